@@ -1,0 +1,226 @@
+"""Every option, its default and its help. No torch here, so that ``memspan --help`` answers at once.
+
+The string under each field is the help that the command line prints. Names and defaults are
+exactly those of ``config.toml`` in a run folder and of the presets in ``configs/``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, Literal, TypeVar
+
+import tyro
+
+from memspan.errors import MemspanError
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig:
+    """Transformer-XL backbone (Dai et al. 2019, arXiv 1901.02860)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
+    memory_length: int = 64
+    """Tokens of memory that each layer keeps, M. May be changed at evaluation."""
+    attention_span: Literal["segment", "fixed"] = "segment"
+    """segment: a query sees all of memory and its segment's past. fixed: exactly the last M
+    positions, itself included ("same length"), which makes reading independent of cuts."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Position term: the paper's projected sinusoids of the distance, or learned tables."""
+    max_distance: int | None = None
+    """Rows of the learned position tables: the longest span in use, memory and segment together
+    (None: what training needs). Only for learned positions."""
+    clamp_length: int | None = None
+    """Distances over this many tokens share one position code (None: no clamping)."""
+    tie_position_biases: bool = False
+    """Share the position biases u and v over all layers."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, position codes and sub-layer outputs."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
+        _at_least(0, self, "memory_length")
+        _probability(self, "dropout", "attention_dropout")
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
+                "change one of them, or set d_head"
+            )
+        for name in ("d_head", "max_distance", "clamp_length"):
+            if getattr(self, name) is not None:
+                _at_least(1, self, name)
+        if self.attention_span == "fixed" and self.memory_length < 1:
+            raise MemspanError(
+                "attention_span fixed sees the last memory_length positions, so memory_length "
+                "must be at least 1: raise it, or use attention_span segment"
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise MemspanError(
+                f"sinusoidal positions need an even d_model, not {self.d_model}: "
+                "change it, or use positions learned"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """Token embeddings and output head."""
+
+    tie: bool = True
+    """Use the embedding table as the output weights."""
+    scale: bool = True
+    """Multiply embeddings by sqrt(d_model)."""
+    d_embed: int | None = None
+    """Width of the embedding tables before projection (None: d_model)."""
+    cutoffs: tuple[int, ...] = ()
+    """Adaptive input and softmax: ids where a new frequency cluster starts (empty: no clusters)."""
+    div_val: int = 1
+    """Adaptive input and softmax: each further cluster's width is divided by this."""
+    tie_projections: Literal["none", "all-but-first", "all"] = "all-but-first"
+    """Which clusters' output projections are the embedding's projections."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "div_val")
+        if self.d_embed is not None:
+            _at_least(1, self, "d_embed")
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(c < 1 for c in self.cutoffs):
+            raise MemspanError(
+                f"cutoffs must be positive and increasing, not {list(self.cutoffs)}: "
+                "give the ids at which a new cluster starts, for example 20000 40000 200000"
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Text."""
+
+    corpus: str = "python-stdlib"
+    """A named corpus (see `memspan data list`), or a file, a folder or a quoted glob of text."""
+    tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
+    """What a token is. subwords needs the extra `memspan[subwords]`."""
+    vocab_size: int | None = None
+    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
+    document_reset: bool = False
+    """Forget at document boundaries instead of reading on."""
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is not None:
+            _at_least(2, self, "vocab_size")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Optimiser: AdamW with a learning-rate schedule."""
+
+    learning_rate: float = 2e-3
+    """Highest learning rate, reached after warm-up."""
+    min_learning_rate: float = 1e-4
+    """Learning rate at the end of the cosine schedule."""
+    schedule: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
+    """Shape of the learning rate after warm-up."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, on matrices only."""
+    beta1: float = 0.9
+    """AdamW: decay of the gradient's mean."""
+    beta2: float = 0.99
+    """AdamW: decay of the squared gradient's mean."""
+    clip_norm: float = 1.0
+    """Clip the gradient to this norm (0: off)."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, self, "learning_rate", "min_learning_rate", "warmup_steps")
+        _at_least(0, self, "weight_decay", "clip_norm")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise MemspanError("beta1 and beta2 must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Training loop."""
+
+    steps: int = 1000
+    """Updates to make."""
+    batch_size: int = 12
+    """Parallel streams of text, each with its own memory, B."""
+    segment_length: int = 64
+    """Tokens that a stream advances per pass, T; gradients stop at its border."""
+    accumulate: int = 1
+    """Segments whose gradients are summed into one update."""
+    evaluate_every: int = 250
+    """Steps between validations (0: only at the end)."""
+    evaluate_tokens: int = 131_072
+    """Tokens of the validation split scored at each validation (0: all)."""
+    save_every: int = 250
+    """Steps between checkpoints (0: only at the end)."""
+    sample_tokens: int = 200
+    """Tokens of sample text generated at each validation (0: none)."""
+    seed: int = 1
+    """Seed of all random numbers."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere."""
+    tracker: Literal["none", "tensorboard", "trackio"] = "none"
+    """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
+        _at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
+
+
+MODELS: dict[str, type] = {"transformer-xl": TransformerXLConfig}
+"""Architecture name -> config class: the torch-free half of ``memspan.models.ARCHITECTURES``."""
+
+ModelConfig = TypeVar("ModelConfig")
+
+
+@dataclass(frozen=True)
+class RunConfig(Generic[ModelConfig]):
+    """All that defines a training run; what `config.toml` in its folder holds."""
+
+    model: ModelConfig
+    architecture: Annotated[Literal["transformer-xl"], tyro.conf.arg(name="model")] = (
+        "transformer-xl"
+    )
+    """Architecture; --model.* below are its options."""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def _at_least(low: float, config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value >= low:
+            raise MemspanError(f"{name} must be at least {low}, not {value}")
+
+
+def _probability(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise MemspanError(f"{name} is a probability in [0, 1), not {value}")
