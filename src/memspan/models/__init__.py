@@ -1,0 +1,16 @@
+"""The architectures, and the language model around any of them."""
+
+from memspan.models.language_model import LanguageModel, Reader
+from memspan.models.output import BackboneOutput, Output
+from memspan.models.registry import ARCHITECTURES
+from memspan.models.transformer_xl import TransformerXL, TransformerXLMemory
+
+__all__ = [
+    "ARCHITECTURES",
+    "BackboneOutput",
+    "LanguageModel",
+    "Output",
+    "Reader",
+    "TransformerXL",
+    "TransformerXLMemory",
+]

@@ -1,0 +1,125 @@
+"""A language model: token embedding, any of the backbones, output head."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from memspan.config import EmbeddingConfig
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.output import Output
+from memspan.models.registry import backbone_for
+from memspan.nn import Embedding, Head, initialise
+
+
+class LanguageModel(nn.Module):
+    """``model(tokens, memory) -> output``, pure: the memory passed in is not changed.
+
+    Args:
+        vocab_size: number of token ids, V.
+        backbone: the architecture's config, such as :class:`~memspan.config.TransformerXLConfig`.
+        embedding: embedding and head options.
+    """
+
+    def __init__(
+        self, vocab_size: int, backbone: Any, embedding: EmbeddingConfig | None = None
+    ) -> None:
+        super().__init__()
+        embedding = embedding or EmbeddingConfig()
+        self.vocab_size = vocab_size
+        self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
+        self.head = Head(self.embedding, embedding)
+        initialise(self)
+        self.backbone = backbone_for(backbone)
+
+    def initial_memory(self, batch_size: int, **options: Any) -> Memory:
+        """A memory before the first token; ``options`` are the backbone's."""
+        memory: Memory = self.backbone.initial_memory(batch_size, **options)
+        return memory
+
+    def forward(
+        self, tokens: Tensor, memory: Memory | None = None, *, targets: Tensor | None = None
+    ) -> Output:
+        """Read a segment.
+
+        Args:
+            tokens: int64 ``[B, T]``.
+            memory: what was read before (None: nothing).
+            targets: int64 ``[B, T]``; with them, losses instead of logits.
+        """
+        out = self.backbone(self.embedding(tokens), memory)
+        if targets is None:
+            return Output(out.memory, out.auxiliary_loss, logits=self.head(out.hidden))
+        return Output(
+            out.memory, out.auxiliary_loss, losses=self.head.losses(out.hidden, targets)
+        )
+
+    def reader(self, memory: Memory | None = None, batch_size: int = 1) -> Reader:
+        """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.
+
+        ``batch_size`` counts where there is no memory to take it from.
+        """
+        return Reader(self, memory, batch_size)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the names, types and values of all parameters: who wrote a memory."""
+        digest = hashlib.sha256(type(self.backbone).__name__.encode())
+        for name, tensor in self.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(flat.numpy().data)
+        return digest.hexdigest()
+
+
+class Reader:
+    """A position in a stream: :meth:`read` returns what the model says and moves on.
+
+    Results equal those of ``model(tokens, memory)`` in evaluation mode; what is kept between calls
+    (for instance projected keys and values of memory) is valid for these weights only, so reading
+    on after a change of weights is refused.
+    """
+
+    def __init__(self, model: LanguageModel, memory: Memory | None, batch_size: int) -> None:
+        self._model = model
+        self._versions = self._weights()
+        with self._inference():
+            self._backbone = model.backbone.reader(memory, batch_size)
+
+    @property
+    def memory(self) -> Memory:
+        """The memory after all that was read: a value that may be saved, branched or trained on."""
+        memory: Memory = self._backbone.memory
+        return memory
+
+    @overload
+    def read(self, tokens: Tensor) -> Tensor: ...
+    @overload
+    def read(self, tokens: Tensor, *, targets: Tensor) -> Tensor: ...
+    def read(self, tokens: Tensor, *, targets: Tensor | None = None) -> Tensor:
+        """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats.
+
+        Raises:
+            MemspanError: the weights have changed since the reader was made.
+        """
+        if self._weights() != self._versions:
+            raise MemspanError(
+                "the weights have changed since this reader was made, so what it kept is stale: "
+                "make a new one with model.reader(reader.memory)"
+            )
+        with self._inference():
+            hidden = self._backbone.read(self._model.embedding(tokens))
+            if targets is None:
+                return self._model.head(hidden)  # type: ignore[no-any-return]
+            return self._model.head.losses(hidden, targets)
+
+    def _weights(self) -> tuple[tuple[int, int], ...]:
+        return tuple((p.data_ptr(), p._version) for p in self._model.parameters())
+
+    def _inference(self) -> Any:
+        if self._model.training:
+            raise MemspanError("a reader needs model.eval(): dropout must be off")
+        return torch.no_grad()

@@ -1,0 +1,395 @@
+"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860): its memory, its layer, its stack, its reader.
+
+Layer ``n`` attends to ``[memory_n ; h_n]``, where ``memory_n`` holds that layer's last ``M`` inputs.
+Options: :class:`memspan.config.TransformerXLConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from memspan.config import TransformerXLConfig
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.output import BackboneOutput
+from memspan.nn import FeedForward, initialise, sinusoids
+from memspan.ops.relative_attention import relative_attention
+
+
+@dataclass(frozen=True)
+class TransformerXLMemory(Memory):
+    """The last ``M`` inputs of every layer, un-normalised, newest right-most."""
+
+    hidden: Tensor
+    """``[B, L, M, D]``; empty slots are zero."""
+    length: Tensor
+    """Valid slots per row, int64 ``[B]``, counted from the right."""
+
+
+class RelativeSelfAttention(nn.Module):
+    """The projections around :func:`memspan.ops.relative_attention.relative_attention`."""
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.n_heads, self.head_width = config.n_heads, config.head_width
+        self.dropout = config.attention_dropout
+        inner = self.n_heads * self.head_width
+        self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.key = nn.Linear(config.d_model, inner, bias=False)
+        self.value = nn.Linear(config.d_model, inner, bias=config.attention_bias)
+        self.output = nn.Linear(inner, config.d_model, bias=config.attention_bias)
+        if config.positions == "sinusoidal":
+            self.position = nn.Linear(config.d_model, inner, bias=False)
+        else:
+            if config.max_distance is None:
+                raise MemspanError(
+                    "learned positions need a table size: set max_distance to the longest span in "
+                    "use, memory and segment together"
+                )
+            rows = config.max_distance
+            self.position_keys = nn.Parameter(torch.empty(rows, self.n_heads, self.head_width))
+            self.position_scores = nn.Parameter(torch.empty(rows, self.n_heads))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """``[B, T, H*K] -> [B, H, T, K]``."""
+        return x.unflatten(-1, (self.n_heads, self.head_width)).transpose(1, 2)
+
+    def distances(self, codes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Keys ``[H, S, K]`` and scores ``[H, S]`` of the distances ``0 .. S-1``.
+
+        ``codes``: their sinusoids ``[S, D]``, or their rows ``int64 [S]`` in the learned tables.
+        """
+        if codes.is_floating_point():
+            keys = self.position(codes).unflatten(-1, (self.n_heads, self.head_width))
+            return keys.transpose(0, 1), None
+        return self.position_keys[codes].transpose(0, 1), self.position_scores[codes].t()
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor,
+        codes: Tensor,
+        mask: Tensor,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+    ) -> Tensor:
+        """Queries from ``x [B, T, D]``, keys and values from ``context [B, S, D]``."""
+        position_keys, position_scores = self.distances(codes)
+        attended = relative_attention(
+            self.heads(self.query(x)),
+            self.heads(self.key(context)),
+            self.heads(self.value(context)),
+            position_keys,
+            content_bias=content_bias,
+            position_bias=position_bias,
+            position_scores=position_scores,
+            mask=mask,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return out
+
+
+class TransformerXLLayer(nn.Module):
+    """Attention and feed-forward sub-layers, each with its residual and norm."""
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.pre = config.normalisation == "pre"
+        self.attention = RelativeSelfAttention(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def normalise_context(self, context: Tensor) -> Tensor:
+        """What keys and values are computed from: with pre-norm, the normalised context."""
+        out: Tensor = self.attention_norm(context) if self.pre else context
+        return out
+
+    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
+        """All that follows the attention."""
+        if self.pre:
+            x = x + self.dropout(attended)
+            out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+            return out
+        x = self.attention_norm(x + self.dropout(attended))
+        out = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return out
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor,
+        codes: Tensor,
+        mask: Tensor,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+    ) -> Tensor:
+        context = self.normalise_context(context)
+        # The segment is the context's end: its norm is not computed a second time.
+        queries = context[:, -x.shape[1] :]
+        attended = self.attention(queries, context, codes, mask, content_bias, position_bias)
+        return self.residual(x, attended)
+
+
+class TransformerXL(nn.Module):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    ``M`` is the memory's own size, so a memory of another length may be used with the same weights:
+    ``initial_memory(batch_size, memory_length=...)``.
+
+    Differs from the paper: nothing here stops the gradient at the memory. Whoever trains calls
+    ``memory.detach()``, the paper's stop-gradient SG(.), between segments.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layers))
+        self.final_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.final_norm
+            else nn.Identity()
+        )
+        biases = (
+            1 if config.tie_position_biases else config.n_layers,
+            config.n_heads,
+            config.head_width,
+        )
+        self.content_bias = nn.Parameter(torch.zeros(biases))
+        self.position_bias = (
+            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
+        )
+        initialise(self)
+
+    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
+        n = 0 if self.config.tie_position_biases else n
+        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
+
+    def initial_memory(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+    ) -> TransformerXLMemory:
+        """A memory before the first token.
+
+        Args:
+            batch_size: rows, B.
+            memory_length: slots, M (None: as configured); may differ from training's.
+            start: ``empty``, nothing to attend to; ``zeros``, M all-zero slots that are attended, as
+                the checkpoints once distributed through transformers were trained and scored.
+        """
+        slots = self.config.memory_length if memory_length is None else memory_length
+        if slots < (self.config.attention_span == "fixed"):
+            raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")
+        self._check_span(slots + 1, slots)
+        weight = self.content_bias
+        counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return TransformerXLMemory(
+            tokens_seen=counts,
+            hidden=weight.new_zeros(batch_size, len(self.layers), slots, self.config.d_model),
+            length=counts if start == "empty" else counts + slots,
+        )
+
+    def forward(
+        self, x: Tensor, memory: TransformerXLMemory | None = None
+    ) -> BackboneOutput[TransformerXLMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+        """
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self._check_memory(memory, x)
+        slots = memory.hidden.shape[2]
+        codes = self.dropout_codes(self.position_codes(slots + x.shape[1], slots))
+        mask = self.visible(memory.length, x.shape[1], slots)
+        h = self.dropout(x)
+        kept = []
+        for n, layer in enumerate(self.layers):
+            context = torch.cat([memory.hidden[:, n].to(h.dtype), h], 1)
+            kept.append(context[:, context.shape[1] - slots :])
+            h = layer(h, context, codes, mask, *self.biases(n))
+        memory = TransformerXLMemory(
+            tokens_seen=memory.tokens_seen + x.shape[1],
+            hidden=torch.stack(kept, 1),
+            length=(memory.length + x.shape[1]).clamp(max=slots),
+        )
+        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+
+    def reader(self, memory: TransformerXLMemory | None, batch_size: int) -> TransformerXLReader:
+        """Reads on without gradients, keeping the keys and values of memory."""
+        return TransformerXLReader(self, memory or self.initial_memory(batch_size))
+
+    def visible(self, length: Tensor, n_queries: int, slots: int) -> Tensor:
+        """Mask ``[B, T, M + T]``: valid memory and the segment's past, within the span."""
+        query = torch.arange(slots, slots + n_queries, device=length.device)[:, None]
+        key = torch.arange(slots + n_queries, device=length.device)
+        mask = key <= query
+        if self.config.attention_span == "fixed":
+            mask = mask & (query - key < slots)
+        return mask & (key >= slots - length[:, None, None])
+
+    def position_codes(self, span: int, slots: int) -> Tensor:
+        """Codes of the distances ``0 .. span-1``: sinusoids ``[S, D]`` or table rows ``int64 [S]``."""
+        self._check_span(span, slots)
+        distance = torch.arange(span, device=self.content_bias.device)
+        limit = self._largest_code(span, slots)
+        distance = distance.clamp(max=limit)
+        if self.position_bias is None:
+            return distance
+        return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
+
+    def dropout_codes(self, codes: Tensor) -> Tensor:
+        out: Tensor = self.dropout(codes) if codes.is_floating_point() else codes
+        return out
+
+    def _largest_code(self, span: int, slots: int) -> int:
+        limit = span - 1
+        if self.config.attention_span == "fixed":
+            limit = min(limit, slots - 1)
+        if self.config.clamp_length is not None:
+            limit = min(limit, self.config.clamp_length)
+        return limit
+
+    def _check_span(self, span: int, slots: int) -> None:
+        rows = self.config.max_distance
+        needed = self._largest_code(span, slots) + 1
+        if self.position_bias is None and rows is not None and needed > rows:
+            raise MemspanError(
+                f"a span of {needed} tokens, memory and segment together, exceeds the learned "
+                f"position table of {rows} rows: lower --memory-length or --segment-length, or "
+                "train with a larger --model.max-distance"
+            )
+
+    def _check_memory(self, memory: TransformerXLMemory, x: Tensor) -> None:
+        wanted = (x.shape[0], len(self.layers), self.config.d_model)
+        b, n, _, d = memory.hidden.shape
+        if (b, n, d) != wanted:
+            raise MemspanError(
+                f"the memory is for (rows, layers, width) {(b, n, d)} and the input needs "
+                f"{wanted}: use memory.select for rows, or this model's initial_memory"
+            )
+
+
+class TransformerXLReader:
+    """Reads a stream without gradients; keys and values of memory are projected once and kept.
+
+    With frozen weights a slot's keys and values never change, whichever the norm, so nothing is
+    recomputed and the result equals the model's. They live in buffers with room to grow; when a
+    buffer is full its last ``M`` columns move to a fresh one, so the cost per token is constant.
+    """
+
+    def __init__(self, backbone: TransformerXL, memory: TransformerXLMemory) -> None:
+        self.backbone = backbone
+        self.slots = memory.hidden.shape[2]
+        self.length, self.tokens_seen = memory.length, memory.tokens_seen
+        self._uniform = self._uniform_length()
+        self._codes = torch.empty(0)
+        self._positions: list[tuple[Tensor, Tensor]] = []
+        # Buffers hold [memory | room]; self._end is one past the newest column.
+        self._hidden = memory.hidden.detach().transpose(0, 1)
+        self._keys, self._values = [], []
+        for layer, hidden in zip(backbone.layers, self._hidden, strict=True):
+            context = layer.normalise_context(hidden.to(backbone.content_bias.dtype))
+            self._keys.append(layer.attention.heads(layer.attention.key(context)))
+            self._values.append(layer.attention.heads(layer.attention.value(context)))
+        self._end = self.slots
+
+    @property
+    def memory(self) -> TransformerXLMemory:
+        """The memory after all that was read, a value of its own."""
+        recent = self._hidden[:, :, self._end - self.slots : self._end]
+        return TransformerXLMemory(
+            tokens_seen=self.tokens_seen,
+            hidden=recent.transpose(0, 1).contiguous(),
+            length=self.length,
+        )
+
+    def read(self, x: Tensor) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
+        model = self.backbone
+        n_new = x.shape[1]
+        self._make_room(n_new)
+        self._cover(self.slots + n_new)
+        # Rows of one length need no mask over memory: only its valid end is looked at.
+        valid = self.slots if self._uniform is None else self._uniform
+        span = valid + n_new
+        mask = None
+        if n_new > 1 or self._uniform is None or model.config.attention_span == "fixed":
+            mask = model.visible(self.length, n_new, self.slots)[:, :, self.slots - valid :]
+        old, new = slice(self._end - valid, self._end + n_new), slice(self._end, self._end + n_new)
+        h = x
+        for n, layer in enumerate(model.layers):
+            attention = layer.attention
+            context = layer.normalise_context(h)
+            self._hidden[n, :, new] = h
+            self._keys[n][:, :, new] = attention.heads(attention.key(context))
+            self._values[n][:, :, new] = attention.heads(attention.value(context))
+            position_keys, position_scores = self._positions[n]
+            content_bias, _ = model.biases(n)
+            attended = relative_attention(
+                attention.heads(attention.query(context)) + content_bias[:, None],
+                self._keys[n][:, :, old],
+                self._values[n][:, :, old],
+                position_keys[:, :span],
+                position_scores=position_scores[:, :span],
+                mask=mask,
+            )
+            h = layer.residual(h, attention.output(attended.transpose(1, 2).flatten(2)))
+        self._end += n_new
+        self.tokens_seen = self.tokens_seen + n_new
+        if self._uniform is None:
+            self.length = (self.length + n_new).clamp(max=self.slots)
+            self._uniform = self._uniform_length()
+        elif self._uniform < self.slots:
+            self._uniform = min(self._uniform + n_new, self.slots)
+            self.length = torch.full_like(self.length, self._uniform)
+        out: Tensor = model.final_norm(h)
+        return out
+
+    def _uniform_length(self) -> int | None:
+        lengths = self.length.tolist()
+        return lengths[0] if len(set(lengths)) == 1 else None
+
+    def _make_room(self, n_new: int) -> None:
+        if self._end + n_new <= self._hidden.shape[2]:
+            return
+        room = self.slots + n_new + max(self.slots, 64)
+
+        def moved(buffer: Tensor) -> Tensor:
+            fresh = buffer.new_empty(*buffer.shape[:2], room, buffer.shape[3])
+            fresh[:, :, : self.slots] = buffer[:, :, self._end - self.slots : self._end]
+            return fresh
+
+        self._hidden = moved(self._hidden)
+        self._keys = [moved(t) for t in self._keys]
+        self._values = [moved(t) for t in self._values]
+        self._end = self.slots
+
+    def _cover(self, span: int) -> None:
+        """Project the distances once; again only if a longer segment comes."""
+        if span <= len(self._codes):
+            return
+        self._codes = self.backbone.position_codes(span, self.slots)
+        self._positions = []
+        for n, layer in enumerate(self.backbone.layers):
+            keys, scores = layer.attention.distances(self._codes)
+            u, v = self.backbone.biases(n)
+            # The query that read() passes holds u already: what is left of v is v - u.
+            shift = -u if v is None else v - u
+            by_distance = (keys @ shift[:, :, None]).squeeze(-1)
+            scores = by_distance if scores is None else by_distance + scores
+            self._positions.append((keys.contiguous(), scores))

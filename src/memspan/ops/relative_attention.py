@@ -1,0 +1,274 @@
+"""Attention with relative positions (Dai et al. 2019, section 3.3): the reference and its fast paths.
+
+For query ``i`` of ``T`` and key ``j`` of ``S``, keys being ordered ``[memory | segment]`` so that
+query ``i`` stands at key ``S - T + i`` and the distance is ``d = S - T + i - j``::
+
+    A_ij = scale * ( (q_i + u) . k_j  +  (q_i + v) . R_d  +  S_d )        attention(i) = softmax_j(A) V
+
+``R`` is the projected sinusoid of the distance or a learned table, ``u`` and ``v`` are the paper's
+global biases, ``S_d`` the bias per distance of the learned variant. Symbols in code:
+``R = position_keys``, ``S_d = position_scores``, ``u = content_bias``, ``v = position_bias``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Implementation = Literal["reference", "fused", "sdpa"]
+
+
+def relative_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_keys: Tensor,
+    *,
+    content_bias: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    position_scores: Tensor | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    implementation: Implementation | None = None,
+) -> Tensor:
+    """Attend with content and distance.
+
+    Args:
+        q: queries ``[B, H, T, K]``.
+        k: keys ``[B, H, S, K]``, ``S >= T``, oldest first.
+        v: values ``[B, H, S, K]``.
+        position_keys: ``R``, ``[H, S, K]``; row ``d`` belongs to distance ``d``.
+        content_bias: ``u``, ``[H, K]``.
+        position_bias: ``v``, ``[H, K]``.
+        position_scores: ``S_d``, ``[H, S]``.
+        mask: bool ``[B or 1, T, S]``, true where a query may attend. It must hide the future
+            (``j > S - T + i``) and leave each query something. None: all is visible (``T = 1``).
+        scale: factor on the scores (None: ``K ** -0.5``).
+        dropout: probability with which an attention weight is dropped.
+        implementation: ``reference``; ``fused``, one autograd function that keeps the weights only;
+            ``sdpa``, torch's attention with the position term as its mask, without gradients.
+            None: ``fused`` where a gradient is wanted, else ``sdpa``.
+
+    Returns:
+        ``[B, H, T, K]``.
+    """
+    if mask is None and q.shape[2] != 1:
+        raise ValueError("a mask is needed with more than one query: it must hide the future")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    # One dtype inside: under autocast the projections are bfloat16 and the biases float32.
+    k, v, position_keys = k.to(q.dtype), v.to(q.dtype), position_keys.to(q.dtype)
+    content_bias, position_bias, position_scores = (
+        None if t is None else t.to(q.dtype) for t in (content_bias, position_bias, position_scores)
+    )
+    tensors = (q, k, v, position_keys, content_bias, position_bias, position_scores)
+    wants_gradient = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in tensors
+    )
+    if implementation is None:
+        implementation = "fused" if wants_gradient else "sdpa"
+    if implementation == "sdpa" and wants_gradient:
+        raise ValueError("sdpa is the path without gradients: use fused, or torch.no_grad()")
+    with torch.autocast(q.device.type, enabled=False):
+        if implementation == "reference":
+            return _reference(*tensors, mask, scale, dropout)
+        q, position_scores = _fold_biases(
+            q, position_keys, content_bias, position_bias, position_scores
+        )
+        if implementation == "fused":
+            return _fused(q, k, v, position_keys, position_scores, mask, scale, dropout)
+        return _sdpa(q, k, v, position_keys, position_scores, mask, scale, dropout)
+
+
+def _reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_keys: Tensor,
+    content_bias: Tensor | None,
+    position_bias: Tensor | None,
+    position_scores: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """The equation at the top of this file, term by term."""
+    n_heads, length, width = position_keys.shape
+    zero = q.new_zeros(n_heads, width)
+    u = (zero if content_bias is None else content_bias)[:, None]
+    w = (zero if position_bias is None else position_bias)[:, None]
+    s = q.new_zeros(n_heads, length) if position_scores is None else position_scores
+
+    content = (q + u) @ k.transpose(-1, -2)
+    by_distance = (q + w) @ position_keys.transpose(-1, -2) + s[:, None]
+    query = torch.arange(length - q.shape[2], length, device=q.device)
+    distance = (query[:, None] - torch.arange(length, device=q.device)).clamp(min=0)
+    position = by_distance.gather(-1, distance.expand_as(by_distance))
+
+    scores = scale * (content + position)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None], float("-inf"))
+    return F.dropout(scores.softmax(-1), dropout) @ v
+
+
+def _fold_biases(
+    q: Tensor,
+    position_keys: Tensor,
+    content_bias: Tensor | None,
+    position_bias: Tensor | None,
+    position_scores: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Rewrite the scores with one query: ``(q+u).k + (q+u).R + [(v-u).R + S]``."""
+    shift = position_bias
+    if content_bias is not None:
+        q = q + content_bias[:, None]
+        shift = -content_bias if shift is None else shift - content_bias
+    if shift is not None:
+        by_distance = (position_keys @ shift[:, :, None]).squeeze(-1)
+        position_scores = by_distance if position_scores is None else by_distance + position_scores
+    return q, position_scores
+
+
+def _farthest_first(
+    position_keys: Tensor, position_scores: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Distances ``[dummy, S-1, ..., 0]``: the extra row that makes the relative shift a view."""
+    keys = F.pad(position_keys.flip(1), (0, 0, 1, 0))
+    return keys, None if position_scores is None else F.pad(position_scores.flip(1), (1, 0))
+
+
+def _shift(x: Tensor, n_queries: int) -> Tensor:
+    """The relative shift ``[N, T * (S+1)] -> [N, T, S]`` without a copy.
+
+    Column ``c`` of ``x[N, T, S+1]`` is the distance ``S - c``. Dropping the first ``T`` numbers and
+    reading rows of ``S`` puts ``x[i, j + T - i]``, the distance ``S - T + i - j``, at ``[i, j]``.
+    Entries of the future come from the next row; the mask hides them.
+    """
+    return x[:, n_queries:].unflatten(-1, (n_queries, -1))
+
+
+def _position_term(heads: Tensor, keys: Tensor, scores: Tensor | None) -> Tensor:
+    """``q . R + S_d`` per head: ``[H, B*T, K] -> [H, B*T, S+1]``."""
+    if scores is None:
+        return torch.bmm(heads, keys.transpose(1, 2))
+    return torch.baddbmm(scores[:, None], heads, keys.transpose(1, 2))
+
+
+class _FusedRelativeAttention(torch.autograd.Function):
+    """Head-major throughout, so that the position term is one product per head, not per row.
+
+    Saves the weights and the output; the scores' gradient is written where the backward of the
+    relative shift needs it. With ``D = rowsum(dO * O)``: ``dA = P * (dP - D)``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keys: Tensor,
+        scores: Tensor | None,
+        mask: Tensor | None,
+        scale: float,
+        dropout: float,
+    ) -> Tensor:
+        n_heads, batch, n_queries, width = q.shape
+        length = k.shape[2]
+        q, k, v = (t.reshape(n_heads * batch, -1, width) for t in (q, k, v))
+
+        x = _position_term(q.view(n_heads, -1, width), keys, scores)
+        shifted = _shift(x.view(n_heads * batch, -1), n_queries)
+        a = torch.baddbmm(shifted, q, k.transpose(1, 2), beta=scale, alpha=scale)
+        if mask is not None:
+            a.view(n_heads, batch, n_queries, length).masked_fill_(~mask, float("-inf"))
+        weights = torch.softmax(a, -1)
+        kept = None
+        if dropout > 0:
+            kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1 - dropout)
+            out = torch.bmm(weights * kept, v).div_(1 - dropout)
+        else:
+            out = torch.bmm(weights, v)
+        ctx.save_for_backward(q, k, v, keys, weights, kept, out)
+        ctx.shape = (n_heads, batch, n_queries, length, width)
+        ctx.scale, ctx.dropout, ctx.has_scores = scale, dropout, scores is not None
+        return out.view(n_heads, batch, n_queries, width)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, keys, weights, kept, out = ctx.saved_tensors
+        n_heads, batch, n_queries, length, width = ctx.shape
+        grad = grad.reshape(n_heads * batch, n_queries, width)
+        row = (grad * out).sum(-1, keepdim=True)
+        if kept is None:
+            d_v = torch.bmm(weights.transpose(1, 2), grad)
+            d_weights = torch.baddbmm(row, grad, v.transpose(1, 2), beta=-1)
+        else:
+            d_v = torch.bmm((weights * kept).transpose(1, 2), grad).div_(1 - ctx.dropout)
+            d_weights = torch.bmm(grad, v.transpose(1, 2)).div_(1 - ctx.dropout)
+            d_weights.mul_(kept).sub_(row)
+        # dA is written through the shift's view: the buffer is then the position term's gradient.
+        d_x = grad.new_empty(n_heads * batch, n_queries * (length + 1))
+        d_x[:, :n_queries] = 0
+        d_a = torch.mul(weights, d_weights, out=_shift(d_x, n_queries))
+        d_k = torch.bmm(d_a.transpose(1, 2), q).mul_(ctx.scale)
+        d_q = torch.bmm(d_a, k).view(n_heads, -1, width)
+        d_x = d_x.view(n_heads, batch * n_queries, length + 1)
+        d_q = torch.baddbmm(d_q, d_x, keys, beta=ctx.scale, alpha=ctx.scale)
+        d_keys = d_scores = None
+        if ctx.needs_input_grad[3]:
+            d_keys = torch.bmm(d_x.transpose(1, 2), q.view(n_heads, -1, width)).mul_(ctx.scale)
+        if ctx.has_scores:
+            d_scores = d_x.sum(1).mul_(ctx.scale)
+        heads = (n_heads, batch, -1, width)
+        return d_q.view(heads), d_k.view(heads), d_v.view(heads), d_keys, d_scores, None, None, None
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_keys: Tensor,
+    position_scores: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    keys, scores = _farthest_first(position_keys, position_scores)
+    q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+    out = _FusedRelativeAttention.apply(q, k, v, keys, scores, mask, scale, dropout)
+    return out.transpose(0, 1)  # type: ignore[no-any-return]
+
+
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_keys: Tensor,
+    position_scores: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    batch, n_heads, n_queries, width = q.shape
+    heads = q.transpose(0, 1).reshape(n_heads, batch * n_queries, width) * scale
+    scores = None if position_scores is None else position_scores * scale
+    if n_queries == 1:
+        # One query needs no shift, only the nearest key last.
+        position = _position_term(heads, position_keys, scores).flip(-1)
+        position = position.view(n_heads, batch, 1, -1)
+    else:
+        keys, scores = _farthest_first(position_keys, scores)
+        x = _position_term(heads, keys, scores)
+        position = _shift(x.view(n_heads * batch, -1), n_queries)
+        position = position.unflatten(0, (n_heads, batch))
+    if mask is not None:
+        position.masked_fill_(~mask, float("-inf"))
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=position.transpose(0, 1), dropout_p=dropout, scale=scale
+    )
