@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files import write_atomically
+from memspan.tensor_files import load_tensors, save_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Memory:
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The memory with ``function`` applied to every field."""
         return dataclasses.replace(
-            self, **{name: function(tensor) for name, tensor in self._tensors().items()}
+            self, **{name: function(tensor) for name, tensor in self.tensors().items()}
         )
 
     def detach(self) -> Self:
@@ -69,15 +66,12 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Size in bytes; the same whatever the number of tokens read."""
-        return sum(t.nbytes for t in self._tensors().values())
+        return sum(t.nbytes for t in self.tensors().values())
 
     def save(self, path: str | Path, fingerprint: str) -> None:
         """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``."""
-        header = {"format": "memspan-memory-1", "kind": type(self).__name__}
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self._tensors().items()}
-        write_atomically(
-            Path(path), to_safetensors(tensors, header | {"fingerprint": fingerprint})
-        )
+        header = {"kind": type(self).__name__, "fingerprint": fingerprint}
+        save_tensors(Path(path), self.tensors(), header)
 
     @classmethod
     def load(cls, path: str | Path, fingerprint: str) -> Self:
@@ -86,27 +80,24 @@ class Memory:
         Raises:
             MemspanError: the file is missing, damaged, no memory, or belongs to another model.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise MemspanError(f"no memory file at {path}: check the path")
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, json.JSONDecodeError) as error:
+        tensors, header = load_tensors(Path(path))
+        if "kind" not in header or "fingerprint" not in header:
+            raise MemspanError(f"{path} holds no memory: give a file that --save-memory wrote")
+        if header["kind"] != cls.__name__ or header["fingerprint"] != fingerprint:
             raise MemspanError(
-                f"{path} is damaged or no memory file ({error}): save the memory again"
-            ) from None
-        if header.get("format") != "memspan-memory-1":
-            raise MemspanError(f"{path} is no memspan memory: give a file that --save-memory wrote")
-        if header.get("kind") != cls.__name__ or header.get("fingerprint") != fingerprint:
-            raise MemspanError(
-                f"{path} is the memory of another model ({header.get('kind')}, fingerprint "
-                f"{str(header.get('fingerprint'))[:12]}): use it with the run that wrote it"
+                f"{path} is the memory of another model ({header['kind']} of "
+                f"{header['fingerprint'][:12]}, this is {cls.__name__} of {fingerprint[:12]}): "
+                "use it with the run that wrote it"
             )
+        return cls.from_tensors(tensors)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
+        """The inverse of :meth:`tensors`."""
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
-            raise MemspanError(f"{path} is damaged (its fields are wrong): save the memory again")
+            raise MemspanError(f"these are no fields of a {cls.__name__}: {sorted(tensors)}")
         return cls(**tensors)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """All fields by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

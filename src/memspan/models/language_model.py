@@ -14,6 +14,7 @@ from memspan.memory import Memory
 from memspan.models.output import Output
 from memspan.models.registry import backbone_for
 from memspan.nn import Embedding, Head, initialise
+from memspan.tensor_files import digest
 
 
 class LanguageModel(nn.Module):
@@ -67,12 +68,8 @@ class LanguageModel(nn.Module):
 
     def fingerprint(self) -> str:
         """SHA-256 over the names, types and values of all parameters: who wrote a memory."""
-        digest = hashlib.sha256(type(self.backbone).__name__.encode())
-        for name, tensor in self.state_dict().items():
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(flat.numpy().data)
-        return digest.hexdigest()
+        kind = type(self.backbone).__name__
+        return hashlib.sha256(f"{kind} {digest(self.state_dict())}".encode()).hexdigest()
 
 
 class Reader:
@@ -88,6 +85,10 @@ class Reader:
         self._versions = self._weights()
         with self._inference():
             self._backbone = model.backbone.reader(memory, batch_size)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._model.parameters()).device
 
     @property
     def memory(self) -> Memory:

@@ -1,0 +1,117 @@
+"""Scoring a text: every token once, memory carried from start to end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from memspan.data.streams import evaluation_segments
+from memspan.models import LanguageModel
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The result of one evaluation."""
+
+    nats: float
+    """Sum over the scored tokens."""
+    tokens: int
+    n_bytes: int
+    """Bytes of the scored text; likewise characters and words."""
+    n_characters: int
+    n_words: int
+    streams: int
+    """1: the exact protocol. More: the text was cut into that many streams, each starting empty."""
+    segment_length: int
+    memory_length: int | None
+    seconds: float
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / max(self.n_bytes, 1)
+
+    @property
+    def bits_per_character(self) -> float:
+        return self.nats / math.log(2) / max(self.n_characters, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """Per token."""
+        return _exp(self.nats_per_token)
+
+    @property
+    def word_perplexity(self) -> float:
+        """Per white-space separated word."""
+        return _exp(self.nats / max(self.n_words, 1))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        names = (
+            "nats_per_token",
+            "bits_per_byte",
+            "bits_per_character",
+            "perplexity",
+            "word_perplexity",
+            "tokens_per_second",
+        )
+        return asdict(self) | {name: getattr(self, name) for name in names}
+
+
+def evaluate(
+    model: LanguageModel,
+    tokens: np.ndarray,
+    text: bytes,
+    *,
+    batch_size: int = 1,
+    segment_length: int = 128,
+    memory_length: int | None = None,
+    progress: Callable[[int], None] = lambda scored: None,
+) -> Scores:
+    """Score ``tokens`` (1-D), which stand for ``text``.
+
+    Args:
+        model: in evaluation mode.
+        batch_size: parallel streams; 1 is the exact protocol.
+        segment_length: tokens per step, T.
+        memory_length: slots of memory (None: as in training).
+        progress: called with the number of tokens scored so far.
+    """
+    device = next(model.parameters()).device
+    options = {} if memory_length is None else {"memory_length": memory_length}
+    reader = model.reader(model.initial_memory(batch_size, **options))
+    nats, scored, start = 0.0, 0, time.perf_counter()
+    for inputs, targets, mask in evaluation_segments(tokens, batch_size, segment_length):
+        losses = reader.read(inputs.to(device), targets=targets.to(device))
+        # float64: a float32 sum over millions of tokens would lose digits.
+        nats += losses[mask.to(device)].sum(dtype=torch.float64).item()
+        scored += int(mask.sum())
+        progress(scored)
+    decoded = text.decode("utf-8", errors="replace")
+    return Scores(
+        nats=nats,
+        tokens=scored,
+        n_bytes=len(text),
+        n_characters=len(decoded),
+        n_words=len(decoded.split()),
+        streams=batch_size,
+        segment_length=segment_length,
+        memory_length=memory_length,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf

@@ -1,0 +1,98 @@
+"""Writing on from a text that was read, token by token, in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.models import Reader
+
+PROMPT_SEGMENT = 256
+"""Tokens of a prompt that are read at once."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; filters apply in the order of the fields."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token always (greedy)."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens (None: all)."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that together have this probability (None: all)."""
+    min_p: float | None = None
+    """Draw from tokens at least this times as likely as the likeliest (None: all)."""
+    seed: int | None = None
+    """Seed of the draws (None: different each time)."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise MemspanError(f"temperature must not be negative: {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise MemspanError(f"top_k must be at least 1, not {self.top_k}")
+        for name in ("top_p", "min_p"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise MemspanError(f"{name} must lie in (0, 1], not {value}")
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Next-token distribution after all filters: ``[B, V] -> [B, V]``."""
+    logits = logits.float()
+    if sampling.temperature == 0:
+        likeliest = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(logits).scatter_(-1, likeliest, 1.0)
+    p = (logits / sampling.temperature).softmax(-1)
+    if sampling.top_k is not None and sampling.top_k < p.shape[-1]:
+        kept = torch.zeros_like(p, dtype=torch.bool)
+        p = p * kept.scatter_(-1, p.topk(sampling.top_k).indices, True)
+    if sampling.top_p is not None:
+        ordered, index = (p / p.sum(-1, keepdim=True)).sort(-1, descending=True)
+        # A token stays while those before it do not reach top_p yet: the first always stays.
+        ordered = ordered * (ordered.cumsum(-1) - ordered < sampling.top_p)
+        p = torch.zeros_like(p).scatter_(-1, index, ordered)
+    if sampling.min_p is not None:
+        p = p * (p >= sampling.min_p * p.amax(-1, keepdim=True))
+    return p / p.sum(-1, keepdim=True)
+
+
+def read_prompt(reader: Reader, prompt: np.ndarray, rows: int) -> Tensor:
+    """Read a prompt of any length in segments; the logits ``[rows, V]`` after its last token."""
+    if len(prompt) == 0:
+        raise MemspanError("the prompt is empty: give at least one token with --prompt")
+    tokens = torch.from_numpy(prompt.astype(np.int64)).expand(rows, -1).to(reader.device)
+    logits = torch.empty(0)
+    for segment in tokens.split(PROMPT_SEGMENT, 1):
+        logits = reader.read(segment)
+    return logits[:, -1]
+
+
+def generate(
+    reader: Reader, logits: Tensor, n_tokens: int, sampling: Sampling
+) -> Iterator[list[int]]:
+    """Draw ``n_tokens`` tokens for every row, yielding each step's ids as they come.
+
+    Every token drawn is also read, so that ``reader.memory`` covers all that was yielded.
+
+    Args:
+        reader: stands after the prompt.
+        logits: ``[B, V]``, what the model says after the prompt, from :func:`read_prompt`.
+        n_tokens: tokens per row.
+        sampling: how tokens are drawn.
+    """
+    generator = torch.Generator()
+    if sampling.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(sampling.seed)
+    for _ in range(n_tokens):
+        # Drawn on the CPU, so that a seed gives the same text on every device.
+        drawn = torch.multinomial(probabilities(logits.cpu(), sampling), 1, generator=generator)
+        logits = reader.read(drawn.to(logits.device))[:, -1]
+        yield drawn[:, 0].tolist()

@@ -1,0 +1,55 @@
+"""Tensors on disk: safetensors with a digest, so that a flipped bit is noticed. Nothing unpickles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.files import write_atomically
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values, in the order of the names."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+    """Write atomically, with ``header`` and the tensors' digest in the file's metadata."""
+    copies = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_atomically(path, save(copies, {**header, "sha256": digest(copies)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header of a file that :func:`save_tensors` wrote.
+
+    Raises:
+        MemspanError: the file is missing, not safetensors, truncated or altered.
+    """
+    if not path.is_file():
+        raise MemspanError(f"{path} is missing: check the path, or restore the file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise MemspanError(
+            f"{path} is damaged or no safetensors file ({reason}): restore it or write it again"
+        ) from None
+    if header.pop("sha256", None) != digest(tensors):
+        raise MemspanError(
+            f"{path} is damaged (its checksum is wrong): restore it or write it again"
+        )
+    return tensors, header
