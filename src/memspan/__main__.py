@@ -1,0 +1,5 @@
+"""``python -m memspan``."""
+
+from memspan.cli import main
+
+main()

@@ -1,0 +1,397 @@
+"""The command line: ``memspan train | evaluate | generate | data``. Torch is imported by the verbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+
+import tyro
+
+from memspan import __version__
+from memspan.config import MODELS, RunConfig
+from memspan.config_files import architecture_of, flags_from_toml
+from memspan.errors import MemspanError
+
+if TYPE_CHECKING:
+    from memspan.checkpoint import Run
+
+USAGE = """\
+memspan: transformers with memory that read text of any length in constant memory
+
+usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
+
+  train              train a model; the defaults need no download and take minutes
+  evaluate RUN       score a text: bits per byte or character, perplexity
+  generate RUN       write on from a prompt or from a saved memory
+  data list          the named corpora
+  data prepare NAME  fetch and tokenise a corpus now
+
+  --version          print the version
+  --debug            show the traceback of an error
+"""
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class TrainArguments(Generic[M]):
+    """Train a model on a text. Every run gets a folder with its options, weights and metrics."""
+
+    config: Annotated[RunConfig[M], tyro.conf.arg(name="")]
+    preset: str | None = None
+    """A preset: a TOML file, or the name of one in configs/. Flags override its values."""
+    out: Path | None = None
+    """Run folder to write (None: a new one in runs/)."""
+    resume: Path | None = None
+    """Run folder to continue, bit for bit, with the options it was started with."""
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """Score a text with a trained model: every token once, memory carried from start to end."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    corpus: str | None = None
+    """A named corpus, file, folder or glob (None: the run's own)."""
+    split: Literal["train", "validation", "test", "all"] = "validation"
+    """Part of the corpus; all: the whole text in order."""
+    batch_size: int = 1
+    """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
+    segment_length: int | None = None
+    """Tokens read per step (None: as in training)."""
+    memory_length: int | None = None
+    """Tokens of memory per layer (None: as in training)."""
+    tokens: int = 0
+    """Score only the first so many tokens (0: all)."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    json: bool = False
+    """Print the scores as one JSON object."""
+
+
+@dataclass(frozen=True)
+class GenerateArguments:
+    """Write on from a text. Reading and writing take constant memory, whatever the length."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    prompt: str | None = None
+    """Text to write on from (None: a line break)."""
+    prompt_file: Path | None = None
+    """File whose text is read before the prompt; any length."""
+    tokens: int = 400
+    """Tokens to write per sample (0: only read)."""
+    samples: int = 1
+    """Samples, written side by side from the same prompt."""
+    temperature: float = 0.8
+    """Divides the logits: lower is safer."""
+    greedy: bool = False
+    """Always take the likeliest token."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens (None: all)."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that together have this probability (None: all)."""
+    min_p: float | None = None
+    """Draw from tokens at least this times as likely as the likeliest (None: all)."""
+    seed: int | None = None
+    """Seed of the draws (None: different each time)."""
+    memory: Path | None = None
+    """Start from this saved memory instead of an empty one."""
+    save_memory: Path | None = None
+    """Write the memory of all that was read and written here at the end (first sample's)."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+@dataclass(frozen=True)
+class PrepareArguments:
+    """Fetch a corpus into the cache and tokenise it."""
+
+    corpus: Annotated[str, tyro.conf.Positional]
+    """A named corpus, file, folder or glob."""
+    tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
+    """What a token is."""
+    vocab_size: int | None = None
+    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with status 2 after one line on a user's mistake."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    try:
+        _dispatch(arguments)
+    except MemspanError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"memspan: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nmemspan: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output has gone, as with `| head`: not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(
+            f"memspan: unexpected {type(error).__name__}: {reason}; run again with --debug for the "
+            "traceback, and please report it",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if verb in ("-h", "--help"):
+        print(USAGE, end="")
+    elif verb == "--version":
+        print(f"memspan {__version__}")
+    elif verb == "data":
+        _data(rest)
+    elif verb in VERBS:
+        VERBS[verb](rest)
+    else:
+        raise MemspanError(f"unknown verb {verb!r}: use train, evaluate, generate or data")
+
+
+def _train(arguments: list[str]) -> None:
+    arguments = _with_preset(arguments)
+    architecture = MODELS[architecture_of(arguments)]
+    kind: Any = TrainArguments[architecture]  # type: ignore[valid-type]
+    parsed = tyro.cli(kind, args=arguments, prog="memspan train")
+    if parsed.resume is not None and len(arguments) > (
+        1 if arguments[0].startswith("--resume=") else 2
+    ):
+        raise MemspanError(
+            "--resume continues a run with the options it was started with and takes no others: "
+            "drop them, or start a new run without --resume"
+        )
+    from rich.console import Console
+
+    from memspan import train
+
+    console = Console()
+    if parsed.resume is not None:
+        train.resume(parsed.resume, console)
+    else:
+        train.train(parsed.config, parsed.out or _new_folder(parsed.config), console)
+
+
+def _with_preset(arguments: list[str]) -> list[str]:
+    """Put the preset's values, as flags, before the user's, which then win."""
+    for i, flag in enumerate(arguments):
+        name = None
+        if flag == "--preset" and i + 1 < len(arguments):
+            name = arguments[i + 1]
+        elif flag.startswith("--preset="):
+            name = flag.removeprefix("--preset=")
+        if name is not None:
+            return flags_from_toml(_preset(name)) + arguments
+    return arguments
+
+
+def _preset(name: str) -> Path:
+    folders = (Path("configs"), Path(__file__).parents[2] / "configs", Path(__file__).parent / "configs")
+    if name.endswith(".toml") or os.sep in name:
+        return Path(name)
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.toml")})
+    raise MemspanError(
+        f"no preset {name!r}: use one of {', '.join(known) or '(none found)'}, or a .toml file"
+    )
+
+
+def _new_folder(config: RunConfig[Any]) -> Path:
+    corpus = Path(config.data.corpus).stem
+    corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in corpus) or "text"
+    number = 1
+    while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
+        number += 1
+    return folder
+
+
+def _evaluate(arguments: list[str]) -> None:
+    options = tyro.cli(EvaluateArguments, args=arguments, prog="memspan evaluate")
+    _at_least(1, batch_size=options.batch_size, segment_length=options.segment_length)
+    _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from memspan.data.prepared import prepare
+    from memspan.evaluate import evaluate
+
+    run = _load(options.run, options.device)
+    data = run.config.data
+    prepared = prepare(
+        options.corpus or data.corpus,
+        data.tokenizer,
+        data.vocab_size,
+        with_tokenizer=run.tokenizer,
+    )
+    import numpy as np
+
+    if options.split == "all":
+        tokens = np.concatenate([split.tokens for split in prepared.splits.values()])
+    elif options.split not in prepared.splits:
+        raise MemspanError(
+            f"{options.corpus or data.corpus} has no split {options.split}: use "
+            f"{', '.join(prepared.splits)} or all"
+        )
+    else:
+        tokens = prepared.splits[options.split].tokens
+    tokens = tokens[: options.tokens or None]
+    segment_length = options.segment_length or min(
+        run.config.train.segment_length, max(len(tokens) // options.batch_size, 1)
+    )
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("scoring", total=len(tokens))
+        scores = evaluate(
+            run.model,
+            tokens,
+            run.tokenizer.decode(tokens),
+            batch_size=options.batch_size,
+            segment_length=segment_length,
+            memory_length=options.memory_length,
+            progress=lambda done: progress.update(task, completed=done),
+        )
+    if options.json:
+        print(json.dumps(scores.as_dict() | {"split": options.split, "run": str(options.run)}))
+        return
+    memory = options.memory_length
+    memory = run.config.model.memory_length if memory is None else memory
+    streams = (
+        "one stream, memory carried from start to end (exact)"
+        if options.batch_size == 1
+        else f"{options.batch_size} streams: the text is cut, each part starts with empty memory"
+    )
+    print(f"{options.run}  {options.split}: {scores.tokens:,} tokens, {streams}")
+    print(f"segment {segment_length}, memory {memory}")
+    print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
+    print(f"  bits per character   {scores.bits_per_character:10.4f}")
+    print(f"  nats per token       {scores.nats_per_token:10.4f}")
+    print(f"  perplexity per token {scores.perplexity:10.2f}")
+    print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
+    print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")
+
+
+def _generate(arguments: list[str]) -> None:
+    options = tyro.cli(GenerateArguments, args=arguments, prog="memspan generate")
+    _at_least(1, samples=options.samples)
+    _at_least(0, tokens=options.tokens)
+    from memspan.generate import Sampling, generate, read_prompt
+
+    sampling = Sampling(
+        temperature=0.0 if options.greedy else options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+    )
+    run = _load(options.run, options.device)
+    model, tokenizer, rows = run.model, run.tokenizer, options.samples
+    text = _prompt(options)
+    memory = model.initial_memory(1)
+    fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
+    if options.memory is not None:
+        memory = type(memory).load(options.memory, fingerprint).to(memory.tokens_seen.device)
+    reader = model.reader(memory.select([0] * rows))
+    logits = read_prompt(reader, tokenizer.encode(text), rows)
+    decoders = [tokenizer.stream_decoder() for _ in range(rows)]
+    written = [""] * rows
+    try:
+        if options.prompt is not None and rows == 1:
+            print(options.prompt, end="", flush=True)
+        for ids in generate(reader, logits, options.tokens, sampling):
+            pieces = [d.push(i) for d, i in zip(decoders, ids, strict=True)]
+            written = [w + p for w, p in zip(written, pieces, strict=True)]
+            if rows == 1:
+                print(pieces[0], end="", flush=True)
+    except KeyboardInterrupt:
+        # What was written so far is a result: it is kept, and so is its memory.
+        pass
+    if rows == 1:
+        print()
+    else:
+        for n, sample in enumerate(written, 1):
+            print(f"--- sample {n} ---\n{options.prompt or ''}{sample}")
+    if options.save_memory is not None:
+        saved = reader.memory.select([0])
+        saved.save(options.save_memory, fingerprint)
+        print(
+            f"memory of {int(saved.tokens_seen):,} tokens saved to {options.save_memory} "
+            f"({saved.nbytes:,} bytes)",
+            file=sys.stderr,
+        )
+
+
+def _prompt(options: GenerateArguments) -> bytes:
+    text = b""
+    if options.prompt_file is not None:
+        try:
+            text = options.prompt_file.read_bytes()
+        except OSError as error:
+            raise MemspanError(
+                f"cannot read {options.prompt_file} ({error.strerror}): check --prompt-file"
+            ) from None
+    if options.prompt is not None:
+        text += options.prompt.encode("utf-8", errors="surrogateescape")
+    return text or b"\n"
+
+
+def _data(arguments: list[str]) -> None:
+    usage = "usage: memspan data list | memspan data prepare CORPUS [OPTIONS]"
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if verb in ("-h", "--help"):
+        print(f"{usage}\n\n  list     the named corpora\n  prepare  fetch and tokenise one now")
+    elif verb == "list":
+        if rest in (["-h"], ["--help"]):
+            print("usage: memspan data list\n\nPrints the named corpora, their sizes and splits.")
+            return
+        from memspan.data.corpora import list_corpora
+
+        for row in list_corpora():
+            print(row)
+    elif verb == "prepare":
+        options = tyro.cli(PrepareArguments, args=rest, prog="memspan data prepare")
+        from memspan.data.prepared import prepare
+
+        prepared = prepare(options.corpus, options.tokenizer, options.vocab_size)
+        for name, split in prepared.splits.items():
+            print(f"{name:<10} {len(split.tokens):>13,} tokens  {split.n_bytes:>13,} bytes")
+    else:
+        raise MemspanError(f"unknown verb 'data {verb}'; {usage}")
+
+
+def _load(folder: Path, device: str) -> Run:
+    from memspan.checkpoint import load
+    from memspan.train import device_for
+
+    return load(folder, str(device_for(device)))
+
+
+def _at_least(low: int, **options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < low:
+            raise MemspanError(f"--{name.replace('_', '-')} must be at least {low}, not {value}")
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "generate": _generate,
+}

@@ -1,0 +1,429 @@
+"""Training: truncated back-propagation through time, with the memory carried from step to step."""
+
+from __future__ import annotations
+
+import dataclasses
+import lzma
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from memspan import checkpoint, metrics
+from memspan.checkpoint import Checkpoint
+from memspan.config import OptimConfig, RunConfig
+from memspan.data.prepared import Prepared, prepare
+from memspan.data.streams import Streams
+from memspan.errors import MemspanError
+from memspan.evaluate import Scores, evaluate
+from memspan.generate import Sampling, generate, read_prompt
+from memspan.memory import Memory
+from memspan.models import LanguageModel
+
+LOG_EVERY = 10
+"""Steps between training records in metrics.jsonl."""
+
+
+def train(config: RunConfig[Any], folder: Path, console: Console) -> None:
+    """Start a new run in ``folder``.
+
+    Raises:
+        MemspanError: an unusable option, a folder in use, a loss that is not finite, a full disk.
+    """
+    device = device_for(config.train.device)
+    prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
+    config = _with_position_table(config)
+    trainer = Trainer(config, folder, prepared, device, console)
+    checkpoint.create(folder, config, prepared.tokenizer)
+    trainer.fit()
+
+
+def resume(folder: Path, console: Console) -> None:
+    """Continue a run exactly where its last checkpoint left it."""
+    config = checkpoint.load_config(folder)
+    saved = checkpoint.latest(folder)
+    tokenizer = checkpoint.load_tokenizer(folder)
+    device = device_for(config.train.device)
+    prepared = prepare(
+        config.data.corpus,
+        config.data.tokenizer,
+        config.data.vocab_size,
+        with_tokenizer=tokenizer,
+    )
+    if saved.state["corpus"] != _identity(prepared):
+        raise MemspanError(
+            f"the corpus {config.data.corpus} is not what this run was trained on: restore its "
+            "files (for python-stdlib: the same Python version), or start a new run"
+        )
+    if saved.state["step"] >= config.train.steps:
+        raise MemspanError(
+            f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
+            "for more"
+        )
+    trainer = Trainer(config, folder, prepared, device, console)
+    trainer.restore(saved)
+    console.print(f"resuming {folder} at step {trainer.step:,}")
+    trainer.fit()
+
+
+class Trainer:
+    """The state of a run and its loop."""
+
+    def __init__(
+        self,
+        config: RunConfig[Any],
+        folder: Path,
+        prepared: Prepared,
+        device: torch.device,
+        console: Console,
+    ) -> None:
+        options = config.train
+        self.config, self.folder, self.prepared = config, folder, prepared
+        self.device, self.console = device, console
+        torch.manual_seed(options.seed)
+        text = prepared.splits["train"]
+        self.model = LanguageModel(
+            prepared.tokenizer.vocab_size, config.model, config.embedding
+        ).to(device)
+        self.optimizer = _optimizer(self.model, config.optim)
+        self.streams = Streams(
+            text.tokens,
+            options.batch_size,
+            options.segment_length,
+            text.document_starts if config.data.document_reset else None,
+        )
+        self.bytes_per_token = text.n_bytes / len(text.tokens)
+        self.memory: Memory = self.model.initial_memory(options.batch_size)
+        self.step, self.best, self.best_step = 0, math.inf, None
+        self.interrupted = False
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the last step, then score, sample and say what was written."""
+        options = self.config.train
+        self._introduce()
+        log = metrics.Metrics(self.folder, options.tracker, self.step)
+        with self._stoppable(), self._progress() as show:
+            recent: list[Tensor] = []
+            clock, seen = time.perf_counter(), 0
+            while self.step < options.steps and not self.interrupted:
+                recent.append(self.update())
+                seen += options.batch_size * options.segment_length * options.accumulate
+                last = self.step == options.steps
+                if self.step % LOG_EVERY == 0 or last:
+                    nats = torch.stack(recent).mean().item()
+                    self._log_training(log, nats, seen / (time.perf_counter() - clock), show)
+                    recent, clock, seen = [], time.perf_counter(), 0
+                if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
+                    self._validate(log)
+                    clock, seen = time.perf_counter(), 0
+                if last or (options.save_every and self.step % options.save_every == 0):
+                    self.save()
+            if self.interrupted:
+                self.save()
+        log.close()
+        if self.interrupted:
+            self.console.print(
+                f"stopped at step {self.step:,}; continue with: memspan train --resume {self.folder}"
+            )
+            return
+        self._conclude()
+
+    def update(self) -> Tensor:
+        """One update of the weights; the mean loss in nats per token, a scalar tensor."""
+        options, optim = self.config.train, self.config.optim
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        for _ in range(options.accumulate):
+            segment = self.streams.next()
+            if segment.reset is not None:
+                self.memory = self.memory.reset(segment.reset.to(self.device))
+            with self._precision():
+                output = self.model(
+                    segment.inputs.to(self.device),
+                    # The paper's stop-gradient: back-propagation ends at the segment's border.
+                    self.memory.detach(),
+                    targets=segment.targets.to(self.device),
+                )
+                assert output.losses is not None
+                loss = output.losses.mean()
+            ((loss + output.auxiliary_loss) / options.accumulate).backward()
+            self.memory = output.memory.detach()
+            total += loss.detach() / options.accumulate
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), optim.clip_norm or math.inf
+        )
+        if not (math.isfinite(total.item()) and math.isfinite(norm.item())):
+            raise MemspanError(
+                f"the loss or its gradient is not finite at step {self.step + 1}: lower "
+                "--optim.learning-rate or set --optim.clip-norm; the last good checkpoint is kept "
+                f"in {self.folder}"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, self.config)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return total
+
+    # --- saving and restoring -------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint of all that the next step depends on."""
+        # Without validations yet there is no best: the newest weights are published.
+        best = self.best_step in (None, self.step)
+        training = {f"memory/{name}": t for name, t in self.memory.tensors().items()}
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        for parameter, values in self.optimizer.state.items():
+            for key, value in values.items():
+                training[f"optimizer/{names[id(parameter)]}/{key}"] = value
+        training["random/cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            training["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "step": self.step,
+            "best": None if math.isinf(self.best) else self.best,
+            "best_step": self.best_step,
+            "streams": self.streams.state_dict(),
+            "corpus": _identity(self.prepared),
+            "record": self.prepared.record,
+        }
+        weights = checkpoint.weights_of(self.model)
+        checkpoint.save(self.folder, Checkpoint(weights, training, state), best)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """The inverse of :meth:`save`."""
+        checkpoint.load_weights(self.model, saved.weights, self.folder)
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in saved.training.items():
+            group, _, key = name.rpartition("/")
+            groups.setdefault(group, {})[key] = tensor
+        self.memory = type(self.memory).from_tensors(groups["memory"]).to(self.device)
+        for name, parameter in self.model.named_parameters():
+            if values := groups.get(f"optimizer/{name}"):
+                self.optimizer.state[parameter] = {
+                    key: value if key == "step" else value.to(self.device)
+                    for key, value in values.items()
+                }
+        torch.set_rng_state(groups["random"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in groups["random"]:
+            torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
+        self.streams.load_state_dict(saved.state["streams"])
+        self.step = saved.state["step"]
+        self.best_step = saved.state["best_step"]
+        self.best = math.inf if saved.state["best"] is None else saved.state["best"]
+
+    # --- validation and reports -----------------------------------------------------------------
+
+    def score(self, batch_size: int) -> Scores:
+        """Score the validation split's first ``evaluate_tokens`` tokens, from an empty memory."""
+        tokens, text = self._validation()
+        self.model.eval()
+        return evaluate(
+            self.model,
+            tokens,
+            text,
+            batch_size=min(batch_size, len(tokens)),
+            segment_length=min(self.config.train.segment_length, len(tokens)),
+        )
+
+    def sample(self, n_tokens: int) -> str:
+        """Text that the model writes after a line break, always with the same draws."""
+        self.model.eval()
+        reader = self.model.reader(batch_size=1)
+        decoder = self.prepared.tokenizer.stream_decoder()
+        logits = read_prompt(reader, self.prepared.tokenizer.encode(b"\n"), 1)
+        draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
+        return "".join(decoder.push(ids[0]) for ids in draws)
+
+    def _validation(self) -> tuple[Any, bytes]:
+        split = self.prepared.splits["validation"].tokens
+        wanted = self.config.train.evaluate_tokens or len(split)
+        tokens = split[:wanted]
+        return tokens, self.prepared.tokenizer.decode(tokens)
+
+    def _validate(self, log: metrics.Metrics) -> None:
+        # Many streams: faster than one, close enough to compare checkpoints.
+        scores = self.score(self.config.train.batch_size)
+        if scores.nats_per_token < self.best:
+            self.best, self.best_step = scores.nats_per_token, self.step
+        log.log(
+            self.step,
+            tokens=self._tokens_read(),
+            validation_nats_per_token=scores.nats_per_token,
+            validation_bits_per_byte=scores.bits_per_byte,
+        )
+        self.console.print(
+            f"step {self.step:>6,}  validation {scores.bits_per_byte:.4f} bits per byte  "
+            f"({scores.nats_per_token:.4f} nats per token)"
+        )
+        if self.config.train.sample_tokens and self.step < self.config.train.steps:
+            text = self.sample(min(self.config.train.sample_tokens, 80))
+            self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
+
+    def _log_training(
+        self, log: metrics.Metrics, nats: float, speed: float, show: Callable[..., None]
+    ) -> None:
+        bits = nats / math.log(2) / self.bytes_per_token
+        log.log(
+            self.step,
+            tokens=self._tokens_read(),
+            train_nats_per_token=nats,
+            train_bits_per_byte=bits,
+            learning_rate=self.optimizer.param_groups[0]["lr"],
+            tokens_per_second=speed,
+        )
+        show(loss=nats, bits=bits, speed=speed)
+
+    def _introduce(self) -> None:
+        text, count = self.prepared.splits["train"], sum(p.numel() for p in self.model.parameters())
+        options = self.config.train
+        per_pass = options.batch_size * options.segment_length * options.accumulate * options.steps
+        self.console.print(
+            f"{self.config.architecture}, {count:,} parameters, on {self.device}\n"
+            f"corpus {self.config.data.corpus}: {len(text.tokens):,} training tokens "
+            f"({self.prepared.tokenizer.kind}), read {per_pass / len(text.tokens):.2f} times in "
+            f"{options.steps:,} steps\nrun folder {self.folder}",
+            highlight=False,
+        )
+
+    def _conclude(self) -> None:
+        tokens, text = self._validation()
+        scores = self.score(1)
+        whole = len(tokens) == len(self.prepared.splits["validation"].tokens)
+        part = "the validation split" if whole else "the validation split's first part"
+        baseline = 8 * len(lzma.compress(text, preset=9)) / len(text)
+        say = self.console.print
+        say(f"\nfinal score on {part}, {scores.tokens:,} tokens in one stream, memory carried:")
+        say(
+            f"  {self.config.architecture:<16} {scores.bits_per_byte:.3f} bits per byte   "
+            f"(perplexity per token {scores.perplexity:.2f})"
+        )
+        say(f"  {'lzma':<16} {baseline:.3f} bits per byte   (the same text)")
+        if self.config.train.sample_tokens:
+            sample = self.sample(self.config.train.sample_tokens)
+            say("\nsample:", style="bold")
+            say(sample, markup=False, highlight=False)
+        picture = metrics.plot(self.folder)
+        say("\nwritten:", style="bold")
+        say(f"  run folder  {self.folder}\n  metrics     {self.folder / 'metrics.jsonl'}")
+        say(
+            f"  picture     {picture}"
+            if picture
+            else "  no picture: pip install 'memspan[plot]' for loss.png"
+        )
+        say(
+            f"next: memspan evaluate {self.folder}   or   "
+            f"memspan generate {self.folder} --prompt 'def '"
+        )
+
+    def _tokens_read(self) -> int:
+        options = self.config.train
+        return self.step * options.batch_size * options.segment_length * options.accumulate
+
+    def _precision(self) -> torch.autocast:
+        wanted = self.config.train.precision
+        bfloat16 = wanted == "bfloat16" or (wanted == "auto" and self.device.type == "cuda")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Turn the first Ctrl-C or SIGTERM into a checkpoint; a second one stops at once."""
+
+        def stop(number: int, frame: Any) -> None:
+            self.interrupted = True
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
+
+        try:
+            before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: signals are someone else's
+            before = {}
+        try:
+            yield
+        finally:
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[..., None]]:
+        columns = (
+            TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(bar_width=20),
+            TextColumn(
+                "loss {task.fields[loss]:.3f}  {task.fields[bits]:.3f} bits/byte  "
+                "{task.fields[speed]:,.0f} tokens/s  left"
+            ),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(
+                "", total=self.config.train.steps, loss=math.nan, bits=math.nan, speed=0
+            )
+            progress.update(task, completed=self.step)
+            yield lambda **fields: progress.update(task, completed=self.step, **fields)
+
+
+def learning_rate(step: int, config: RunConfig[Any]) -> float:
+    """Learning rate of the update that follows ``step`` updates: linear warm-up, then the schedule."""
+    optim, steps = config.optim, config.train.steps
+    if step < optim.warmup_steps:
+        return optim.learning_rate * (step + 1) / optim.warmup_steps
+    if optim.schedule == "inverse-sqrt":
+        return optim.learning_rate * math.sqrt(max(optim.warmup_steps, 1) / (step + 1))
+    if optim.schedule == "constant":
+        return optim.learning_rate
+    done = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
+    floor = min(optim.min_learning_rate, optim.learning_rate)
+    return floor + (optim.learning_rate - floor) * (1 + math.cos(math.pi * done)) / 2
+
+
+def device_for(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError):
+        raise MemspanError(f"device {name!r} is not available here: use --train.device cpu") from None
+
+
+def _optimizer(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:
+    decayed, free = [], []
+    for name, parameter in model.named_parameters():
+        (decayed if parameter.dim() >= 2 and "bias" not in name else free).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": free, "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=True,
+    )
+
+
+def _with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
+    """Size learned position tables for the spans that training uses, where not set."""
+    model = config.model
+    if getattr(model, "positions", None) != "learned" or model.max_distance is not None:
+        return config
+    span = model.memory_length
+    if model.attention_span == "segment":
+        span += config.train.segment_length
+    return dataclasses.replace(config, model=dataclasses.replace(model, max_distance=span))
+
+
+def _identity(prepared: Prepared) -> str:
+    """What makes a corpus the same: the tokens that were trained on."""
+    return prepared.splits["train"].sha256
