@@ -204,7 +204,11 @@ def _with_preset(arguments: list[str]) -> list[str]:
 
 
 def _preset(name: str) -> Path:
-    folders = (Path("configs"), Path(__file__).parents[2] / "configs", Path(__file__).parent / "configs")
+    folders = (
+        Path("configs"),
+        Path(__file__).parents[2] / "configs",
+        Path(__file__).parent / "configs",
+    )
     if name.endswith(".toml") or os.sep in name:
         return Path(name)
     for folder in folders:

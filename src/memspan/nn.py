@@ -142,7 +142,9 @@ class Head(nn.Module):
         if len(self.edges) == 2:
             losses = F.cross_entropy(self._cluster(x, 0), words, reduction="none")
             return losses.view_as(targets)
-        cluster = torch.bucketize(words, torch.tensor(self.edges[1:-1], device=x.device), right=True)
+        cluster = torch.bucketize(
+            words, torch.tensor(self.edges[1:-1], device=x.device), right=True
+        )
         column = torch.where(cluster == 0, words, self.edges[1] + cluster - 1)
         losses = F.cross_entropy(self._head(x), column, reduction="none")
         for i in range(1, len(self.edges) - 1):

@@ -159,9 +159,7 @@ class Trainer:
             ((loss + output.auxiliary_loss) / options.accumulate).backward()
             self.memory = output.memory.detach()
             total += loss.detach() / options.accumulate
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), optim.clip_norm or math.inf
-        )
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip_norm or math.inf)
         if not (math.isfinite(total.item()) and math.isfinite(norm.item())):
             raise MemspanError(
                 f"the loss or its gradient is not finite at step {self.step + 1}: lower "
@@ -395,7 +393,9 @@ def device_for(name: str) -> torch.device:
         torch.empty(0, device=name)
         return torch.device(name)
     except (RuntimeError, AssertionError):
-        raise MemspanError(f"device {name!r} is not available here: use --train.device cpu") from None
+        raise MemspanError(
+            f"device {name!r} is not available here: use --train.device cpu"
+        ) from None
 
 
 def _optimizer(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:

@@ -55,9 +55,7 @@ class LanguageModel(nn.Module):
         out = self.backbone(self.embedding(tokens), memory)
         if targets is None:
             return Output(out.memory, out.auxiliary_loss, logits=self.head(out.hidden))
-        return Output(
-            out.memory, out.auxiliary_loss, losses=self.head.losses(out.hidden, targets)
-        )
+        return Output(out.memory, out.auxiliary_loss, losses=self.head.losses(out.hidden, targets))
 
     def reader(self, memory: Memory | None = None, batch_size: int = 1) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.

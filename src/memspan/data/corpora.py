@@ -1,0 +1,251 @@
+"""Texts by name with their official splits, or any file, folder or glob."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memspan.data.download import cache_folder, fetch, read_member
+from memspan.errors import MemspanError
+
+Splits = dict[str, list[bytes]]
+"""Split name -> documents."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text cut into splits of documents."""
+
+    name: str
+    splits: Splits
+    record: dict[str, Any] = field(default_factory=dict)
+    """Where it came from and what it hashes to; kept with the run."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file on the network."""
+
+    url: str
+    sha256: str
+    limit: int
+    """Bytes at most, here and for what is inside."""
+
+    @property
+    def path(self) -> Path:
+        return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
+
+    def fetch(self) -> Path:
+        return fetch(self.url, self.path, self.sha256, self.limit)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A named corpus."""
+
+    about: str
+    read: Callable[[], Splits]
+    source: Source | None = None
+
+
+SHAKESPEARE = Source(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    2_000_000,
+)
+ENWIK8 = Source(
+    "http://mattmahoney.net/dc/enwik8.zip",
+    "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+    100_000_000,
+)
+TEXT8 = Source(
+    "http://mattmahoney.net/dc/text8.zip",
+    "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+    100_000_000,
+)
+WIKITEXT_103 = Source(
+    "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+    "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    600_000_000,
+)
+
+
+def load_corpus(name: str) -> Corpus:
+    """The corpus of that name, or the text at that path.
+
+    Raises:
+        MemspanError: no such name or path; an empty or missing file; a folder without text; a
+            download that fails.
+    """
+    if name in CORPORA:
+        splits = CORPORA[name].read()
+        record: dict[str, Any] = (
+            {"python": platform.python_version()}
+            if not (CORPORA[name].source)
+            else {"url": CORPORA[name].source.url}
+        )  # type: ignore[union-attr]
+    else:
+        splits, record = _read_path(name), {}
+    digest = hashlib.sha256()
+    for split, documents in splits.items():
+        digest.update(f"{split} {len(documents)};".encode())
+        for document in documents:
+            digest.update(f"{len(document)};".encode())
+            digest.update(document)
+    return Corpus(name, splits, record | {"name": name, "sha256": digest.hexdigest()})
+
+
+def list_corpora() -> list[str]:
+    """A line per named corpus: name, what it is, whether it is here."""
+    width = max(map(len, CORPORA))
+    lines = []
+    for name, corpus in CORPORA.items():
+        source = corpus.source
+        if source is None:
+            state = "no download needed"
+        elif source.path.exists():
+            state = f"downloaded: {source.path}"
+        else:
+            state = f"downloaded on first use, or put {source.url} at {source.path}"
+        lines.append(f"{name:<{width}}  {corpus.about}\n{'':<{width}}  {state}")
+    return lines
+
+
+def _python_stdlib() -> Splits:
+    """The standard library's sources, sorted by path, tests excluded, split by file."""
+    root = Path(sysconfig.get_path("stdlib"))
+    excluded = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    files = sorted(
+        (p.relative_to(root).as_posix(), p)
+        for p in root.rglob("*.py")
+        if not excluded & set(p.relative_to(root).parts)
+    )
+    if not files:
+        raise MemspanError(
+            f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
+        )
+    # A file's split follows from its own name, so that a new file moves no other.
+    return _by_file([(name, path.read_bytes()) for name, path in files])
+
+
+def _tiny_shakespeare() -> Splits:
+    text = SHAKESPEARE.fetch().read_bytes()
+    cut = len(text) * 9 // 10
+    return {"train": [text[:cut]], "validation": [text[cut:]]}
+
+
+def _hundred_million(source: Source, member: str) -> Splits:
+    text = read_member(source.fetch(), member, source.limit)
+    cuts = (90_000_000, 95_000_000)
+    return {
+        "train": [text[: cuts[0]]],
+        "validation": [text[cuts[0] : cuts[1]]],
+        "test": [text[cuts[1] :]],
+    }
+
+
+def _wikitext_103() -> Splits:
+    archive = WIKITEXT_103.fetch()
+    names = {"train": "train", "validation": "valid", "test": "test"}
+    return {
+        split: [read_member(archive, f"wikitext-103/wiki.{name}.tokens", WIKITEXT_103.limit)]
+        for split, name in names.items()
+    }
+
+
+CORPORA = {
+    "python-stdlib": Named(
+        "the Python standard library's own sources, about 12 MB (the default)", _python_stdlib
+    ),
+    "tiny-shakespeare": Named(
+        "1.1 MB of plays, last tenth for validation", _tiny_shakespeare, SHAKESPEARE
+    ),
+    "enwik8": Named(
+        "100 MB of Wikipedia with mark-up, 90M/5M/5M bytes",
+        lambda: _hundred_million(ENWIK8, "enwik8"),
+        ENWIK8,
+    ),
+    "text8": Named(
+        "100 MB of Wikipedia as a-z and space, 90M/5M/5M",
+        lambda: _hundred_million(TEXT8, "text8"),
+        TEXT8,
+    ),
+    "wikitext-103": Named(
+        "103M words of Wikipedia articles, tokenised; official splits", _wikitext_103, WIKITEXT_103
+    ),
+}
+
+
+def _read_path(name: str) -> Splits:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+        texts = [(p.relative_to(path).as_posix(), p) for p in files]
+    elif path.is_file():
+        texts = [(path.name, path)]
+    else:
+        texts = [(p, Path(p)) for p in sorted(glob.glob(str(path), recursive=True))]
+        texts = [(n, p) for n, p in texts if p.is_file()]
+    if not texts and path.is_dir():
+        raise MemspanError(f"the folder {name} has no files: give one with text in it")
+    if not texts:
+        near = difflib.get_close_matches(name, CORPORA, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
+        raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
+    try:
+        contents = [(n, p.read_bytes()) for n, p in texts]
+    except OSError as error:
+        raise MemspanError(
+            f"cannot read {error.filename} ({error.strerror}): check its permissions"
+        ) from None
+    if len(contents) > 1:
+        # A folder holds other things too; one file that is named is taken as it is.
+        contents = [(n, text) for n, text in contents if text.strip() and b"\0" not in text[:8192]]
+    if not any(text for _, text in contents):
+        what = "is empty" if path.is_file() else "holds no text"
+        raise MemspanError(f"{name} {what}: give a file or folder with text in it")
+    if len(contents) >= 20:
+        return _by_file(contents)
+    return _by_position([text for _, text in contents])
+
+
+def _by_file(files: list[tuple[str, bytes]]) -> Splits:
+    """About 90/5/5 by file, from a hash of the file's name."""
+    splits: Splits = {"train": [], "validation": [], "test": []}
+    for name, text in files:
+        if text:
+            bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
+            splits[{0: "validation", 1: "test"}.get(bucket, "train")].append(text)
+    return splits if all(splits.values()) else _by_position([text for _, text in files])
+
+
+def _by_position(documents: list[bytes]) -> Splits:
+    """90/5/5 of the concatenation; a document that is cut goes on in the next split."""
+    total = sum(map(len, documents))
+    edges = (0, total * 90 // 100, total * 95 // 100, total)
+    splits: Splits = {"train": [], "validation": [], "test": []}
+    start = 0
+    for document in documents:
+        for split, low, high in zip(splits, edges, edges[1:], strict=False):
+            # No split starts inside a UTF-8 character.
+            piece = slice(
+                _character_start(document, low - start), _character_start(document, high - start)
+            )
+            if document[piece]:
+                splits[split].append(document[piece])
+        start += len(document)
+    return splits
+
+
+def _character_start(document: bytes, position: int) -> int:
+    position = min(max(position, 0), len(document))
+    while position < len(document) and document[position] & 0xC0 == 0x80:
+        position += 1
+    return position

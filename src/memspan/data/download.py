@@ -1,0 +1,121 @@
+"""Fetching a file once into the cache: progress, resume, checksum, atomic rename."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import platformdirs
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from memspan.errors import MemspanError
+
+CHUNK = 1 << 20
+
+
+def cache_folder() -> Path:
+    """Where downloads and token files live: ``MEMSPAN_CACHE``, or the system's cache folder."""
+    return Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
+
+
+def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:
+    """The file at ``path``, downloaded if it is not there; one put there by hand is verified.
+
+    An interrupted download goes on where it stopped.
+
+    Args:
+        url: where to get it.
+        path: where to keep it.
+        sha256: what it must hash to.
+        limit: bytes at most.
+
+    Raises:
+        MemspanError: no network, a server's error, a wrong checksum, no space.
+    """
+    by_hand = f"download {url} elsewhere and put it at {path}"
+    if path.exists():
+        if _sha256(path) != sha256:
+            raise MemspanError(f"{path} has a wrong SHA-256: delete it and try again, or {by_hand}")
+        return path
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _download(url, part, limit)
+    except urllib.error.HTTPError as error:
+        raise MemspanError(f"{url} answered {error.code}: {by_hand}") from None
+    except (urllib.error.URLError, TimeoutError, ConnectionError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise MemspanError(
+            f"cannot download {url} ({reason}): try again to go on where it stopped, or {by_hand}"
+        ) from None
+    if _sha256(part) != sha256:
+        part.unlink()
+        raise MemspanError(f"what {url} sent has a wrong SHA-256: try again, or {by_hand}")
+    os.replace(part, path)
+    return path
+
+
+def read_member(archive: Path, member: str, limit: int) -> bytes:
+    """One named member of a zip file; nothing is extracted to the disk.
+
+    Raises:
+        MemspanError: the archive is damaged, lacks the member, or it is larger than ``limit``.
+    """
+    try:
+        with zipfile.ZipFile(archive) as file:
+            # The declared size may lie, so no more than the limit is ever inflated.
+            with file.open(member) as source:
+                content = source.read(limit + 1)
+    except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError) as error:
+        raise MemspanError(f"{archive} is damaged ({error}): delete it and try again") from None
+    if len(content) > limit:
+        raise MemspanError(f"{member} in {archive} is larger than {limit:,} bytes: refused")
+    return content
+
+
+def _download(url: str, part: Path, limit: int) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "memspan"})
+    if done:
+        request.add_header("Range", f"bytes={done}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != 416:
+            raise
+        # Nothing follows what is there: it is whole, or the checksum will say that it is not.
+        return
+    columns = (
+        *Progress.get_default_columns()[:2],
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with response, Progress(*columns, console=Console(stderr=True)) as progress:
+        if response.status != 206:
+            done = 0
+        expected = response.headers.get("Content-Length")
+        total = done + int(expected) if expected else None
+        task = progress.add_task(part.stem, total=total, completed=done)
+        with open(part, "ab" if done else "wb") as file:
+            while chunk := response.read(CHUNK):
+                done += len(chunk)
+                if done > limit:
+                    raise MemspanError(f"{url} sends more than {limit:,} bytes: refused")
+                file.write(chunk)
+                progress.update(task, completed=done)
+            file.flush()
+            os.fsync(file.fileno())
+    if total is not None and done < total:
+        raise ConnectionError(f"it broke off at {done:,} of {total:,} bytes")
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,133 @@
+"""Contiguous streams: row ``b`` of every segment continues row ``b`` of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memspan.errors import MemspanError
+
+START = 0
+"""The id that stands before a text's first token, so that the first token is scored too."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One step of training data."""
+
+    inputs: Tensor
+    """int64 ``[B, T]``."""
+    targets: Tensor
+    """int64 ``[B, T]``: the inputs' next tokens."""
+    reset: Tensor | None
+    """bool ``[B]``: rows that must forget before they read this segment; None: no row."""
+
+
+class Streams:
+    """Cuts a text into ``batch_size`` contiguous parts and reads them side by side, again and again.
+
+    With ``document_starts`` a row is reset where a document starts inside its segment or at the
+    segment's first token: boundaries act on whole segments, before the one that holds them.
+
+    Raises:
+        MemspanError: the text is too short for so many rows of such segments.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        batch_size: int,
+        segment_length: int,
+        document_starts: np.ndarray | None = None,
+    ) -> None:
+        self.tokens, self.batch_size, self.segment_length = tokens, batch_size, segment_length
+        if batch_size > len(tokens):
+            raise MemspanError(
+                f"{batch_size:,} rows are more than the text's {len(tokens):,} tokens: lower "
+                "--train.batch-size, or give more text"
+            )
+        # The last token of a part is a target only, and each part's first has a predecessor.
+        self.row_length = (len(tokens) - 1) // batch_size
+        self.n_segments = self.row_length // segment_length
+        if self.n_segments < 1:
+            raise MemspanError(
+                f"the text has {len(tokens):,} tokens, too few for {batch_size} rows of segments "
+                f"of {segment_length}: lower --train.segment-length or --train.batch-size, or give "
+                "more text"
+            )
+        self._starts = document_starts
+        self.position = 0
+
+    def next(self) -> Segment:
+        """The next segment; after the last one the text starts again and every row is reset."""
+        step = self.position % self.n_segments
+        first = np.arange(self.batch_size) * self.row_length + step * self.segment_length
+        index = first[:, None] + np.arange(self.segment_length + 1)
+        block = torch.from_numpy(self.tokens[index].astype(np.int64))
+        reset = None
+        if step == 0 and self.position > 0:
+            reset = torch.ones(self.batch_size, dtype=torch.bool)
+        elif self._starts is not None:
+            low = np.searchsorted(self._starts, first)
+            high = np.searchsorted(self._starts, first + self.segment_length)
+            reset = torch.from_numpy(high > low)
+        self.position += 1
+        return Segment(block[:, :-1], block[:, 1:], reset)
+
+    def state_dict(self) -> dict[str, int]:
+        """The whole position: segments read, and what it is a position in."""
+        return {
+            "position": self.position,
+            "batch_size": self.batch_size,
+            "segment_length": self.segment_length,
+            "n_tokens": len(self.tokens),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        mine = self.state_dict()
+        for name in ("batch_size", "segment_length", "n_tokens"):
+            if state[name] != mine[name]:
+                raise MemspanError(
+                    f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
+                    "with the same text and options"
+                )
+        self.position = state["position"]
+
+
+def evaluation_segments(
+    tokens: np.ndarray, batch_size: int, segment_length: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Segments in which every token of the text is a target exactly once.
+
+    The input before the text's first token is :data:`START`. Several rows are contiguous parts of
+    the text; shorter rows are padded and masked.
+
+    Yields:
+        inputs, targets int64 ``[B, T]``, and mask bool ``[B, T]``, true where a target counts.
+    """
+    if len(tokens) == 0:
+        raise MemspanError("there is no text to score: give a split or file that has some")
+    if batch_size > len(tokens):
+        raise MemspanError(
+            f"{batch_size:,} streams are more than the text's {len(tokens):,} tokens: lower "
+            "--batch-size"
+        )
+    if segment_length > len(tokens):
+        raise MemspanError(
+            f"a segment of {segment_length:,} is longer than the text's {len(tokens):,} tokens: "
+            "lower --segment-length"
+        )
+    length = -(-len(tokens) // batch_size)
+    rows = np.arange(batch_size)[:, None] * length
+    for start in range(0, length, segment_length):
+        column = np.arange(start, min(start + segment_length, length))
+        index = rows + column
+        mask = index < len(tokens)
+        index = np.minimum(index, len(tokens) - 1)
+        targets = tokens[index].astype(np.int64)
+        inputs = np.where(index > 0, tokens[np.maximum(index - 1, 0)].astype(np.int64), START)
+        yield torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(mask)

@@ -1,0 +1,104 @@
+"""Token files: ids as a flat memory map, with a JSON header beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memspan.data.tokenizers import Tokenizer
+from memspan.errors import MemspanError
+from memspan.files import write_atomically
+
+DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A tokenised text."""
+
+    tokens: np.ndarray
+    """Ids, 1-D, memory-mapped."""
+    document_starts: np.ndarray
+    """Index of every document's first token, int64."""
+    n_bytes: int
+    """Bytes of the text."""
+    vocabulary_hash: str
+    sha256: str
+    """Of the ids."""
+
+
+def write_tokens(
+    path: Path, documents: list[np.ndarray], n_bytes: int, tokenizer: Tokenizer
+) -> TokenFile:
+    """Write ``path`` (``.bin``) and its header (``.json``).
+
+    Raises:
+        MemspanError: an id does not fit the vocabulary's type; a full disk.
+    """
+    dtype = tokenizer.dtype
+    ids = np.concatenate([*documents, np.empty(0, dtype)])
+    if len(ids) and int(ids.max()) > np.iinfo(dtype).max:
+        raise MemspanError(
+            f"token {int(ids.max()):,} is too large for {dtype}: prepare the corpus again with its "
+            "own tokenizer"
+        )
+    content = ids.astype(dtype.newbyteorder("<")).tobytes()
+    lengths = [len(d) for d in documents]
+    starts = [0, *np.cumsum(lengths, dtype=np.int64)[:-1].tolist()] if lengths else []
+    header = {
+        "format": "memspan-tokens-1",
+        "tokenizer": tokenizer.kind,
+        "vocabulary_hash": tokenizer.vocabulary_hash,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": dtype.name,
+        "n_tokens": len(ids),
+        "n_bytes": n_bytes,
+        "document_starts": starts,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    write_atomically(path, content)
+    write_atomically(path.with_suffix(".json"), json.dumps(header).encode())
+    return read_tokens(path)
+
+
+def read_tokens(path: Path) -> TokenFile:
+    """Map a token file.
+
+    Raises:
+        MemspanError: it or its header is missing, truncated or altered.
+    """
+    remedy = "delete it and prepare the corpus again"
+    try:
+        header: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        if header["format"] != "memspan-tokens-1":
+            raise ValueError(f"format {header['format']!r}")
+        dtype = np.dtype(DTYPES[header["dtype"]]).newbyteorder("<")
+        n_tokens, size = int(header["n_tokens"]), path.stat().st_size
+        if size != n_tokens * dtype.itemsize:
+            raise ValueError(f"{size:,} bytes instead of {n_tokens * dtype.itemsize:,}")
+        if header["vocab_size"] - 1 > np.iinfo(dtype).max:
+            raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
+        # An empty file cannot be mapped.
+        tokens = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)
+        if (
+            hashlib.sha256(memoryview(tokens).cast("B") if n_tokens else b"").hexdigest()
+            != (header["sha256"])
+        ):
+            raise ValueError("its checksum is wrong")
+        starts = np.asarray(header["document_starts"], dtype=np.int64)
+        if len(starts) and not (
+            starts[0] == 0 and (np.diff(starts) >= 0).all() and starts[-1] <= n_tokens
+        ):
+            raise ValueError("its document offsets are wrong")
+        return TokenFile(
+            tokens, starts, int(header["n_bytes"]), header["vocabulary_hash"], header["sha256"]
+        )
+    except FileNotFoundError as error:
+        raise MemspanError(f"{error.filename} is missing: {remedy}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MemspanError(f"{path} is damaged ({error}): {remedy}") from None

@@ -1,0 +1,312 @@
+"""Bytes, characters, words and sub-words to ids and back. A tokeniser is saved as plain JSON."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from memspan.errors import MemspanError
+from memspan.files import write_atomically
+
+UNKNOWN = "<unk>"
+END_OF_LINE = "<eos>"
+
+
+class Tokenizer(ABC):
+    """Text as bytes to ids in ``[0, vocab_size)``, and back."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @abstractmethod
+    def encode(self, text: bytes) -> np.ndarray:
+        """Ids, 1-D, in the smallest unsigned type that holds the vocabulary."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes: ...
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """All that :func:`load_tokenizer` needs, as JSON values."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return smallest_dtype(self.vocab_size)
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """SHA-256 of the kind and the vocabulary."""
+        return hashlib.sha256(self._json().encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json``, with its own checksum."""
+        value = {"sha256": self.vocabulary_hash, "tokenizer": json.loads(self._json())}
+        text = json.dumps(value, ensure_ascii=False, indent=None)
+        write_atomically(folder / "tokenizer.json", text.encode())
+
+    def stream_decoder(self) -> StreamDecoder:
+        return StreamDecoder(self)
+
+    def _json(self) -> str:
+        return json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, sort_keys=True)
+
+
+class StreamDecoder:
+    """Ids one by one to text as it can be shown: never half a UTF-8 character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._first = True
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes, maybe none."""
+        piece = self._tokenizer.decode([token])
+        # Words are parted by spaces, which decode() can only put between tokens it sees together.
+        if self._tokenizer.kind == "words" and not self._first and piece != b"\n":
+            piece = b" " + piece
+        self._first = piece == b"\n"
+        return self._utf8.decode(piece)
+
+
+class ByteTokenizer(Tokenizer):
+    """Ids are the bytes."""
+
+    kind = "bytes"
+
+    @property
+    def vocab_size(self) -> int:
+        return 256
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        return np.fromiter(ids, dtype=np.uint8).tobytes()
+
+    def content(self) -> dict[str, Any]:
+        return {}
+
+
+class CharacterTokenizer(Tokenizer):
+    """The characters of the training text in order; id 0 stands for all others."""
+
+    kind = "characters"
+
+    def __init__(self, characters: str) -> None:
+        self.characters = characters
+        codes = np.array([ord(c) for c in characters], dtype=np.int64)
+        self._ids = np.zeros(0x110000, dtype=np.uint32)
+        self._ids[codes] = np.arange(1, len(codes) + 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.characters) + 1
+
+    def encode(self, text: bytes) -> np.ndarray:
+        try:
+            codes = np.frombuffer(text.decode("utf-8").encode("utf-32-le"), dtype=np.uint32)
+        except UnicodeDecodeError as error:
+            raise MemspanError(
+                f"the text is not UTF-8 (byte {error.start:,}), so it has no characters: use "
+                "--data.tokenizer bytes, or convert the text"
+            ) from None
+        return self._ids[codes].astype(self.dtype)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        table = "\N{REPLACEMENT CHARACTER}" + self.characters
+        return "".join(table[i] for i in ids).encode()
+
+    def content(self) -> dict[str, Any]:
+        return {"characters": self.characters}
+
+
+class WordTokenizer(Tokenizer):
+    """White-space separated words, the most frequent first; a line's end is a word, as in WikiText."""
+
+    kind = "words"
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+        self._ids = {word: i for i, word in enumerate(words)}
+        self._unknown = self._ids[UNKNOWN]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        get, unknown = self._ids.get, self._unknown
+        return np.fromiter((get(w, unknown) for w in split_words(text)), dtype=self.dtype)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        words = (self.words[i] for i in ids)
+        lines = " ".join("\n" if w == END_OF_LINE else w for w in words)
+        return lines.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n").encode()
+
+    def content(self) -> dict[str, Any]:
+        return {"words": self.words}
+
+
+class SubwordTokenizer(Tokenizer):
+    """Byte-level byte-pair encoding (Sennrich et al. 2016) by the ``tokenizers`` library."""
+
+    kind = "subwords"
+
+    def __init__(self, model: str) -> None:
+        self._bpe = _subword_library().Tokenizer.from_str(model)
+
+    @property
+    def vocab_size(self) -> int:
+        size: int = self._bpe.get_vocab_size()
+        return size
+
+    def encode(self, text: bytes) -> np.ndarray:
+        try:
+            ids = self._bpe.encode(text.decode("utf-8")).ids
+        except UnicodeDecodeError as error:
+            raise MemspanError(
+                f"the text is not UTF-8 (byte {error.start:,}): use --data.tokenizer bytes, or "
+                "convert the text"
+            ) from None
+        return np.asarray(ids, dtype=self.dtype)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        # Through the tokens' own bytes: a token may end inside a character.
+        table = _byte_level_bytes()
+        tokens = (self._bpe.id_to_token(int(i)) for i in ids)
+        return bytes(table[c] for token in tokens for c in token)
+
+    def content(self) -> dict[str, Any]:
+        return {"model": self._bpe.to_str()}
+
+
+def train_tokenizer(
+    kind: str, documents: Iterable[bytes], vocab_size: int | None = None
+) -> Tokenizer:
+    """Make a tokeniser from training text. ``vocab_size`` counts for words and sub-words.
+
+    Raises:
+        MemspanError: text that is not UTF-8 where characters are needed; a missing extra.
+    """
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "characters":
+        characters: set[str] = set()
+        for document in documents:
+            characters.update(_utf8(document))
+        return CharacterTokenizer("".join(sorted(characters)))
+    if kind == "words":
+        counts: Counter[str] = Counter()
+        for document in documents:
+            counts.update(split_words(document))
+        # The end of line and the unknown word always have an id.
+        counts[END_OF_LINE] += 1
+        counts[UNKNOWN] += 1
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        kept = ranked[: vocab_size or 300_000]
+        for word in (END_OF_LINE, UNKNOWN):
+            if word not in kept:
+                kept[-1 if word == UNKNOWN else -2] = word
+        return WordTokenizer(kept)
+    if kind == "subwords":
+        library = _subword_library()
+        bpe = library.Tokenizer(library.models.BPE())
+        bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=vocab_size or 8192,
+            initial_alphabet=sorted(_byte_level_bytes()),
+            show_progress=False,
+        )
+        bpe.train_from_iterator((_utf8(d) for d in documents), trainer)
+        return SubwordTokenizer(bpe.to_str())
+    raise MemspanError(f"unknown tokenizer {kind!r}: use bytes, characters, words or subwords")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read ``tokenizer.json``.
+
+    Raises:
+        MemspanError: it is missing or damaged.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        content = dict(value["tokenizer"])
+        kind = content.pop("kind")
+        makers: dict[str, Any] = {
+            "bytes": ByteTokenizer,
+            "characters": CharacterTokenizer,
+            "words": WordTokenizer,
+            "subwords": SubwordTokenizer,
+        }
+        tokenizer: Tokenizer = makers[kind](**content)
+        if tokenizer.vocabulary_hash != value["sha256"]:
+            raise ValueError("its checksum is wrong")
+    except FileNotFoundError:
+        raise MemspanError(f"{path} is missing: restore it") from None
+    except MemspanError:
+        raise
+    except Exception as error:
+        # Anything may be in a damaged file; the subword library raises bare Exceptions.
+        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+    return tokenizer
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+    """uint8, uint16 or uint32, whichever is the smallest that holds every id."""
+    for kind in (np.uint8, np.uint16, np.uint32):
+        if vocab_size - 1 <= np.iinfo(kind).max:
+            return np.dtype(kind)
+    raise MemspanError(f"a vocabulary of {vocab_size:,} is too large: at most 2**32 ids")
+
+
+def split_words(text: bytes) -> Iterable[str]:
+    """Words of every line, then the end of the line; text after the last line break has none."""
+    lines = _utf8(text).split("\n")
+    for n, line in enumerate(lines):
+        yield from line.split()
+        if n + 1 < len(lines):
+            yield END_OF_LINE
+
+
+def _utf8(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MemspanError(
+            f"the text is not UTF-8 (byte {error.start:,}): use --data.tokenizer bytes, or convert "
+            "the text"
+        ) from None
+
+
+def _subword_library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MemspanError(
+            "sub-words need the tokenizers library: pip install 'memspan[subwords]'"
+        ) from None
+    import tokenizers.models
+    import tokenizers.pre_tokenizers
+    import tokenizers.trainers
+
+    return tokenizers
+
+
+def _byte_level_bytes() -> dict[str, int]:
+    """The printable stand-in of every byte in byte-level BPE (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
