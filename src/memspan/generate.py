@@ -68,7 +68,7 @@ def read_prompt(reader: Reader, prompt: np.ndarray, rows: int) -> Tensor:
         raise MemspanError("the prompt is empty: give at least one token with --prompt")
     tokens = torch.from_numpy(prompt.astype(np.int64)).expand(rows, -1).to(reader.device)
     logits = torch.empty(0)
-    for segment in tokens.split(PROMPT_SEGMENT, 1):
+    for segment in torch.split(tokens, PROMPT_SEGMENT, 1):
         logits = reader.read(segment)
     return logits[:, -1]
 

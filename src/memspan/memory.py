@@ -71,7 +71,9 @@ class Memory:
     def save(self, path: str | Path, fingerprint: str) -> None:
         """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``."""
         header = {"kind": type(self).__name__, "fingerprint": fingerprint}
-        save_tensors(Path(path), self.tensors(), header)
+        # Fields may be one tensor, as the counts of an empty memory are.
+        tensors = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        save_tensors(Path(path), tensors, header)
 
     @classmethod
     def load(cls, path: str | Path, fingerprint: str) -> Self:

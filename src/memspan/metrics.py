@@ -104,14 +104,14 @@ class _Trackio:
         self._run.log({"step": step, **values})
 
     def close(self) -> None:
-        self._run.finish()
+        self._run.finish()  # type: ignore[no-untyped-call]
 
 
 def _tracker(name: str, folder: Path) -> _TensorBoard | _Trackio | None:
     if name == "none":
         return None
     try:
-        return {"tensorboard": _TensorBoard, "trackio": _Trackio}[name](folder)
+        return _TensorBoard(folder) if name == "tensorboard" else _Trackio(folder)
     except ImportError:
         raise MemspanError(
             f"{name} is not installed: pip install 'memspan[{name}]', or leave --train.tracker out"

@@ -22,6 +22,7 @@ from memspan.checkpoint import Checkpoint
 from memspan.config import OptimConfig, RunConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Streams
+from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluate import Scores, evaluate
 from memspan.generate import Sampling, generate, read_prompt
@@ -50,7 +51,7 @@ def resume(folder: Path, console: Console) -> None:
     """Continue a run exactly where its last checkpoint left it."""
     config = checkpoint.load_config(folder)
     saved = checkpoint.latest(folder)
-    tokenizer = checkpoint.load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     device = device_for(config.train.device)
     prepared = prepare(
         config.data.corpus,
@@ -102,7 +103,8 @@ class Trainer:
         )
         self.bytes_per_token = text.n_bytes / len(text.tokens)
         self.memory: Memory = self.model.initial_memory(options.batch_size)
-        self.step, self.best, self.best_step = 0, math.inf, None
+        self.step, self.best = 0, math.inf
+        self.best_step: int | None = None
         self.interrupted = False
 
     # --- the loop -------------------------------------------------------------------------------
@@ -399,7 +401,8 @@ def device_for(name: str) -> torch.device:
 
 
 def _optimizer(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:
-    decayed, free = [], []
+    decayed: list[Tensor] = []
+    free: list[Tensor] = []
     for name, parameter in model.named_parameters():
         (decayed if parameter.dim() >= 2 and "bias" not in name else free).append(parameter)
     return torch.optim.AdamW(

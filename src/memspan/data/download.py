@@ -67,10 +67,9 @@ def read_member(archive: Path, member: str, limit: int) -> bytes:
         MemspanError: the archive is damaged, lacks the member, or it is larger than ``limit``.
     """
     try:
-        with zipfile.ZipFile(archive) as file:
-            # The declared size may lie, so no more than the limit is ever inflated.
-            with file.open(member) as source:
-                content = source.read(limit + 1)
+        # The declared size may lie, so no more than the limit is ever inflated.
+        with zipfile.ZipFile(archive) as file, file.open(member) as source:
+            content = source.read(limit + 1)
     except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError) as error:
         raise MemspanError(f"{archive} is damaged ({error}): delete it and try again") from None
     if len(content) > limit:

@@ -35,7 +35,7 @@ class LanguageModel(nn.Module):
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
         initialise(self)
-        self.backbone = backbone_for(backbone)
+        self.backbone: Any = backbone_for(backbone)
 
     def initial_memory(self, batch_size: int, **options: Any) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""

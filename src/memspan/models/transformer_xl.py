@@ -6,6 +6,7 @@ Options: :class:`memspan.config.TransformerXLConfig`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -170,6 +171,10 @@ class TransformerXL(nn.Module):
         )
         initialise(self)
 
+    def stack(self) -> Iterator[TransformerXLLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
     def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
         """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
         n = 0 if self.config.tie_position_biases else n
@@ -198,7 +203,7 @@ class TransformerXL(nn.Module):
         return TransformerXLMemory(
             tokens_seen=counts,
             hidden=weight.new_zeros(batch_size, len(self.layers), slots, self.config.d_model),
-            length=counts if start == "empty" else counts + slots,
+            length=counts + slots * (start == "zeros"),
         )
 
     def forward(
@@ -218,7 +223,7 @@ class TransformerXL(nn.Module):
         mask = self.visible(memory.length, x.shape[1], slots)
         h = self.dropout(x)
         kept = []
-        for n, layer in enumerate(self.layers):
+        for n, layer in enumerate(self.stack()):
             context = torch.cat([memory.hidden[:, n].to(h.dtype), h], 1)
             kept.append(context[:, context.shape[1] - slots :])
             h = layer(h, context, codes, mask, *self.biases(n))
@@ -302,7 +307,7 @@ class TransformerXLReader:
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._hidden = memory.hidden.detach().transpose(0, 1)
         self._keys, self._values = [], []
-        for layer, hidden in zip(backbone.layers, self._hidden, strict=True):
+        for layer, hidden in zip(backbone.stack(), self._hidden, strict=True):
             context = layer.normalise_context(hidden.to(backbone.content_bias.dtype))
             self._keys.append(layer.attention.heads(layer.attention.key(context)))
             self._values.append(layer.attention.heads(layer.attention.value(context)))
@@ -332,7 +337,7 @@ class TransformerXLReader:
             mask = model.visible(self.length, n_new, self.slots)[:, :, self.slots - valid :]
         old, new = slice(self._end - valid, self._end + n_new), slice(self._end, self._end + n_new)
         h = x
-        for n, layer in enumerate(model.layers):
+        for n, layer in enumerate(model.stack()):
             attention = layer.attention
             context = layer.normalise_context(h)
             self._hidden[n, :, new] = h
@@ -385,7 +390,7 @@ class TransformerXLReader:
             return
         self._codes = self.backbone.position_codes(span, self.slots)
         self._positions = []
-        for n, layer in enumerate(self.backbone.layers):
+        for n, layer in enumerate(self.backbone.stack()):
             keys, scores = layer.attention.distances(self._codes)
             u, v = self.backbone.biases(n)
             # The query that read() passes holds u already: what is left of v is v - u.

@@ -1,0 +1,85 @@
+"""The architectures and options that the laws are tested over: one line each.
+
+A new architecture is covered by adding lines to :data:`CASES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memspan.config import EmbeddingConfig, TransformerXLConfig
+from memspan.memory import Memory
+from memspan.models import LanguageModel
+
+VOCABULARY = 11
+
+
+@dataclass(frozen=True)
+class Case:
+    """One option of one architecture."""
+
+    backbone: Any
+    """Its config."""
+    cut_invariant: bool
+    """Whether reading gives the same, to the last bit of memory, however the text is cut."""
+    layout: Callable[[Memory], list[Tensor]] = lambda memory: list(vars(memory).values())
+    """What of the memory never depends on the cuts: how many slots, which tokens they cover."""
+    embedding: EmbeddingConfig = EmbeddingConfig()  # noqa: RUF009
+    longest: int | None = None
+    """Longest segment that the model can read (None: any)."""
+
+    def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
+        """The same weights at every call, large enough that everything matters."""
+        model = LanguageModel(VOCABULARY, self.backbone, self.embedding)
+        return randomise(model).to(dtype).eval()
+
+
+@torch.no_grad()
+def randomise(model: LanguageModel, seed: int = 0) -> LanguageModel:
+    """Every parameter random: no zero-initialised bias hides a term."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        gain = name.endswith("weight") and "norm" in name
+        parameter.copy_(1 + 0.3 * noise if gain else 0.4 * noise)
+    return model
+
+
+def transformer_xl(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """Transformer-XL: only a fixed span makes reading independent of cuts."""
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
+    config = TransformerXLConfig(**small | options)
+    fixed = config.attention_span == "fixed"
+    learned_segment = config.positions == "learned" and not fixed
+    return Case(
+        config,
+        cut_invariant=fixed,
+        # Layer 0 remembers the embeddings; what deeper layers remember was computed inside cuts.
+        layout=lambda m: [m.tokens_seen, m.length, m.hidden[:, 0]],
+        embedding=embedding or EmbeddingConfig(),
+        longest=config.max_distance - config.memory_length if learned_segment else None,
+    )
+
+
+ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
+UNTIED = EmbeddingConfig(tie=False, scale=False)
+
+CASES: dict[str, Case] = {
+    "xl-segment": transformer_xl(),
+    "xl-segment-post": transformer_xl(normalisation="post", activation="gelu"),
+    "xl-segment-learned": transformer_xl(UNTIED, positions="learned", max_distance=40),
+    "xl-segment-no-memory": transformer_xl(memory_length=0, tie_position_biases=True),
+    "xl-segment-clamp": transformer_xl(ADAPTIVE, clamp_length=3, attention_bias=True, d_head=3),
+    "xl-fixed": transformer_xl(attention_span="fixed"),
+    "xl-fixed-post-adaptive": transformer_xl(ADAPTIVE, attention_span="fixed", normalisation="post"),
+    "xl-fixed-learned": transformer_xl(attention_span="fixed", positions="learned", max_distance=5),
+    "xl-fixed-clamp": transformer_xl(
+        UNTIED, attention_span="fixed", clamp_length=2, attention_bias=True, final_norm=False
+    ),
+    "xl-fixed-one": transformer_xl(attention_span="fixed", memory_length=1, tie_position_biases=True),
+}

@@ -1,0 +1,558 @@
+"""Transformer-XL against four independent implementations: every output, every gradient.
+
+One test per recorded configuration. A peer's parameter is laid out as rows of ours, see
+:data:`Rows`; the same map writes parameters and reads gradients, and it has to be complete in
+both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from golden import Golden, assert_same, parameters
+from torch import Tensor, nn
+
+import memspan.models.transformer_xl as transformer_xl_module
+from memspan.config import EmbeddingConfig, TransformerXLConfig
+from memspan.models import LanguageModel
+from memspan.nn import sinusoids
+from memspan.ops.relative_attention import relative_attention
+
+pytestmark = pytest.mark.golden
+
+OUTPUT = {torch.float64: 1e-9, torch.float32: 5e-5}
+GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-3}
+PREFIX = {torch.float64: "f64", torch.float32: "f32"}
+DTYPES = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32, id="float32")]
+
+Get = Callable[[Tensor], Tensor]
+"""From one of our parameters to itself, or to its gradient."""
+Rows = Callable[[Get], list[Tensor]]
+"""Views of ours that, one below the other, are the peer's tensor."""
+
+
+# ----- The peers' parameters in terms of ours
+
+
+def one(parameter: Tensor) -> Rows:
+    return lambda get: [get(parameter)]
+
+
+def stacked(*parts: Tensor) -> Rows:
+    return lambda get: [get(part) for part in parts]
+
+
+def item(parameter: Tensor, index: int) -> Rows:
+    return lambda get: [get(parameter)[index]]
+
+
+def upside_down(parameter: Tensor) -> Rows:
+    return lambda get: [get(parameter)[i : i + 1] for i in reversed(range(len(parameter)))]
+
+
+def distance_table(table: Tensor, p: int) -> Rows:
+    """The peer's ``2P`` rows, row ``P - distance``; what belongs to the future is not ours."""
+    return lambda get: [
+        *(get(table)[d : d + 1] for d in range(p, -1, -1)),
+        get(table).new_zeros(p - 1, *table.shape[1:]),
+    ]
+
+
+def adaptive_rows(model: LanguageModel, g: Golden, embedding: str, *, reverse: bool) -> dict:
+    """Embedding and head of kimi and HF: ``{peer's name: rows of ours}``."""
+    rows: dict[str, Rows] = {}
+    for i, table in enumerate(model.embedding.tables):
+        rows[f"{embedding}.emb_layers.{i}.weight"] = one(table)
+    for i, projection in enumerate(model.embedding.projections):
+        rows[f"{embedding}.emb_projs.{i}"] = one(projection)
+    for i, table in enumerate(model.head.tables):
+        rows[f"crit.out_layers.{i}.weight"] = one(table)
+        rows[f"crit.out_layers.{i}.bias"] = one(model.head.biases[i])
+    for i, projection in enumerate(model.head.projections):
+        rows[f"crit.out_projs.{i}"] = one(projection)
+    if g.config["cutoffs"]:
+        # Ours and HF's: tail cluster i is column cutoffs[0] + i - 1 of the head; kimi's is -i.
+        order = upside_down if reverse else one
+        rows["crit.cluster_weight"] = order(model.head.cluster_weight)
+        rows["crit.cluster_bias"] = order(model.head.cluster_bias)
+    return rows
+
+
+def layer_rows(model: LanguageModel, prefix: str) -> dict[str, Rows]:
+    """Layers of kimi and HF."""
+    rows: dict[str, Rows] = {}
+    for n, layer in enumerate(model.backbone.layers):
+        attention, here = layer.attention, f"{prefix}layers.{n}"
+        rows[f"{here}.dec_attn.qkv_net.weight"] = stacked(
+            attention.query.weight, attention.key.weight, attention.value.weight
+        )
+        rows[f"{here}.dec_attn.o_net.weight"] = one(attention.output.weight)
+        rows[f"{here}.dec_attn.r_net.weight"] = one(attention.position.weight)
+        rows |= linear(f"{here}.dec_attn.layer_norm", layer.attention_norm)
+        rows |= linear(f"{here}.pos_ff.layer_norm", layer.feed_forward_norm)
+        rows |= linear(f"{here}.pos_ff.CoreNet.0", layer.feed_forward.inner)
+        rows |= linear(f"{here}.pos_ff.CoreNet.3", layer.feed_forward.outer)
+    return rows
+
+
+def linear(name: str, module: Any) -> dict[str, Rows]:
+    return {f"{name}.weight": one(module.weight), f"{name}.bias": one(module.bias)}
+
+
+def bias_rows(model: LanguageModel, g: Golden, prefix: str) -> dict[str, Rows]:
+    """``r_w_bias`` is u and ``r_r_bias`` is v: of the model, of each layer, or both where tied."""
+    rows: dict[str, Rows] = {}
+    tied = model.backbone.config.tie_position_biases
+    for theirs, ours in (
+        ("r_w_bias", model.backbone.content_bias),
+        ("r_r_bias", model.backbone.position_bias),
+    ):
+        if tied:
+            rows[f"{prefix}{theirs}"] = item(ours, 0)
+        for n in range(len(model.backbone.layers)):
+            rows[f"{prefix}layers.{n}.dec_attn.{theirs}"] = item(ours, 0 if tied else n)
+    return {name: r for name, r in rows.items() if f"param.{name}" in g}
+
+
+# ----- Models from the recorded options
+
+
+def tie_flags(config: dict[str, Any], n_clusters: int) -> list[bool]:
+    """Which clusters' output projections are the embedding's."""
+    value = config.get("tie_projs")
+    if value is None and "proj_share_all_but_first" in config:
+        value = "all_but_first" if config["proj_share_all_but_first"] else "none"
+    if value is None or value == "none" or value == []:
+        return [False] * n_clusters
+    if isinstance(value, bool):
+        return [value] * n_clusters
+    if value in ("all", "all_but_first"):
+        return [value == "all"] + [True] * (n_clusters - 1)
+    assert isinstance(value, list), f"tie_projs {value!r} is not understood"
+    return (value + [False] * n_clusters)[:n_clusters]
+
+
+def kimi_or_hf_model(g: Golden) -> LanguageModel:
+    c = g.config
+    if c.get("ext_len", 0) or c.get("attn_type", 0):
+        pytest.fail("ext_len and attn_type are other models than Transformer-XL's")
+    n_clusters = len(c["cutoffs"]) + 1
+    flags = tie_flags(c, n_clusters)
+    name = {
+        (False,) * n_clusters: "none",
+        (False,) + (True,) * (n_clusters - 1): "all-but-first",
+        (True,) * n_clusters: "all",
+    }.get(tuple(flags))
+    model = LanguageModel(
+        c["n_token"] if "n_token" in c else c["vocab_size"],
+        TransformerXLConfig(
+            n_layers=c["n_layer"],
+            d_model=c["d_model"],
+            n_heads=c["n_head"],
+            d_head=c["d_head"],
+            d_ff=c["d_inner"],
+            memory_length=c["mem_len"],
+            attention_span="fixed" if c["same_length"] else "segment",
+            clamp_length=c["clamp_len"] if c["clamp_len"] > 0 else None,
+            # kimi's two biases always serve all layers.
+            tie_position_biases=not c.get("untie_r", False),
+            normalisation="pre" if c["pre_lnorm"] else "post",
+            final_norm=False,
+        ),
+        EmbeddingConfig(
+            tie=c["tie_weight"] if "tie_weight" in c else c.get("tie_word_embeddings", True),
+            d_embed=c["d_embed"],
+            cutoffs=tuple(c["cutoffs"]),
+            div_val=c["div_val"],
+            tie_projections=name or "none",
+        ),
+    )
+    if name is None and len(model.head.projections):
+        # A pattern that no option names: tied here by hand.
+        for i in (i for i, flag in enumerate(flags) if flag):
+            shared = model.embedding.projections[i if c["div_val"] > 1 else 0]
+            model.head.projections[i] = shared
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = c.get("layer_norm_epsilon", module.eps)
+    return model
+
+
+def labml_model(g: Golden) -> LanguageModel:
+    c = g.config
+    return LanguageModel(
+        c["n_tokens"],
+        TransformerXLConfig(
+            n_layers=c["n_layers"],
+            d_model=c["d_model"],
+            n_heads=c["heads"],
+            d_ff=c["d_ff"],
+            memory_length=c["mem_len"],
+            positions="learned",
+            max_distance=max(c["P"] + 1, c["mem_len"] + max(c["segments"])),
+            normalisation="pre",
+            attention_bias=True,
+        ),
+        EmbeddingConfig(tie=False, scale=False),
+    )
+
+
+def labml_rows(model: LanguageModel, g: Golden) -> dict[str, Rows]:
+    p = g.config["P"]
+    rows = {"src_embed.weight": one(model.embedding.tables[0])}
+    rows["generator.weight"] = one(model.head.tables[0])
+    rows["generator.bias"] = one(model.head.biases[0])
+    rows |= linear("transformer.norm", model.backbone.final_norm)
+    for n, layer in enumerate(model.backbone.layers):
+        attention, here = layer.attention, f"transformer.layers.{n}"
+        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
+        rows |= linear(f"{here}.norm_ff", layer.feed_forward_norm)
+        rows |= linear(f"{here}.feed_forward.layer1", layer.feed_forward.inner)
+        rows |= linear(f"{here}.feed_forward.layer2", layer.feed_forward.outer)
+        rows[f"{here}.self_attn.query.linear.weight"] = one(attention.query.weight)
+        rows[f"{here}.self_attn.key.linear.weight"] = one(attention.key.weight)
+        rows |= linear(f"{here}.self_attn.value.linear", attention.value)
+        rows |= linear(f"{here}.self_attn.output", attention.output)
+        rows[f"{here}.self_attn.query_pos_bias"] = item(model.backbone.content_bias, n)
+        rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(attention.position_keys, p)
+        rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
+    return rows
+
+
+# ----- Writing parameters, reading gradients
+
+
+@torch.no_grad()
+def write_parameters(model: LanguageModel, rows: dict[str, Rows], g: Golden) -> None:
+    """Every parameter of the peer into ours; fails if one of either side is left over."""
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    theirs = dict(g.named("param."))
+    assert set(theirs) == set(rows), f"unmapped: {set(theirs) ^ set(rows)}"
+    for name, tensor in theirs.items():
+        views = rows[name](lambda p: p.data)
+        flat = tensor.unsqueeze(0) if views[0].dim() > tensor.dim() else tensor
+        assert sum(len(v) for v in views) == len(flat), f"{name}: sizes differ"
+        for view, part in zip(views, flat.split([len(v) for v in views]), strict=True):
+            assert view.shape == part.shape, f"{name}: {view.shape} != {part.shape}"
+            view.copy_(part)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("position_keys", "position_scores")):
+            # Distances past the peer's table, which no recorded segment reaches.
+            parameter[g.config["P"] + 1 :] = 0
+        assert parameter.isfinite().all(), f"{name} has no counterpart"
+    for name, tensor in theirs.items():
+        # Nothing was written twice with two values. The future of a table is not ours.
+        past = g.config["P"] + 1 if "key_pos_" in name else None
+        ours = read(rows[name], tensor, lambda p: p.data)
+        assert_same(ours[:past], tensor[:past], 0.0, f"param {name}")
+
+
+def read(rows: Rows, like: Tensor, get: Get) -> Tensor:
+    return torch.cat(rows(get)).view_as(like)
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def check_gradients(rows: dict[str, Rows], g: Golden, dtype: torch.dtype) -> None:
+    """All gradients of the peer; what it gives none must be none, or zero, with us."""
+    compared = set()
+    for name, theirs in g.named("f64.grad."):
+        ours = read(rows[name], theirs, gradient)
+        assert_same(ours, theirs, GRADIENT[dtype], f"gradient of {name}")
+        compared |= g.tied_to(name)
+    without = set(g.json["parameters_without_gradient"])
+    for name in (without & set(rows)) - compared:
+        assert all(not r.any() for r in rows[name](gradient)), f"{name}: a gradient from nowhere"
+    left = set(rows) - compared - {n for w in without for n in g.tied_to(w)}
+    assert not left, f"parameters whose gradient was not compared: {sorted(left)}"
+
+
+# ----- Reading the segments
+
+
+class Recorder:
+    """Layer inputs, the backbone's output and the first attention of a forward pass."""
+
+    def __init__(self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.layer_inputs: dict[int, Tensor] = {}
+        self.hidden = torch.empty(0)
+        self.attention: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        for n, layer in enumerate(model.backbone.layers):
+            layer.register_forward_pre_hook(
+                lambda _, args, n=n: self.layer_inputs.__setitem__(n, args[0])
+            )
+        model.backbone.register_forward_hook(
+            lambda _, args, out: setattr(self, "hidden", out.hidden)
+        )
+
+        def spy(*args: Any, **options: Any) -> Tensor:
+            if self.attention is None:
+                self.attention = args, options
+            return relative_attention(*args, **options)
+
+        monkeypatch.setattr(transformer_xl_module, "relative_attention", spy)
+
+    @torch.no_grad()
+    def first_attention(self) -> Tensor:
+        """``[B, H, T, S]`` of layer 0: what attention makes of the identity as values."""
+        assert self.attention is not None
+        (q, k, _, position_keys), options = self.attention
+        eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
+        return relative_attention(
+            q, k, eye, position_keys, **options | {"implementation": "reference"}
+        )
+
+
+def log_probabilities(model: LanguageModel, logits: Tensor) -> Tensor:
+    return logits if len(model.head.edges) > 2 else logits.log_softmax(-1)
+
+
+def check_memory(g: Golden, key: str, memory: Any, tolerance: float, layers: range) -> None:
+    for n in layers:
+        if f"{key}.mem{n}" in g:
+            theirs = g[f"{key}.mem{n}"].transpose(0, 1)
+            slots = theirs.shape[1]
+            assert memory.length.tolist() == [slots] * len(theirs)
+            ours = memory.hidden[:, n, memory.hidden.shape[2] - slots :]
+            assert_same(ours, theirs, tolerance, f"{key}.mem{n}")
+
+
+def check_frequencies(g: Golden, key: str) -> None:
+    """The peers compute their frequencies in the stored precision, we in float64."""
+    ours = sinusoids(torch.ones(1), g.config["d_model"], torch.float64)[0]
+    ours = ours[: g.config["d_model"] // 2].asin()
+    # arcsin is steep at the first frequency, 1.
+    assert_same(ours, g[f"f64.buf.{key}"], 1e-12, "float64 frequencies")
+    assert_same(ours, g[f"f32.buf.{key}"], 1e-6, "float32 frequencies")
+
+
+def assert_all_seen(g: Golden, dtype: torch.dtype) -> None:
+    left = g.unseen("in.", "param.", f"{PREFIX[dtype]}.", "f64.grad.")
+    assert not left, f"recorded, but not compared: {left}"
+
+
+def check_reader(model: LanguageModel, before: Any, tokens: Tensor, out: Any, tol: float) -> None:
+    reader = model.reader(before)
+    assert_same(reader.read(tokens), out.logits, tol, "reader")
+    assert_same(reader.memory.hidden, out.memory.hidden, tol, "reader's memory")
+
+
+def check_loss(ours: Tensor, magnitude: float, theirs: Tensor, dtype: torch.dtype) -> None:
+    """Losses are sums that cancel: they are compared on the scale of what is summed."""
+    assert abs(ours.item() - theirs.item()) <= OUTPUT[dtype] * max(magnitude, abs(theirs.item()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", parameters("kimi_xl"))
+def test_kimi_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+    model = kimi_or_hf_model(g)
+    rows = adaptive_rows(model, g, "word_emb", reverse=True)
+    rows |= layer_rows(model, "") | bias_rows(model, g, "")
+    write_parameters(model, rows, g)
+    check_frequencies(g, "pos_emb.inv_freq")
+    model.to(dtype).eval()
+    seen = Recorder(model, monkeypatch)
+
+    n_layers, mem_len = g.config["n_layer"], g.config["mem_len"]
+    memory = model.initial_memory(g.config["batch"], start="empty")
+    final = torch.empty(g.config["batch"], 0, g.config["d_model"], dtype=dtype)
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    for i in g.segments:
+        tokens = g.input(f"seg{i}.tokens", dtype).t()
+        targets = g.input(f"seg{i}.targets", dtype).t()
+        w_nll = g.input(f"seg{i}.w_nll", dtype).t()
+        w_hidden = g.input(f"seg{i}.w_hidden", dtype).transpose(0, 1)
+        with torch.no_grad():
+            out = model(tokens, memory)
+        ours = log_probabilities(model, out.logits)
+        assert_same(ours, g[f"{f}.seg{i}.logprobs"].transpose(0, 1), tol, f"seg{i}.logprobs")
+        check_reader(model, memory, tokens, out, tol)
+
+        out = model(tokens, memory, targets=targets)
+        assert out.logits is None
+        hidden = seen.hidden
+        assert_same(hidden, g[f"{f}.seg{i}.hidden"].transpose(0, 1), tol, f"seg{i}.hidden")
+        assert_same(out.losses, g[f"{f}.seg{i}.nll"].t(), tol, f"seg{i}.nll")
+        # Theirs is grouped by cluster.
+        returned = g[f"{f}.seg{i}.loss_as_returned"].flatten().sort().values
+        assert_same(out.losses.flatten().sort().values, returned, tol, f"seg{i}.loss_as_returned")
+        terms = (out.losses * w_nll, hidden * w_hidden)
+        loss = terms[0].sum() + terms[1].sum()
+        check_loss(loss, sum(t.abs().sum().item() for t in terms), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + loss, magnitude + sum(t.abs().sum().item() for t in terms)
+
+        memory = out.memory.detach()
+        check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
+        # Their last memory is the final output, which nobody reads.
+        final = torch.cat([final, hidden.detach()], 1)
+        final = final[:, max(0, final.shape[1] - mem_len) :]
+        if f"{f}.seg{i}.mem{n_layers}" in g:
+            theirs = g[f"{f}.seg{i}.mem{n_layers}"].transpose(0, 1)
+            assert_same(final, theirs, tol, f"seg{i}.mem{n_layers}")
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(rows, g, dtype)
+    assert_all_seen(g, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", parameters("hf_transfo_xl"))
+def test_hf_transfo_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+    model = kimi_or_hf_model(g)
+    rows = adaptive_rows(model, g, "transformer.word_emb", reverse=False)
+    rows |= layer_rows(model, "transformer.") | bias_rows(model, g, "transformer.")
+    write_parameters(model, rows, g)
+    check_frequencies(g, "transformer.pos_emb.inv_freq")
+    model.to(dtype).eval()
+    seen = Recorder(model, monkeypatch)
+
+    n_layers = g.config["n_layer"]
+    memory = model.initial_memory(g.config["batch"], start="zeros")
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    for i in g.segments:
+        tokens = g.input(f"seg{i}.input_ids", dtype)
+        weights = g.input(f"seg{i}.w_logprobs", dtype)
+        seen.attention = None
+        out = model(tokens, memory)
+        ours = log_probabilities(model, out.logits)
+        assert_same(ours, g[f"{f}.seg{i}.logprobs"], tol, f"seg{i}.logprobs")
+        for n, hidden in (seen.layer_inputs | {n_layers: seen.hidden}).items():
+            if f"{f}.seg{i}.hidden{n}" in g:
+                assert_same(hidden, g[f"{f}.seg{i}.hidden{n}"], tol, f"seg{i}.hidden{n}")
+        if f"{f}.seg{i}.attn0" in g:
+            assert_same(seen.first_attention(), g[f"{f}.seg{i}.attn0"], tol, f"seg{i}.attn0")
+        terms = ours * weights
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+        check_reader(model, memory, tokens, out, tol)
+
+        # Theirs shift the labels inside: the last token has no loss.
+        with torch.no_grad():
+            losses = model(tokens, memory, targets=tokens.roll(-1, 1)).losses[:, :-1]
+        for key, value in {
+            "nll_token_order": losses,
+            "loss_mean_as_returned": losses.mean(),
+        }.items():
+            if f"{f}.seg{i}.{key}" in g:
+                assert_same(value, g[f"{f}.seg{i}.{key}"], tol, f"seg{i}.{key}")
+        if f"{f}.seg{i}.losses_as_returned" in g:
+            # Theirs is grouped by cluster.
+            returned = g[f"{f}.seg{i}.losses_as_returned"].flatten().sort().values
+            assert_same(losses.flatten().sort().values, returned, tol, f"seg{i} as returned")
+
+        memory = out.memory.detach()
+        check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(rows, g, dtype)
+    assert_all_seen(g, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", parameters("labml_xl"))
+def test_labml_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+    model = labml_model(g)
+    rows = labml_rows(model, g)
+    write_parameters(model, rows, g)
+    model.to(dtype).eval()
+    seen = Recorder(model, monkeypatch)
+
+    memory = model.initial_memory(g.config["batch"])
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    for i in g.segments:
+        tokens = g.input(f"seg{i}.tokens", dtype).t()
+        weights = g.input(f"seg{i}.w", dtype).transpose(0, 1)
+        out = model(tokens, memory)
+        assert_same(out.logits, g[f"{f}.seg{i}.logits"].transpose(0, 1), tol, f"seg{i}.logits")
+        for n, x in seen.layer_inputs.items():
+            if f"{f}.seg{i}.layer_input{n}" in g:
+                theirs = g[f"{f}.seg{i}.layer_input{n}"].transpose(0, 1)
+                assert_same(x, theirs, tol, f"seg{i}.layer_input{n}")
+        terms = out.logits * weights
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+        check_reader(model, memory, tokens, out, tol)
+        memory = out.memory.detach()
+        check_memory(g, f"{f}.seg{i}", memory, tol, range(g.config["n_layers"]))
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(rows, g, dtype)
+    assert_all_seen(g, dtype)
+
+
+# ----- The attention alone
+
+
+@pytest.mark.parametrize("implementation", ["reference", "fused", "sdpa"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", parameters("labml_rel_mha"))
+def test_labml_rel_mha(path: Path, dtype: torch.dtype, implementation: str) -> None:
+    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+    c = g.config
+    n_heads, p, n_queries, n_keys = c["heads"], c["P"], c["q_len"], c["k_len"]
+    width = c["d_model"] // n_heads
+    w = {name: t.to(dtype).requires_grad_() for name, t in g.named("param.")}
+    query, keys = (g.input(n, dtype).requires_grad_() for n in ("query", "key_value"))
+    mask = g.input("mask", dtype).bool().permute(2, 0, 1)
+
+    # The op knows the past only. Where the mask shows the future, every query is moved behind the
+    # last key by hidden padding, and the table of distances with it.
+    past = torch.arange(n_keys) <= torch.arange(n_keys - n_queries, n_keys)[:, None]
+    padding = n_queries - 1 if (mask & ~past).any() else 0
+    visible = F.pad(mask, (0, padding))
+    table_rows = p - torch.arange(-padding, n_keys)
+
+    def heads(x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], n_heads, width).permute(1, 2, 0, 3)
+
+    def attend(values: Tensor, how: Any) -> Tensor:
+        k = heads(F.linear(keys, w["key.linear.weight"]))
+        return relative_attention(
+            heads(F.linear(query, w["query.linear.weight"])),
+            F.pad(k, (0, 0, 0, padding)),
+            F.pad(values, (0, 0, 0, padding)),
+            w["key_pos_embeddings"][table_rows].transpose(0, 1),
+            content_bias=w["query_pos_bias"],
+            position_scores=w["key_pos_bias"][table_rows].t(),
+            mask=visible,
+            implementation=how,
+        )
+
+    with torch.set_grad_enabled(implementation != "sdpa"):
+        values = heads(F.linear(keys, w["value.linear.weight"], w["value.linear.bias"]))
+        out = attend(values, implementation).permute(2, 0, 1, 3).flatten(2)
+        out = F.linear(out, w["output.weight"], w["output.bias"])
+    assert_same(out, g[f"{f}.out"], tol, "out")
+    terms = out * g.input("w", dtype)
+    check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.loss"], dtype)
+    if implementation == "sdpa":
+        return
+
+    terms.sum().backward()
+    for name, theirs in g.named("f64.grad."):
+        assert_same(w.pop(name).grad, theirs, GRADIENT[dtype], f"gradient of {name}")
+    assert set(w) == set(g.json["parameters_without_gradient"])
+    for name, x in (("query", query), ("key_value", keys)):
+        assert_same(x.grad, g[f"f64.gradin.{name}"], GRADIENT[dtype], f"gradient of {name}")
+    list(g.named("f32.grad"))  # Ours in float32 were compared with the better ones.
+
+    w = {name: t.to(dtype) for name, t in g.named("param.")}
+    with torch.no_grad():
+        eye = torch.eye(n_keys, dtype=dtype).expand(c["batch"], n_heads, -1, -1)
+        attention = attend(eye, "reference").permute(2, 3, 0, 1)
+        assert_same(attention, g[f"{f}.attn"], tol, "attn")
+        scores = g[f"{f}.scores_before_scale_and_mask"] * width**-0.5
+        scores = scores.masked_fill(~mask.permute(1, 2, 0)[..., None], float("-inf"))
+        assert_same(attention, scores.softmax(1), tol, "scores")
+    assert_all_seen(g, dtype)

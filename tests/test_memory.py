@@ -1,0 +1,251 @@
+"""The memory value: its operations, its file, and what it says to a bad file."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models import TransformerXLMemory
+from memspan.tensor_files import save_tensors
+
+FINGERPRINT = "f" * 64
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherMemory(Memory):
+    weights: Tensor
+
+
+def memory(batch: int = 3) -> TransformerXLMemory:
+    generator = torch.Generator().manual_seed(0)
+    return TransformerXLMemory(
+        tokens_seen=torch.tensor([7, 2, 0])[:batch],
+        hidden=torch.randn(batch, 2, 4, 3, generator=generator),
+        length=torch.tensor([4, 2, 0])[:batch],
+    )
+
+
+def fields(m: Memory) -> dict[str, Tensor]:
+    return {f.name: getattr(m, f.name) for f in dataclasses.fields(m)}
+
+
+def assert_equal(a: Memory, b: Memory) -> None:
+    assert type(a) is type(b)
+    for name, tensor in fields(a).items():
+        other = fields(b)[name]
+        assert tensor.dtype == other.dtype, name
+        assert torch.equal(tensor, other), name
+
+
+def test_map_reaches_every_field() -> None:
+    m = memory()
+    seen = []
+    doubled = m.map(lambda t: (seen.append(t.shape), t * 2)[1])
+    assert len(seen) == 3
+    assert torch.equal(doubled.hidden, 2 * m.hidden)
+    assert doubled.tokens_seen.tolist() == [14, 4, 0]
+    assert_equal(m, memory())
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        memory().hidden = torch.zeros(1)  # type: ignore[misc]
+
+
+def test_detach_cuts_the_graph() -> None:
+    m = memory()
+    m = dataclasses.replace(m, hidden=m.hidden.requires_grad_() * 1)
+    assert m.hidden.requires_grad
+    assert not m.detach().hidden.requires_grad
+    assert m.hidden.requires_grad
+
+
+def test_to_converts_floats_only() -> None:
+    m = memory().to(dtype=torch.float64)
+    assert m.hidden.dtype == torch.float64
+    assert m.length.dtype == m.tokens_seen.dtype == torch.int64
+    m = memory().to("meta")
+    assert {t.device.type for t in fields(m).values()} == {"meta"}
+    assert_equal(memory().to(), memory())
+
+
+@pytest.mark.parametrize("rows", [[2, 0], torch.tensor([2, 0])])
+def test_select_reorders(rows: list[int] | Tensor) -> None:
+    picked = memory().select(rows)
+    assert picked.batch_size == 2
+    assert picked.length.tolist() == [0, 4]
+    assert torch.equal(picked.hidden[1], memory().hidden[0])
+
+
+def test_select_repeats() -> None:
+    picked = memory().select([1, 1, 1, 1])
+    assert picked.tokens_seen.tolist() == [2] * 4
+    assert torch.equal(picked.hidden[3], memory().hidden[1])
+
+
+def test_select_and_reset_give_new_tensors() -> None:
+    m = memory()
+    for other in (m.select([0, 1, 2]), m.reset([False] * 3)):
+        for name, tensor in fields(other).items():
+            assert tensor.data_ptr() != fields(m)[name].data_ptr(), name
+
+
+@pytest.mark.parametrize("mask", [[True, False, False], torch.tensor([True, False, False])])
+def test_reset_empties_the_marked_rows(mask: list[bool] | Tensor) -> None:
+    before = memory()
+    before.hidden[0, 0, 0, 0] = float("nan")  # a poisoned row is to be forgotten too
+    after = before.reset(mask)
+    for tensor in fields(after).values():
+        assert not tensor[0].any()
+    assert_equal(after.select([1, 2]), memory().select([1, 2]))
+    assert before.tokens_seen.tolist() == [7, 2, 0]
+
+
+@pytest.mark.parametrize("mask", [[True], [True] * 4, [[True] * 3]])
+def test_reset_wants_one_bool_per_row(mask: list[bool]) -> None:
+    with pytest.raises(MemspanError, match="one bool per row"):
+        memory().reset(torch.tensor(mask))
+
+
+def test_reset_carries_gradients_of_kept_rows_only() -> None:
+    m = memory()
+    m.hidden.requires_grad_()
+    m.reset([True, False, False]).hidden.sum().backward()
+    assert m.hidden.grad[0].eq(0).all()
+    assert m.hidden.grad[1:].eq(1).all()
+
+
+def test_nbytes_counts_every_field() -> None:
+    assert memory().nbytes == 3 * (2 * 4 * 3 * 4 + 8 + 8)
+
+
+# ----- Files
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "book.memory"
+    memory().save(path, FINGERPRINT)
+    assert_equal(TransformerXLMemory.load(path, FINGERPRINT), memory())
+    assert [p.name for p in path.parent.iterdir()] == ["book.memory"]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_save_takes_a_string_too(tmp_path: Path, kind: type) -> None:
+    memory().save(kind(tmp_path / "m"), FINGERPRINT)
+    assert_equal(TransformerXLMemory.load(kind(tmp_path / "m"), FINGERPRINT), memory())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_save_keeps_the_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    memory().to(dtype=dtype).save(tmp_path / "m", FINGERPRINT)
+    assert_equal(TransformerXLMemory.load(tmp_path / "m", FINGERPRINT), memory().to(dtype=dtype))
+
+
+def test_save_takes_views_aliases_and_gradients(tmp_path: Path) -> None:
+    """Fields may be one tensor (an empty memory's counts), a view, or part of a graph."""
+    counts = torch.tensor([0, 0])
+    hidden = torch.randn(4, 2, 4, 3, requires_grad=True)[::2].transpose(2, 3)
+    m = TransformerXLMemory(tokens_seen=counts, hidden=hidden, length=counts)
+    m.save(tmp_path / "m", FINGERPRINT)
+    assert_equal(TransformerXLMemory.load(tmp_path / "m", FINGERPRINT), m.detach())
+
+
+def test_save_replaces_and_survives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m"
+    memory().save(path, FINGERPRINT)
+    memory(2).save(path, FINGERPRINT)
+    assert_equal(TransformerXLMemory.load(path, FINGERPRINT), memory(2))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MemspanError, match="No space left"):
+        memory().save(path, FINGERPRINT)
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert_equal(TransformerXLMemory.load(path, FINGERPRINT), memory(2))
+
+
+def refused(path: Path, fingerprint: str = FINGERPRINT, kind: type[Memory] = TransformerXLMemory):
+    """Loading fails with one line that names the file."""
+    with pytest.raises(MemspanError) as caught:
+        kind.load(path, fingerprint)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+def test_another_models_memory_is_refused(tmp_path: Path) -> None:
+    memory().save(tmp_path / "m", FINGERPRINT)
+    assert "another model" in refused(tmp_path / "m", "0" * 64)
+    assert "another model" in refused(tmp_path / "m", kind=OtherMemory)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "missing" in refused(tmp_path / "m")
+    assert "missing" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"no safetensors\n" * 40, b"\x80\x05K\x01."])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m").write_bytes(content)
+    assert "damaged" in refused(tmp_path / "m")
+
+
+def test_other_safetensors_are_refused(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(2)}, tmp_path / "m")
+    refused(tmp_path / "m")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "m", {"fingerprint": FINGERPRINT})
+    refused(tmp_path / "m")
+    # Ours, but a checkpoint's.
+    save_tensors(tmp_path / "m", {"weight": torch.zeros(2)}, {})
+    assert "no memory" in refused(tmp_path / "m")
+
+
+def test_wrong_fields_are_refused(tmp_path: Path) -> None:
+    header = {"kind": "TransformerXLMemory", "fingerprint": FINGERPRINT}
+    save_tensors(tmp_path / "m", {"hidden": torch.zeros(1, 1, 1, 1)}, header)
+    with pytest.raises(MemspanError, match="fields"):
+        TransformerXLMemory.load(tmp_path / "m", FINGERPRINT)
+
+
+def test_truncated_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    memory().save(path, FINGERPRINT)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for size in {0, 4, 8, 9, header // 2, header - 1, header, header + 1, len(whole) - 1}:
+        path.write_bytes(whole[:size])
+        refused(path)
+    path.write_bytes(whole + b"\0")
+    refused(path)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    memory(1).save(path, FINGERPRINT)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[position] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                loaded = TransformerXLMemory.load(path, FINGERPRINT)
+            except MemspanError as error:
+                assert "\n" not in str(error), (position, bit)
+            else:
+                # What is still readable has to be what was written.
+                assert_equal(loaded, memory(1))
