@@ -81,11 +81,8 @@ def read_config(path: Path) -> RunConfig[Any]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            config: RunConfig[Any] = tyro.cli(
-                RunConfig[MODELS[architecture_of(flags)]],  # type: ignore[misc]
-                args=flags,
-                prog="config.toml",
-            )
+            kind: Any = RunConfig[MODELS[architecture_of(flags)]]  # type: ignore[misc]
+            config: RunConfig[Any] = tyro.cli(kind, args=flags, prog="config.toml")
     except SystemExit:
         words = re.sub(r"[─│╭╮╰╯]", " ", said.getvalue()).split("For full helptext")[0]
         raise MemspanError(f"{path}: {' '.join(words.split())}; correct the file") from None

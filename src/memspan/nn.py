@@ -22,8 +22,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D] -> [..., D]``."""
-        out: Tensor = self.outer(self.dropout(self.activation(self.inner(x))))
-        return out
+        return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:

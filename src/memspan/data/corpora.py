@@ -86,11 +86,8 @@ def load_corpus(name: str) -> Corpus:
     """
     if name in CORPORA:
         splits = CORPORA[name].read()
-        record: dict[str, Any] = (
-            {"python": platform.python_version()}
-            if not (CORPORA[name].source)
-            else {"url": CORPORA[name].source.url}
-        )  # type: ignore[union-attr]
+        source = CORPORA[name].source
+        record = {"url": source.url} if source else {"python": platform.python_version()}
     else:
         splits, record = _read_path(name), {}
     digest = hashlib.sha256()

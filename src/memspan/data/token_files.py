@@ -81,14 +81,11 @@ def read_tokens(path: Path) -> TokenFile:
         n_tokens, size = int(header["n_tokens"]), path.stat().st_size
         if size != n_tokens * dtype.itemsize:
             raise ValueError(f"{size:,} bytes instead of {n_tokens * dtype.itemsize:,}")
-        if header["vocab_size"] - 1 > np.iinfo(dtype).max:
+        if header["vocab_size"] > 256**dtype.itemsize:
             raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)
-        if (
-            hashlib.sha256(memoryview(tokens).cast("B") if n_tokens else b"").hexdigest()
-            != (header["sha256"])
-        ):
+        if hashlib.sha256(tokens.tobytes()).hexdigest() != header["sha256"]:
             raise ValueError("its checksum is wrong")
         starts = np.asarray(header["document_starts"], dtype=np.int64)
         if len(starts) and not (

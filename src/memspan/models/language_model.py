@@ -39,8 +39,7 @@ class LanguageModel(nn.Module):
 
     def initial_memory(self, batch_size: int, **options: Any) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
-        memory: Memory = self.backbone.initial_memory(batch_size, **options)
-        return memory
+        return self.backbone.initial_memory(batch_size, **options)
 
     def forward(
         self, tokens: Tensor, memory: Memory | None = None, *, targets: Tensor | None = None
@@ -91,8 +90,7 @@ class Reader:
     @property
     def memory(self) -> Memory:
         """The memory after all that was read: a value that may be saved, branched or trained on."""
-        memory: Memory = self._backbone.memory
-        return memory
+        return self._backbone.memory
 
     @overload
     def read(self, tokens: Tensor) -> Tensor: ...

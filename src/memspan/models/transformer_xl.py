@@ -91,8 +91,7 @@ class RelativeSelfAttention(nn.Module):
             mask=mask,
             dropout=self.dropout if self.training else 0.0,
         )
-        out: Tensor = self.output(attended.transpose(1, 2).flatten(2))
-        return out
+        return self.output(attended.transpose(1, 2).flatten(2))
 
 
 class TransformerXLLayer(nn.Module):
@@ -111,18 +110,15 @@ class TransformerXLLayer(nn.Module):
 
     def normalise_context(self, context: Tensor) -> Tensor:
         """What keys and values are computed from: with pre-norm, the normalised context."""
-        out: Tensor = self.attention_norm(context) if self.pre else context
-        return out
+        return self.attention_norm(context) if self.pre else context
 
     def residual(self, x: Tensor, attended: Tensor) -> Tensor:
         """All that follows the attention."""
         if self.pre:
             x = x + self.dropout(attended)
-            out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-            return out
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
         x = self.attention_norm(x + self.dropout(attended))
-        out = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
-        return out
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
     def forward(
         self,
@@ -258,8 +254,7 @@ class TransformerXL(nn.Module):
         return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
 
     def dropout_codes(self, codes: Tensor) -> Tensor:
-        out: Tensor = self.dropout(codes) if codes.is_floating_point() else codes
-        return out
+        return self.dropout(codes) if codes.is_floating_point() else codes
 
     def _largest_code(self, span: int, slots: int) -> int:
         limit = span - 1
@@ -362,8 +357,7 @@ class TransformerXLReader:
         elif self._uniform < self.slots:
             self._uniform = min(self._uniform + n_new, self.slots)
             self.length = torch.full_like(self.length, self._uniform)
-        out: Tensor = model.final_norm(h)
-        return out
+        return model.final_norm(h)
 
     def _uniform_length(self) -> int | None:
         lengths = self.length.tolist()

@@ -199,7 +199,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
         return out.view(n_heads, batch, n_queries, width)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, keys, weights, kept, out = ctx.saved_tensors
         n_heads, batch, n_queries, length, width = ctx.shape
@@ -241,8 +241,8 @@ def _fused(
 ) -> Tensor:
     keys, scores = _farthest_first(position_keys, position_scores)
     q, k, v = (t.transpose(0, 1) for t in (q, k, v))
-    out = _FusedRelativeAttention.apply(q, k, v, keys, scores, mask, scale, dropout)
-    return out.transpose(0, 1)  # type: ignore[no-any-return]
+    apply: Any = _FusedRelativeAttention.apply
+    return apply(q, k, v, keys, scores, mask, scale, dropout).transpose(0, 1)
 
 
 def _sdpa(
