@@ -76,10 +76,14 @@ CASES: dict[str, Case] = {
     "xl-segment-no-memory": transformer_xl(memory_length=0, tie_position_biases=True),
     "xl-segment-clamp": transformer_xl(ADAPTIVE, clamp_length=3, attention_bias=True, d_head=3),
     "xl-fixed": transformer_xl(attention_span="fixed"),
-    "xl-fixed-post-adaptive": transformer_xl(ADAPTIVE, attention_span="fixed", normalisation="post"),
+    "xl-fixed-post-adaptive": transformer_xl(
+        ADAPTIVE, attention_span="fixed", normalisation="post"
+    ),
     "xl-fixed-learned": transformer_xl(attention_span="fixed", positions="learned", max_distance=5),
     "xl-fixed-clamp": transformer_xl(
         UNTIED, attention_span="fixed", clamp_length=2, attention_bias=True, final_norm=False
     ),
-    "xl-fixed-one": transformer_xl(attention_span="fixed", memory_length=1, tie_position_biases=True),
+    "xl-fixed-one": transformer_xl(
+        attention_span="fixed", memory_length=1, tie_position_biases=True
+    ),
 }

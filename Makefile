@@ -1,0 +1,37 @@
+# memspan: `make` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help demo test check bench bench-learning clean
+help: ## list the targets
+	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.venv: .venv/.installed ## make the environment and install memspan for development
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv ## train a small Transformer-XL, score it and print what it writes (minutes)
+	$(BIN)/memspan train $(ARGS)
+
+test: .venv ## run the whole test suite
+	$(BIN)/pytest -n 2 $(ARGS)
+
+check: .venv ## lint, format, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: ## measure speed and memory against peers, in an environment of its own
+	PYTHON=$(PYTHON) sh benchmarks/environment.sh
+	.bench-venv/bin/python benchmarks/throughput.py $(ARGS)
+
+bench-learning: ## measure learning on Tiny Shakespeare against a plain GPT
+	PYTHON=$(PYTHON) sh benchmarks/environment.sh
+	.bench-venv/bin/python benchmarks/learning.py $(ARGS)
+
+clean: ## remove the environments and caches
+	rm -rf .venv .bench-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,274 @@
+"""Relative attention: the reference against the equation, the fast paths against the reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from golden import assert_same
+from torch import Tensor
+
+from memspan.ops.relative_attention import relative_attention
+
+FAST = ["fused", "sdpa"]
+# Queries, slots of memory.
+LENGTHS = [(1, 0), (1, 63), (63, 0), (63, 100), (100, 1), (100, 63), (2, 3)]
+OPTIONS = {
+    "all": ("content_bias", "position_bias", "position_scores"),
+    "sinusoidal": ("content_bias", "position_bias"),
+    "learned": ("content_bias", "position_scores"),
+    "scores": ("position_scores",),
+    "position": ("position_bias",),
+    "bare": (),
+}
+
+
+def inputs(
+    n_queries: int,
+    slots: int,
+    options: str = "all",
+    *,
+    batch: int = 3,
+    n_heads: int = 2,
+    width: int = 4,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Random float64 tensors under the operation's own names."""
+    generator = torch.Generator().manual_seed(seed)
+    n_keys = slots + n_queries
+    shapes = {
+        "q": (batch, n_heads, n_queries, width),
+        "k": (batch, n_heads, n_keys, width),
+        "v": (batch, n_heads, n_keys, width),
+        "position_keys": (n_heads, n_keys, width),
+        "content_bias": (n_heads, width),
+        "position_bias": (n_heads, width),
+        "position_scores": (n_heads, n_keys),
+    }
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+        if name in ("q", "k", "v", "position_keys", *OPTIONS[options])
+    }
+
+
+def causal(n_queries: int, slots: int) -> Tensor:
+    query = torch.arange(slots, slots + n_queries)[:, None]
+    return (torch.arange(slots + n_queries) <= query)[None]
+
+
+def masks(n_queries: int, slots: int) -> dict[str, Tensor | None]:
+    """Everything of the past; the last positions only; rows whose memory is part empty."""
+    key, query = torch.arange(slots + n_queries), torch.arange(slots, slots + n_queries)[:, None]
+    past = causal(n_queries, slots)
+    valid = torch.tensor([0, slots // 2, slots])[:, None, None]
+    found: dict[str, Tensor | None] = {
+        "past": past,
+        "window": past & (query - key < max(1, slots)),
+        "rows": past & (key >= slots - valid),
+    }
+    if n_queries == 1:
+        found["none"] = None
+    return found
+
+
+def with_gradient(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.clone().requires_grad_() for name, t in tensors.items()}
+
+
+def by_hand(
+    t: dict[str, Tensor], mask: Tensor | None, scale: float
+) -> Tensor:  # one number at a time
+    """The equation of SPEC section 1, element by element."""
+    batch, n_heads, n_queries, width = t["q"].shape
+    n_keys = t["k"].shape[2]
+    out = torch.zeros_like(t["q"])
+    for b in range(batch):
+        for h in range(n_heads):
+            for i in range(n_queries):
+                weights = {}
+                for j in range(n_keys):
+                    if mask is not None and not mask[b % len(mask), i, j]:
+                        continue
+                    distance = n_keys - n_queries + i - j
+                    assert distance >= 0
+                    score = 0.0 if "position_scores" not in t else t["position_scores"][h, distance]
+                    for c in range(width):
+                        u = t["content_bias"][h, c] if "content_bias" in t else 0.0
+                        w = t["position_bias"][h, c] if "position_bias" in t else 0.0
+                        score = score + (t["q"][b, h, i, c] + u) * t["k"][b, h, j, c]
+                        score = (
+                            score + (t["q"][b, h, i, c] + w) * t["position_keys"][h, distance, c]
+                        )
+                    weights[j] = math.exp(float(score) * scale)
+                for j, weight in weights.items():
+                    out[b, h, i] += weight / sum(weights.values()) * t["v"][b, h, j]
+    return out
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("n_queries", "slots"), [(3, 4), (1, 3), (4, 0)])
+def test_reference_is_the_equation(n_queries: int, slots: int, options: str) -> None:
+    t = inputs(n_queries, slots, options)
+    for name, mask in masks(n_queries, slots).items():
+        out = relative_attention(**t, mask=mask, implementation="reference")
+        assert_same(out, by_hand(t, mask, 4**-0.5), 1e-12, name)
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_scale_replaces_the_root_of_the_width(implementation: Any) -> None:
+    t, mask = inputs(3, 2), causal(3, 2)
+    out = relative_attention(**t, mask=mask, scale=0.3, implementation=implementation)
+    assert_same(out, by_hand(t, mask, 0.3), 1e-12, "scale")
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("n_queries", "slots"), LENGTHS)
+def test_fast_paths_equal_the_reference(
+    n_queries: int, slots: int, options: str, implementation: Any
+) -> None:
+    t = inputs(n_queries, slots, options)
+    for name, mask in masks(n_queries, slots).items():
+        with torch.no_grad():
+            expected = relative_attention(**t, mask=mask, implementation="reference")
+            out = relative_attention(**t, mask=mask, implementation=implementation)
+        assert_same(out, expected, 1e-12, name)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("n_queries", "slots"), LENGTHS)
+def test_fused_gradients_equal_the_reference(n_queries: int, slots: int, options: str) -> None:
+    for name, mask in masks(n_queries, slots).items():
+        gradients = {}
+        for implementation in ("reference", "fused"):
+            t = with_gradient(inputs(n_queries, slots, options))
+            out = relative_attention(**t, mask=mask, implementation=implementation)
+            weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
+            gradients[implementation] = torch.autograd.grad((out * weight).sum(), list(t.values()))
+        for key, ours, expected in zip(t, gradients["fused"], gradients["reference"], strict=True):
+            # With one query of one visible key most gradients are nothing but rounding.
+            scale = max(1.0, expected.abs().max().item())
+            assert (ours - expected).abs().max() <= 1e-11 * scale, f"{name}: {key}"
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+@pytest.mark.parametrize(("n_queries", "slots"), [(100, 63), (1, 100)])
+def test_float32(n_queries: int, slots: int, implementation: Any) -> None:
+    t, mask = inputs(n_queries, slots), causal(n_queries, slots)
+    expected = relative_attention(**t, mask=mask, implementation="reference")
+    t = {name: tensor.float() for name, tensor in t.items()}
+    out = relative_attention(**t, mask=mask, implementation=implementation)
+    assert out.dtype == torch.float32
+    assert_same(out, expected, 1e-5, "float32")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("options", ["all", "sinusoidal", "learned", "bare"])
+@pytest.mark.parametrize(("n_queries", "slots"), [(1, 2), (3, 0), (3, 2)])
+def test_gradcheck(n_queries: int, slots: int, options: str, dropout: float) -> None:
+    """Analytic against numeric derivatives of the fused path, dropout's draw held fixed."""
+    for name, mask in masks(n_queries, slots).items():
+        t = with_gradient(inputs(n_queries, slots, options, width=2))
+
+        def attend(*values: Tensor, mask=mask, names=tuple(t)) -> Tensor:
+            torch.manual_seed(2)
+            return relative_attention(
+                **dict(zip(names, values, strict=True)),
+                mask=mask,
+                dropout=dropout,
+                implementation="fused",
+            )
+
+        assert torch.autograd.gradcheck(attend, tuple(t.values())), name
+
+
+def test_gradients_of_a_part_of_the_inputs() -> None:
+    """Frozen inputs get no gradient and the others' stay right."""
+    mask = causal(5, 3)
+    whole = with_gradient(inputs(5, 3))
+    relative_attention(**whole, mask=mask, implementation="fused").square().sum().backward()
+    for chosen in whole:
+        t = inputs(5, 3)
+        t[chosen].requires_grad_()
+        relative_attention(**t, mask=mask, implementation="fused").square().sum().backward()
+        assert_same(t[chosen].grad, whole[chosen].grad, 1e-12, chosen)
+        assert all(t[name].grad is None for name in t if name != chosen)
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
+    """Over many rows the mean is the result without dropout, and zeros are as many as asked."""
+    n, p = 4000, 0.3
+    t = inputs(2, 1, batch=1)
+    expected = relative_attention(**t, mask=causal(2, 1), implementation="reference")
+    t |= {name: t[name].expand(n, -1, -1, -1) for name in ("q", "k")}
+    # Values that show the weights themselves.
+    t["v"] = torch.eye(3, 4, dtype=torch.float64).expand(n, 2, -1, -1)
+    plain = relative_attention(**t, mask=causal(2, 1), implementation=implementation)[..., :3]
+    torch.manual_seed(0)
+    out = relative_attention(**t, mask=causal(2, 1), dropout=p, implementation=implementation)
+    out = out[..., :3]
+    visible = causal(2, 1).expand_as(out[0])
+    kept = out[:, visible] != 0
+    assert (kept.double().mean(0) - (1 - p)).abs().max() < 5 * (p * (1 - p) / n) ** 0.5
+    scaled = plain / (1 - p)
+    assert torch.allclose(out[:, visible][kept], scaled[:, visible][kept])
+    assert not out[:, ~visible].any()
+    assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST, None])
+def test_hidden_keys_do_not_matter(implementation: Any) -> None:
+    """What the mask hides may hold anything finite, and gets no gradient."""
+    t, mask = inputs(4, 3), masks(4, 3)["rows"]
+    before = relative_attention(**t, mask=mask, implementation=implementation)
+    t["k"][0, :, :3] = t["v"][0, :, :3] = 1e3
+    after = relative_attention(**t, mask=mask, implementation=implementation)
+    assert_same(after, before, 1e-12, "hidden")
+    if implementation == "fused":
+        t = with_gradient(t)
+        relative_attention(**t, mask=mask, implementation="fused").sum().backward()
+        assert not t["k"].grad[0, :, :3].any()
+        assert not t["v"].grad[0, :, :3].any()
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_inputs_may_be_views(implementation: Any) -> None:
+    """Heads are split by transposing and buffers are sliced: no layout is taken for granted."""
+    t, mask = inputs(5, 3), causal(5, 3)
+    expected = relative_attention(**t, mask=mask, implementation=implementation)
+    for name, tensor in t.items():
+        last = tensor.dim() - 1
+        t[name] = torch.cat([tensor, tensor], 0)[: len(tensor)].transpose(0, last).contiguous()
+        t[name] = t[name].transpose(0, last)
+    out = relative_attention(**t, mask=mask, implementation=implementation)
+    assert_same(out, expected, 1e-12, "views")
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_inputs_are_not_changed(implementation: Any) -> None:
+    t, mask = inputs(5, 3), causal(5, 3)
+    relative_attention(**t, mask=mask, implementation=implementation)
+    assert mask.equal(causal(5, 3))
+    for name, tensor in inputs(5, 3).items():
+        assert tensor.equal(t[name]), name
+
+
+def test_choice_of_implementation() -> None:
+    """fused where a gradient is wanted, else sdpa; both agree, and neither is swapped silently."""
+    t, mask = inputs(5, 3), causal(5, 3)
+    assert relative_attention(**t, mask=mask).grad_fn is None
+    out = relative_attention(**with_gradient(t), mask=mask)
+    assert "FusedRelativeAttention" in str(out.grad_fn.next_functions[0][0])
+    with torch.no_grad():
+        assert relative_attention(**with_gradient(t), mask=mask).grad_fn is None
+    with pytest.raises(ValueError, match="without gradients"):
+        relative_attention(**with_gradient(t), mask=mask, implementation="sdpa")
+
+
+def test_a_mask_is_needed_to_hide_the_future() -> None:
+    with pytest.raises(ValueError, match="mask"):
+        relative_attention(**inputs(2, 1))
