@@ -79,7 +79,13 @@ class Reader:
 
     def __init__(self, model: LanguageModel, memory: Memory | None, batch_size: int) -> None:
         self._model = model
-        self._versions = self._weights()
+        # Where every parameter lives, which it is and how often it was written to.
+        self._weights = [
+            (module._parameters, name, parameter, parameter._version)
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
         with self._inference():
             self._backbone = model.backbone.reader(memory, batch_size)
 
@@ -102,7 +108,7 @@ class Reader:
         Raises:
             MemspanError: the weights have changed since the reader was made.
         """
-        if self._weights() != self._versions:
+        if any(home[name] is not p or p._version != v for home, name, p, v in self._weights):
             raise MemspanError(
                 "the weights have changed since this reader was made, so what it kept is stale: "
                 "make a new one with model.reader(reader.memory)"
@@ -112,9 +118,6 @@ class Reader:
             if targets is None:
                 return self._model.head(hidden)  # type: ignore[no-any-return]
             return self._model.head.losses(hidden, targets)
-
-    def _weights(self) -> tuple[tuple[int, int], ...]:
-        return tuple((p.data_ptr(), p._version) for p in self._model.parameters())
 
     def _inference(self) -> Any:
         if self._model.training:

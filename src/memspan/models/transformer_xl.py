@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.config import TransformerXLConfig
@@ -18,7 +19,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, initialise, sinusoids
-from memspan.ops.relative_attention import relative_attention
+from memspan.ops.relative_attention import attend_one, relative_attention
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class RelativeSelfAttention(nn.Module):
 
     def heads(self, x: Tensor) -> Tensor:
         """``[B, T, H*K] -> [B, H, T, K]``."""
-        return x.unflatten(-1, (self.n_heads, self.head_width)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
     def distances(self, codes: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys ``[H, S, K]`` and scores ``[H, S]`` of the distances ``0 .. S-1``.
@@ -72,18 +73,21 @@ class RelativeSelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor,
+        memory: Tensor,
         codes: Tensor,
         mask: Tensor,
         content_bias: Tensor,
         position_bias: Tensor | None,
     ) -> Tensor:
-        """Queries from ``x [B, T, D]``, keys and values from ``context [B, S, D]``."""
+        """Queries from ``x [B, T, D]``, keys and values from ``memory [B, M, D]`` and ``x``.
+
+        The two are projected apart: no gradient is computed for a memory that is detached.
+        """
         position_keys, position_scores = self.distances(codes)
         attended = relative_attention(
             self.heads(self.query(x)),
-            self.heads(self.key(context)),
-            self.heads(self.value(context)),
+            self.heads(torch.cat([self.key(memory), self.key(x)], 1)),
+            self.heads(torch.cat([self.value(memory), self.value(x)], 1)),
             position_keys,
             content_bias=content_bias,
             position_bias=position_bias,
@@ -123,16 +127,21 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor,
+        memory: Tensor,
         codes: Tensor,
         mask: Tensor,
         content_bias: Tensor,
         position_bias: Tensor | None,
     ) -> Tensor:
-        context = self.normalise_context(context)
-        # The segment is the context's end: its norm is not computed a second time.
-        queries = context[:, -x.shape[1] :]
-        attended = self.attention(queries, context, codes, mask, content_bias, position_bias)
+        """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
+        attended = self.attention(
+            self.normalise_context(x),
+            self.normalise_context(memory),
+            codes,
+            mask,
+            content_bias,
+            position_bias,
+        )
         return self.residual(x, attended)
 
 
@@ -220,9 +229,9 @@ class TransformerXL(nn.Module):
         h = self.dropout(x)
         kept = []
         for n, layer in enumerate(self.stack()):
-            context = torch.cat([memory.hidden[:, n].to(h.dtype), h], 1)
-            kept.append(context[:, context.shape[1] - slots :])
-            h = layer(h, context, codes, mask, *self.biases(n))
+            old = memory.hidden[:, n].to(h.dtype)
+            kept.append(torch.cat([old, h], 1)[:, old.shape[1] + h.shape[1] - slots :])
+            h = layer(h, old, codes, mask, *self.biases(n))
         memory = TransformerXLMemory(
             tokens_seen=memory.tokens_seen + x.shape[1],
             hidden=torch.stack(kept, 1),
@@ -297,8 +306,12 @@ class TransformerXLReader:
         self.slots = memory.hidden.shape[2]
         self.length, self.tokens_seen = memory.length, memory.tokens_seen
         self._uniform = self._uniform_length()
-        self._codes = torch.empty(0)
-        self._positions: list[tuple[Tensor, Tensor]] = []
+        self._weights = [_fused_projection(backbone, n) for n in range(len(backbone.layers))]
+        # Of every layer, for the distances covered so far: R and (v - u).R + S, nearest first, and
+        # both again farthest first, the order in which decoding needs them.
+        self._nearest_first: list[tuple[Tensor, Tensor]] = []
+        self._farthest_first: list[tuple[Tensor, Tensor]] = []
+        self._covered = 0
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._hidden = memory.hidden.detach().transpose(0, 1)
         self._keys, self._values = [], []
@@ -320,36 +333,47 @@ class TransformerXLReader:
 
     def read(self, x: Tensor) -> Tensor:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
-        model = self.backbone
         n_new = x.shape[1]
         self._make_room(n_new)
         self._cover(self.slots + n_new)
         # Rows of one length need no mask over memory: only its valid end is looked at.
         valid = self.slots if self._uniform is None else self._uniform
-        span = valid + n_new
         mask = None
-        if n_new > 1 or self._uniform is None or model.config.attention_span == "fixed":
-            mask = model.visible(self.length, n_new, self.slots)[:, :, self.slots - valid :]
-        old, new = slice(self._end - valid, self._end + n_new), slice(self._end, self._end + n_new)
+        fixed = self.backbone.config.attention_span == "fixed"
+        if n_new > 1 or self._uniform is None or fixed:
+            mask = self.backbone.visible(self.length, n_new, self.slots)
+            mask = mask[:, :, self.slots - valid :]
+        seen, new = slice(self._end - valid, self._end + n_new), slice(self._end, self._end + n_new)
         h = x
-        for n, layer in enumerate(model.stack()):
-            attention = layer.attention
-            context = layer.normalise_context(h)
+        for n, layer in enumerate(self.backbone.stack()):
             self._hidden[n, :, new] = h
-            self._keys[n][:, :, new] = attention.heads(attention.key(context))
-            self._values[n][:, :, new] = attention.heads(attention.value(context))
-            position_keys, position_scores = self._positions[n]
-            content_bias, _ = model.biases(n)
-            attended = relative_attention(
-                attention.heads(attention.query(context)) + content_bias[:, None],
-                self._keys[n][:, :, old],
-                self._values[n][:, :, old],
-                position_keys[:, :span],
-                position_scores=position_scores[:, :span],
-                mask=mask,
-            )
-            h = layer.residual(h, attention.output(attended.transpose(1, 2).flatten(2)))
+            projected = F.linear(layer.normalise_context(h), *self._weights[n])
+            q, k, v = layer.attention.heads(projected).chunk(3, 1)
+            self._keys[n][:, :, new] = k
+            self._values[n][:, :, new] = v
+            k, v = self._keys[n][:, :, seen], self._values[n][:, :, seen]
+            attended = self._attend(n, q, k, v, mask)
+            h = layer.residual(h, layer.attention.output(attended.transpose(1, 2).flatten(2)))
         self._end += n_new
+        self._count(n_new)
+        return self.backbone.final_norm(h)
+
+    def _attend(self, n: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        span = k.shape[2]
+        if q.shape[2] > 1:
+            keys, scores = self._nearest_first[n]
+            return relative_attention(
+                q, k, v, keys[:, :span], position_scores=scores[:, :span], mask=mask
+            )
+        keys, scores = self._farthest_first[n]
+        start = self._covered - span
+        one = None if mask is None else mask[:, 0]
+        scale = q.shape[-1] ** -0.5
+        return attend_one(
+            q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one, scale
+        ).unsqueeze(2)
+
+    def _count(self, n_new: int) -> None:
         self.tokens_seen = self.tokens_seen + n_new
         if self._uniform is None:
             self.length = (self.length + n_new).clamp(max=self.slots)
@@ -357,7 +381,6 @@ class TransformerXLReader:
         elif self._uniform < self.slots:
             self._uniform = min(self._uniform + n_new, self.slots)
             self.length = torch.full_like(self.length, self._uniform)
-        return model.final_norm(h)
 
     def _uniform_length(self) -> int | None:
         lengths = self.length.tolist()
@@ -380,15 +403,27 @@ class TransformerXLReader:
 
     def _cover(self, span: int) -> None:
         """Project the distances once; again only if a longer segment comes."""
-        if span <= len(self._codes):
+        if span <= self._covered:
             return
-        self._codes = self.backbone.position_codes(span, self.slots)
-        self._positions = []
+        codes = self.backbone.position_codes(span, self.slots)
+        self._nearest_first, self._farthest_first, self._covered = [], [], span
         for n, layer in enumerate(self.backbone.stack()):
-            keys, scores = layer.attention.distances(self._codes)
+            keys, scores = layer.attention.distances(codes)
             u, v = self.backbone.biases(n)
-            # The query that read() passes holds u already: what is left of v is v - u.
+            # The projected query holds u already: what is left of v is v - u.
             shift = -u if v is None else v - u
             by_distance = (keys @ shift[:, :, None]).squeeze(-1)
             scores = by_distance if scores is None else by_distance + scores
-            self._positions.append((keys.contiguous(), scores))
+            self._nearest_first.append((keys.contiguous(), scores))
+            self._farthest_first.append((keys.flip(1), scores.flip(1)))
+
+
+def _fused_projection(backbone: TransformerXL, n: int) -> tuple[Tensor, Tensor]:
+    """Query, key and value weights of layer ``n`` as one, with ``u`` as the query's bias."""
+    attention = next(layer for i, layer in enumerate(backbone.stack()) if i == n).attention
+    u, _ = backbone.biases(n)
+    value_bias = attention.value.bias
+    biases = [u.flatten(), torch.zeros_like(u.flatten())]
+    biases.append(biases[1] if value_bias is None else value_bias)
+    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
+    return torch.cat(weights), torch.cat(biases)
