@@ -30,8 +30,10 @@ class Case:
     layout: Callable[[Memory], list[Tensor]] = lambda memory: list(vars(memory).values())
     """What of the memory never depends on the cuts: how many slots, which tokens they cover."""
     embedding: EmbeddingConfig = EmbeddingConfig()  # noqa: RUF009
-    longest: int | None = None
-    """Longest segment that the model can read (None: any)."""
+    forgets_segments: bool = False
+    """Whether nothing of a segment is seen from the next: no memory, or a span of one."""
+    sees_itself_only: bool = False
+    """Whether a token sees no other."""
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """The same weights at every call, large enough that everything matters."""
@@ -55,14 +57,15 @@ def transformer_xl(embedding: EmbeddingConfig | None = None, **options: Any) -> 
     small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
     config = TransformerXLConfig(**small | options)
     fixed = config.attention_span == "fixed"
-    learned_segment = config.positions == "learned" and not fixed
+    reach = config.memory_length - fixed
     return Case(
         config,
         cut_invariant=fixed,
         # Layer 0 remembers the embeddings; what deeper layers remember was computed inside cuts.
         layout=lambda m: [m.tokens_seen, m.length, m.hidden[:, 0]],
         embedding=embedding or EmbeddingConfig(),
-        longest=config.max_distance - config.memory_length if learned_segment else None,
+        forgets_segments=reach == 0,
+        sees_itself_only=fixed and reach == 0,
     )
 
 
@@ -84,6 +87,6 @@ CASES: dict[str, Case] = {
         UNTIED, attention_span="fixed", clamp_length=2, attention_bias=True, final_norm=False
     ),
     "xl-fixed-one": transformer_xl(
-        attention_span="fixed", memory_length=1, tie_position_biases=True
+        n_layers=1, attention_span="fixed", memory_length=1, tie_position_biases=True
     ),
 }

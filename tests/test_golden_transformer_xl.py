@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from golden import Golden, assert_same, parameters
 from torch import Tensor, nn
 
 import memspan.models.transformer_xl as transformer_xl_module
+from golden import Golden, assert_same, parameters
 from memspan.config import EmbeddingConfig, TransformerXLConfig
 from memspan.models import LanguageModel
 from memspan.nn import sinusoids

@@ -177,7 +177,9 @@ def test_save_replaces_and_survives_a_full_disk(
     assert_equal(TransformerXLMemory.load(path, FINGERPRINT), memory(2))
 
 
-def refused(path: Path, fingerprint: str = FINGERPRINT, kind: type[Memory] = TransformerXLMemory):
+def refused(
+    path: Path, fingerprint: str = FINGERPRINT, kind: type[Memory] = TransformerXLMemory
+) -> str:
     """Loading fails with one line that names the file."""
     with pytest.raises(MemspanError) as caught:
         kind.load(path, fingerprint)
@@ -233,19 +235,13 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
     refused(path)
 
 
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "m"
     memory(1).save(path, FINGERPRINT)
     whole = path.read_bytes()
     for position in range(len(whole)):
-        for bit in range(8):
+        for bit in {position % 8, (position + 3) % 8}:
             flipped = bytearray(whole)
             flipped[position] ^= 1 << bit
             path.write_bytes(flipped)
-            try:
-                loaded = TransformerXLMemory.load(path, FINGERPRINT)
-            except MemspanError as error:
-                assert "\n" not in str(error), (position, bit)
-            else:
-                # What is still readable has to be what was written.
-                assert_equal(loaded, memory(1))
+            refused(path)
