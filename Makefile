@@ -34,4 +34,4 @@ bench-learning: ## measure learning on Tiny Shakespeare against a plain GPT
 	.bench-venv/bin/python benchmarks/learning.py $(ARGS)
 
 clean: ## remove the environments and caches
-	rm -rf .venv .bench-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
