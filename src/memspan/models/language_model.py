@@ -79,9 +79,10 @@ class Reader:
 
     def __init__(self, model: LanguageModel, memory: Memory | None, batch_size: int) -> None:
         self._model = model
-        # Where every parameter lives, which it is and how often it was written to.
+        # Where every parameter lives, which it is, how often it was written to, and its storage,
+        # which conversions such as model.float() exchange.
         self._weights = [
-            (module._parameters, name, parameter, parameter._version)
+            (module._parameters, name, parameter, parameter._version, parameter.data_ptr())
             for module in model.modules()
             for name, parameter in module._parameters.items()
             if parameter is not None
@@ -108,7 +109,10 @@ class Reader:
         Raises:
             MemspanError: the weights have changed since the reader was made.
         """
-        if any(home[name] is not p or p._version != v for home, name, p, v in self._weights):
+        if any(
+            home[name] is not p or p._version != version or p.data_ptr() != address
+            for home, name, p, version, address in self._weights
+        ):
             raise MemspanError(
                 "the weights have changed since this reader was made, so what it kept is stale: "
                 "make a new one with model.reader(reader.memory)"
