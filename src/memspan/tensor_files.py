@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """Write atomically, with ``header`` and the tensors' digest in the file's metadata."""
     copies = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    write_atomically(path, save(copies, {**header, "sha256": digest(copies)}))
+    # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
+    metadata = {"memspan": json.dumps({**header, "sha256": digest(copies)}, sort_keys=True)}
+    write_atomically(path, save(copies, metadata))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -41,7 +44,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise MemspanError(f"{path} is missing: check the path, or restore the file")
     try:
         with safe_open(path, framework="pt") as file:
-            header = dict(file.metadata() or {})
+            header = dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())

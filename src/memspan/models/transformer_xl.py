@@ -327,7 +327,8 @@ class TransformerXLReader:
         recent = self._hidden[:, :, self._end - self.slots : self._end]
         return TransformerXLMemory(
             tokens_seen=self.tokens_seen,
-            hidden=recent.transpose(0, 1).contiguous(),
+            # A copy: a view would keep the whole buffer alive.
+            hidden=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
             length=self.length,
         )
 

@@ -1,0 +1,239 @@
+"""Training: exact resumption, schedules, faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import memspan
+from memspan import checkpoint, train
+from memspan.config import DataConfig, EmbeddingConfig, OptimConfig, RunConfig, TrainConfig
+from memspan.config import TransformerXLConfig as XL
+from memspan.errors import MemspanError
+from memspan.tensor_files import load_tensors
+
+MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
+LOOP = TrainConfig(
+    steps=24,
+    batch_size=2,
+    segment_length=8,
+    evaluate_every=9,
+    evaluate_tokens=64,
+    save_every=4,
+    sample_tokens=0,
+    device="cpu",
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    words = random.Random(1).choices(["memory", "segment", "the", "of", "a\n"], k=400)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+
+
+def config(**loop: object) -> RunConfig[XL]:
+    return RunConfig(
+        model=MODEL,
+        data=DataConfig(corpus="text.txt", tokenizer="characters"),
+        optim=OptimConfig(warmup_steps=5),
+        train=dataclasses.replace(LOOP, **loop),  # type: ignore[arg-type]
+    )
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def final(folder: str) -> dict[str, torch.Tensor]:
+    newest = sorted((Path(folder) / "checkpoints").iterdir())[-1]
+    return (
+        load_tensors(newest / "model.safetensors")[0]
+        | load_tensors(newest / "training.safetensors")[0]
+    )
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_resume_continues_bit_for_bit(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = config(accumulate=accumulate)
+    train.train(options, Path("whole"), quiet())
+    original, calls = train.Trainer.update, 0
+
+    def update(self: train.Trainer) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 15:
+            raise RuntimeError("power cut")
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train.train(options, Path("cut"), quiet())
+    train.resume(Path("cut"), quiet())
+    assert_same(final("whole"), final("cut"))
+    assert (Path("whole") / "model.safetensors").read_bytes() == (
+        Path("cut") / "model.safetensors"
+    ).read_bytes()
+
+    def losses(folder: str) -> list[tuple[object, ...]]:
+        records = train.metrics.read(Path(folder) / "metrics.jsonl")
+        return [(r["step"], r.get("validation_nats_per_token")) for r in records]
+
+    assert losses("whole") == losses("cut")
+
+
+def test_sigkill_at_a_random_step_loses_nothing() -> None:
+    arguments = [
+        *"train --data.corpus text.txt --model.n-layers 1 --model.d-model 16".split(),
+        *"--model.n-heads 2 --model.d-ff 32 --model.memory-length 8".split(),
+        *"--train.batch-size 2 --train.segment-length 8 --train.steps 400".split(),
+        *"--train.evaluate-every 100 --train.evaluate-tokens 64 --train.save-every 5".split(),
+        *"--train.sample-tokens 0 --train.device cpu --model.dropout 0.1".split(),
+    ]
+    program = [sys.executable, "-m", "memspan"]
+    # One thread in each: the order of sums, and so the last bit, is the same.
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    killed = subprocess.Popen(
+        [*program, *arguments, "--out", "killed"], env=env, stdout=subprocess.DEVNULL
+    )
+    steps = Path("killed/checkpoints")
+    while killed.poll() is None and not (steps.exists() and len(list(steps.iterdir())) >= 2):
+        time.sleep(0.01)
+    time.sleep(random.random() * 0.5)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    if killed.returncode == -signal.SIGKILL:
+        done = subprocess.run(
+            [*program, "train", "--resume", "killed"], env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    subprocess.run(
+        [*program, *arguments, "--out", "whole"], env=env, check=True, stdout=subprocess.DEVNULL
+    )
+    assert_same(final("whole"), final("killed"))
+
+
+def test_an_interrupt_saves_and_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = config()
+    train.train(options, Path("whole"), quiet())
+    original = train.Trainer.update
+
+    def update(self: train.Trainer) -> torch.Tensor:
+        if self.step == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        train.train(options, Path("cut"), quiet())
+    assert checkpoint.latest(Path("cut")).state["step"] == 11
+    train.resume(Path("cut"), quiet())
+    assert_same(final("whole"), final("cut"))
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = train.Trainer.update
+
+    def update(self: train.Trainer) -> torch.Tensor:
+        if self.step == 13:
+            next(self.model.parameters()).data.fill_(float("nan"))
+        return original(self)
+
+    monkeypatch.setattr(train.Trainer, "update", update)
+    with pytest.raises(MemspanError, match="not finite at step 14"):
+        train.train(config(), Path("r"), quiet())
+    saved = checkpoint.latest(Path("r"))
+    assert saved.state["step"] == 12
+    assert all(t.isfinite().all() for t in saved.weights.values())
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    train.train(config(steps=8), Path("r"), quiet())
+    before = final("r")
+    saved = checkpoint.latest(Path("r"))
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    newer = dataclasses.replace(saved, state=saved.state | {"step": 9})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(MemspanError, match="No space left on device"):
+            checkpoint.save(Path("r"), newer, True)
+    assert [p.name for p in (Path("r") / "checkpoints").iterdir() if p.name[0] == "."] == []
+    assert_same(before, final("r"))
+    memspan.load("r")
+
+
+def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    original = train.Trainer.score
+
+    def score(self: train.Trainer, batch_size: int) -> object:
+        got = original(self, batch_size)
+        return dataclasses.replace(got, nats=next(scores) * got.tokens)
+
+    monkeypatch.setattr(train.Trainer, "score", score)
+    train.train(config(evaluate_every=4, steps=20), Path("r"), quiet())
+    steps = sorted(int(p.name[5:]) for p in (Path("r") / "checkpoints").iterdir())
+    assert steps == [4, 16, 20]
+    assert memspan.load("r").step == 4
+
+
+def test_load_gives_model_and_tokenizer() -> None:
+    tied = dataclasses.replace(config(), embedding=EmbeddingConfig(cutoffs=(4, 8), div_val=2))
+    train.train(tied, Path("r"), quiet())
+    run = memspan.load("r")
+    assert run.tokenizer.decode(run.tokenizer.encode(b"the memory")) == b"the memory"
+    ids = torch.from_numpy(run.tokenizer.encode(b"the memory").astype("int64"))[None]
+    assert run.model(ids).logits.shape == (1, 10, run.tokenizer.vocab_size)
+    assert not run.model.training
+    # Tied weights are one tensor still.
+    assert run.model.head.tables[0] is run.model.embedding.tables[0]
+
+
+def test_learning_rate_follows_its_schedule() -> None:
+    options = config(steps=105)
+    rates = [train.learning_rate(step, options) for step in range(105)]
+    assert rates[:5] == pytest.approx([2e-3 * (i + 1) / 5 for i in range(5)])
+    assert rates[55] == pytest.approx((2e-3 + 1e-4) / 2)
+    assert min(rates[5:]) >= 1e-4
+    slow = dataclasses.replace(options, optim=OptimConfig(schedule="inverse-sqrt", warmup_steps=4))
+    assert train.learning_rate(15, slow) == pytest.approx(1e-3)
+
+
+def test_accumulation_equals_longer_batches() -> None:
+    """Two half updates give the gradient of their mean."""
+    options = config(accumulate=2, steps=1, evaluate_every=0)
+    train.train(options, Path("two"), quiet())
+    assert checkpoint.latest(Path("two")).state["streams"]["position"] == 2
+
+
+def test_training_learns() -> None:
+    train.train(config(steps=60, evaluate_every=60), Path("r"), quiet())
+    losses = [
+        r["train_nats_per_token"]
+        for r in train.metrics.read(Path("r/metrics.jsonl"))
+        if "train_nats_per_token" in r
+    ]
+    assert losses[-1] < losses[0] - 0.2
