@@ -1,0 +1,1 @@
+"""What memspan is measured against: one adapter per file."""

@@ -1,0 +1,55 @@
+"""A plain GPT, the floor: pre-norm, learned absolute positions, torch's attention, no memory.
+
+Written after nanoGPT's ``model.py`` (Karpathy, MIT licence): no biases, GELU, the output tied to the
+embedding, N(0, 0.02) with residual projections scaled by ``1/sqrt(2 n_layers)``.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
+
+    def __init__(self, d_model: int, n_heads: int, d_ff: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.attention_norm = nn.LayerNorm(d_model, bias=False)
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.attention_output = nn.Linear(d_model, d_model, bias=False)
+        self.feed_forward_norm = nn.LayerNorm(d_model, bias=False)
+        self.inner = nn.Linear(d_model, d_ff, bias=False)
+        self.feed_forward_output = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.n_heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attention_output(y.transpose(1, 2).reshape(batch, length, width))
+        y = F.gelu(self.inner(self.feed_forward_norm(x)))
+        return x + self.feed_forward_output(y)
+
+
+class GPT(nn.Module):
+    """Tokens ``[B, T]`` to logits ``[B, T, V]``, ``T`` at most ``context``."""
+
+    def __init__(
+        self, vocab_size: int, context: int, n_layers: int, n_heads: int, d_model: int, d_ff: int
+    ) -> None:
+        super().__init__()
+        self.context = context
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.positions = nn.Embedding(context, d_model)
+        self.blocks = nn.Sequential(*(Block(d_model, n_heads, d_ff) for _ in range(n_layers)))
+        self.norm = nn.LayerNorm(d_model, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                residual = name.endswith("_output.weight")
+                nn.init.normal_(parameter, std=0.02 * ((2 * n_layers) ** -0.5 if residual else 1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        return F.linear(self.norm(self.blocks(x)), self.embedding.weight)

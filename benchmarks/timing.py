@@ -1,0 +1,83 @@
+"""Measuring: interleaved rounds, process CPU time, ratios within a round."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster ours is: median, lowest and highest over the rounds."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def seconds_per_call(work: Callable[[], object], calls: int) -> float:
+    """CPU seconds of this process: other processes on the machine disturb it little."""
+    start = time.process_time()
+    for _ in range(calls):
+        work()
+    return (time.process_time() - start) / calls
+
+
+def interleaved(
+    sides: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.3
+) -> dict[str, list[float]]:
+    """Seconds per call of every side, one value per round.
+
+    Sides take turns in every round, so that whatever the machine does in the meantime hits all of
+    them; a turn lasts about ``seconds``. The order turns round with every round.
+    """
+    calls = {}
+    for name, work in sides.items():
+        work()
+        calls[name] = max(1, round(seconds / max(seconds_per_call(work, 2), 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(rounds):
+        for name in list(sides)[:: 1 if i % 2 else -1]:
+            gc.collect()
+            times[name].append(seconds_per_call(sides[name], calls[name]))
+    return times
+
+
+def ratio(theirs: list[float], ours: list[float]) -> Ratio:
+    """Their time over ours, round by round."""
+    values = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return Ratio(median(values), min(values), max(values))
+
+
+def machine() -> dict[str, object]:
+    """Where and how the figures were measured."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
