@@ -25,13 +25,13 @@ def folder() -> Path:
     return (ROOT / os.environ.get("MEMSPAN_GOLDEN", "../shared/golden")).resolve()
 
 
-def parameters(set_name: str) -> list[Any]:
-    """One pytest parameter per configuration of the set; a skipped one where there is none."""
-    paths = sorted((folder() / set_name).glob("*.json"))
+def parameters(*sets: str) -> list[Any]:
+    """One pytest parameter per configuration of the sets; one that is skipped if there is none."""
+    paths = [path for name in sets for path in sorted((folder() / name).glob("*.json"))]
     if not paths:
-        reason = f"no golden tensors in {folder() / set_name}: set MEMSPAN_GOLDEN to their folder"
+        reason = f"no golden tensors of {', '.join(sets)} in {folder()}: set MEMSPAN_GOLDEN"
         return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]
-    return [pytest.param(path, id=path.stem) for path in paths]
+    return [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in paths]
 
 
 class Golden:

@@ -14,12 +14,36 @@ from memspan import cli
 from memspan.config_files import flags_from_toml
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
-SMALL = (
-    "--model.n-layers 1 --model.d-model 16 --model.n-heads 2 --model.d-ff 32 "
-    "--model.memory-length 8 --train.batch-size 2 --train.segment-length 8 --train.steps 6 "
-    "--train.evaluate-every 3 --train.evaluate-tokens 64 --train.save-every 2 "
-    "--train.sample-tokens 10 --optim.warmup-steps 2 --train.device cpu"
-).split()
+SMALL = [
+    "--model.n-layers",
+    "1",
+    "--model.d-model",
+    "16",
+    "--model.n-heads",
+    "2",
+    "--model.d-ff",
+    "32",
+    "--model.memory-length",
+    "8",
+    "--train.batch-size",
+    "2",
+    "--train.segment-length",
+    "8",
+    "--train.steps",
+    "6",
+    "--train.evaluate-every",
+    "3",
+    "--train.evaluate-tokens",
+    "64",
+    "--train.save-every",
+    "2",
+    "--train.sample-tokens",
+    "10",
+    "--optim.warmup-steps",
+    "2",
+    "--train.device",
+    "cpu",
+]
 
 
 @pytest.fixture(autouse=True)

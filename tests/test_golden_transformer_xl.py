@@ -28,7 +28,6 @@ pytestmark = pytest.mark.golden
 OUTPUT = {torch.float64: 1e-9, torch.float32: 5e-5}
 GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-3}
 PREFIX = {torch.float64: "f64", torch.float32: "f32"}
-DTYPES = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32, id="float32")]
 
 Get = Callable[[Tensor], Tensor]
 """From one of our parameters to itself, or to its gradient."""
@@ -350,10 +349,8 @@ def check_loss(ours: Tensor, magnitude: float, theirs: Tensor, dtype: torch.dtyp
     assert abs(ours.item() - theirs.item()) <= OUTPUT[dtype] * max(magnitude, abs(theirs.item()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", parameters("kimi_xl"))
-def test_kimi_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = kimi_or_hf_model(g)
     rows = adaptive_rows(model, g, "word_emb", reverse=True)
     rows |= layer_rows(model, "") | bias_rows(model, g, "")
@@ -404,10 +401,8 @@ def test_kimi_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     assert_all_seen(g, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", parameters("hf_transfo_xl"))
-def test_hf_transfo_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+def check_hf_transfo_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = kimi_or_hf_model(g)
     rows = adaptive_rows(model, g, "transformer.word_emb", reverse=False)
     rows |= layer_rows(model, "transformer.") | bias_rows(model, g, "transformer.")
@@ -458,10 +453,8 @@ def test_hf_transfo_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.Monke
     assert_all_seen(g, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", parameters("labml_xl"))
-def test_labml_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+def check_labml_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = labml_model(g)
     rows = labml_rows(model, g)
     write_parameters(model, rows, g)
@@ -494,16 +487,19 @@ def test_labml_xl(path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatc
 # ----- The attention alone
 
 
-@pytest.mark.parametrize("implementation", ["reference", "fused", "sdpa"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("path", parameters("labml_rel_mha"))
-def test_labml_rel_mha(path: Path, dtype: torch.dtype, implementation: str) -> None:
-    g, tol, f = Golden(path), OUTPUT[dtype], PREFIX[dtype]
+def check_labml_rel_mha(g: Golden, dtype: torch.dtype, _: pytest.MonkeyPatch) -> None:
+    for implementation in ("sdpa", "reference", "fused"):
+        check_attention(g, dtype, implementation)
+    assert_all_seen(g, dtype)
+
+
+def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
+    tol, f = OUTPUT[dtype], PREFIX[dtype]
     c = g.config
     n_heads, p, n_queries, n_keys = c["heads"], c["P"], c["q_len"], c["k_len"]
     width = c["d_model"] // n_heads
-    w = {name: t.to(dtype).requires_grad_() for name, t in g.named("param.")}
-    query, keys = (g.input(n, dtype).requires_grad_() for n in ("query", "key_value"))
+    w = {name: t.to(dtype, copy=True).requires_grad_() for name, t in g.named("param.")}
+    query, keys = (g.input(n, dtype).clone().requires_grad_() for n in ("query", "key_value"))
     mask = g.input("mask", dtype).bool().permute(2, 0, 1)
 
     # The op knows the past only. Where the mask shows the future, every query is moved behind the
@@ -555,4 +551,20 @@ def test_labml_rel_mha(path: Path, dtype: torch.dtype, implementation: str) -> N
         scores = g[f"{f}.scores_before_scale_and_mask"] * width**-0.5
         scores = scores.masked_fill(~mask.permute(1, 2, 0)[..., None], float("-inf"))
         assert_same(attention, scores.softmax(1), tol, "scores")
-    assert_all_seen(g, dtype)
+
+
+# ----- The tests: one for each configuration in the folder
+
+CHECKS = {
+    "kimi_xl": check_kimi_xl,
+    "hf_transfo_xl": check_hf_transfo_xl,
+    "labml_xl": check_labml_xl,
+    "labml_rel_mha": check_labml_rel_mha,
+}
+
+
+@pytest.mark.parametrize("path", parameters(*CHECKS))
+def test_golden(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float64, torch.float32):
+        with monkeypatch.context() as patch:
+            CHECKS[path.parent.name](Golden(path), dtype, patch)

@@ -102,11 +102,18 @@ def test_resume_continues_bit_for_bit(accumulate: int, monkeypatch: pytest.Monke
 
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
     arguments = [
-        *"train --data.corpus text.txt --model.n-layers 1 --model.d-model 16".split(),
-        *"--model.n-heads 2 --model.d-ff 32 --model.memory-length 8".split(),
-        *"--train.batch-size 2 --train.segment-length 8 --train.steps 400".split(),
-        *"--train.evaluate-every 100 --train.evaluate-tokens 64 --train.save-every 5".split(),
-        *"--train.sample-tokens 0 --train.device cpu --model.dropout 0.1".split(),
+        *["train", "--data.corpus", "text.txt", "--model.n-layers", "1", "--model.d-model", "16"],
+        *["--model.n-heads", "2", "--model.d-ff", "32", "--model.memory-length", "8"],
+        *["--train.batch-size", "2", "--train.segment-length", "8", "--train.steps", "400"],
+        *[
+            "--train.evaluate-every",
+            "100",
+            "--train.evaluate-tokens",
+            "64",
+            "--train.save-every",
+            "5",
+        ],
+        *["--train.sample-tokens", "0", "--train.device", "cpu", "--model.dropout", "0.1"],
     ]
     program = [sys.executable, "-m", "memspan"]
     # One thread in each: the order of sums, and so the last bit, is the same.

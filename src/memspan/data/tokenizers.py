@@ -212,13 +212,11 @@ def train_tokenizer(
         for document in documents:
             counts.update(split_words(document))
         # The end of line and the unknown word always have an id.
-        counts[END_OF_LINE] += 1
-        counts[UNKNOWN] += 1
-        ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        kept = ranked[: vocab_size or 300_000]
-        for word in (END_OF_LINE, UNKNOWN):
-            if word not in kept:
-                kept[-1 if word == UNKNOWN else -2] = word
+        special = (END_OF_LINE, UNKNOWN)
+        ranked = sorted(
+            {*counts, *special}, key=lambda word: (word not in special, -counts[word], word)
+        )[: max(vocab_size or 300_000, len(special))]
+        kept = sorted(ranked, key=lambda word: (-counts[word], word))
         return WordTokenizer(kept)
     if kind == "subwords":
         library = _subword_library()
