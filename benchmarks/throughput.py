@@ -1,151 +1,322 @@
-"""Speed and memory of memspan against its peers: one table, and results/latest.json.
+"""Speed and memory of memspan against its peers, on one CPU thread.
 
-Training is forward, loss, backward and an AdamW step with full memory; evaluation reads consecutive
-segments without gradients; generation reads one token per step. One thread, process CPU time,
-interleaved rounds; a ratio above 1 means that memspan is faster. Before anything is timed, memspan
-and labml must compute the same logits from the same weights.
-
-Usage: python benchmarks/throughput.py [--sizes S M L] [--work train evaluate generate]
+Work: train, a segment forward, backward and an AdamW step; evaluate, the losses of a segment without
+gradients; generate, one token. All with full memory, carried from call to call. Ratios are the peer's
+CPU time over ours within one round, sides taking turns; shown are the median and the lowest and
+highest round. Where a peer computes the same function, its weights are copied into our model first and
+logits, losses and a gradient are compared: on a difference nothing is measured. Peak memory is what
+training takes beyond the model itself, each side in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib
 import json
-import platform
 import resource
 import subprocess
 import sys
-import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 import torch
+from peers.side import VOCAB_SIZE, Side, Size
 from rich.console import Console
 from rich.table import Table
+from timing import interleaved, machine, ratio
+from torch import Tensor
 
-from peers.ours import Ours
-from peers.sizes import SIZES, VOCAB
-from timing import compare
+L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
+SIZES = {
+    "S": Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16),
+    "M": Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16),
+    "L": L,
+    "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+}
+# Architecture: our side, then its peers, each "module:class". Imported when used.
+ARCHITECTURES = {
+    "transformer-xl": {
+        "memspan": "peers.memspan_xl:MemspanXL",
+        "labml": "peers.labml_xl:LabmlXL",
+        "labml-short-table": "peers.labml_xl:LabmlShortTable",
+        "x-transformers": "peers.x_transformers_xl:XTransformersXL",
+        "plain-gpt": "peers.plain_gpt:PlainGPT",
+    },
+}
+WORKS = ("train", "evaluate", "generate")
+TOLERANCE = 1e-4
 
-HERE = Path(__file__).parent
-PEERS = ("labml_xl", "gpt", "x_transformers_xl")
-CALLS = {"train": 1, "evaluate": 2, "generate": 20}
+
+def side_class(architecture: str, name: str) -> type[Side]:
+    module, kind = ARCHITECTURES[architecture][name].split(":")
+    found: type[Side] = getattr(import_module(module), kind)
+    return found
+
+
+def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Segments of one random text, again and again: inputs and targets ``[B, T]``."""
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(VOCAB_SIZE, (batch, 16 * length + 1), generator=generator)
+    at = -1
+
+    def following() -> tuple[Tensor, Tensor]:
+        nonlocal at
+        at = (at + 1) % 16
+        return (
+            text[:, at * length : (at + 1) * length],
+            text[:, at * length + 1 : (at + 1) * length + 1],
+        )
+
+    return following
+
+
+def check(ours: Side, theirs: Side, size: Size) -> float:
+    """Copy their weights into ours, compare, and return the largest difference.
+
+    Compared over three segments, the first with an empty memory: losses and the embedding's gradient
+    in training; logits; then the logits of three single tokens.
+    """
+    theirs.weights_to(ours.model)
+    worst = 0.0
+    results: list[list[Tensor]] = []
+    for side in (ours, theirs):
+        result: list[Tensor] = []
+        side.model.train()
+        side.forget(2)
+        text = segments(size, 2, size.segment_length)
+        for _ in range(3):
+            loss = side.loss(*text())
+            (gradient,) = torch.autograd.grad(loss, [side.embedding()])
+            result += [loss.detach(), gradient]
+        side.model.eval()
+        side.forget(2)
+        text = segments(size, 2, size.segment_length)
+        for _ in range(3):
+            result.append(side.read(text()[0]))
+        tokens, _ = text()
+        result += [side.read(tokens[:, i : i + 1]) for i in range(3)]
+        results.append(result)
+    for a, b in zip(*results, strict=True):
+        worst = max(worst, (a - b).abs().max().item())
+    return worst
+
+
+def prepared(side: Side, work: str) -> Callable[[], object]:
+    """One call of the work, memory being full."""
+    size = side.size
+    if work == "train":
+        side.model.train()
+        side.forget(size.batch_size)
+        optimizer = side.optimizer()
+        text = segments(size, size.batch_size, size.segment_length)
+
+        def call() -> None:
+            side.loss(*text()).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        for _ in range(full_after(size)):
+            call()
+        return call
+
+    side.model.eval()
+    if work == "evaluate":
+        side.forget(size.batch_size)
+        text = segments(size, size.batch_size, size.segment_length)
+        for _ in range(full_after(size)):
+            side.read(*text())
+        return lambda: side.read(*text())
+
+    side.forget(size.generate_batch)
+    text = segments(size, size.generate_batch, size.segment_length)
+    for _ in range(full_after(size)):
+        logits = side.read(text()[0])
+    token = logits[:, -1:].argmax(-1)
+
+    def step() -> None:
+        nonlocal token
+        token = side.read(token).argmax(-1)
+
+    return step
+
+
+def full_after(size: Size) -> int:
+    """Segments until memory is full."""
+    return -(-size.memory_length // size.segment_length)
+
+
+def tokens_per_call(size: Size, work: str) -> int:
+    return size.generate_batch if work == "generate" else size.batch_size * size.segment_length
+
+
+def peak_megabytes(architecture: str, name: str, size: str) -> float:
+    """Memory that training takes beyond the model, in a fresh process."""
+    command = [sys.executable, __file__, "--peak", architecture, name, size]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(said.split()[-1])
+
+
+def report_peak(architecture: str, name: str, size: str) -> None:
+    """The process that :func:`peak_megabytes` starts."""
+    torch.set_num_threads(1)
+    side = side_class(architecture, name)(SIZES[size])
+    # Libraries that load at the first backward pass and step are nobody's memory.
+    x = torch.nn.Linear(8, 8)
+    torch.nn.functional.cross_entropy(x(torch.ones(1, 8)), torch.zeros(1).long()).backward()
+    torch.optim.AdamW(x.parameters(), fused=True).step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    call = prepared(side, "train")
+    for _ in range(3):
+        call()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    # Kilobytes on Linux, bytes on macOS.
+    print(grown / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+def measure(
+    architecture: str,
+    size_name: str,
+    works: list[str],
+    peers: list[str],
+    rounds: int,
+    console: Console,
+) -> list[dict[str, object]]:
+    """All rows of one architecture and size."""
+    size = SIZES[size_name]
+    works = [work for work in works if work in size.works]
+    names = ["memspan", *peers]
+    names = [n for n in names if set(works) & set(side_class(architecture, n).works)]
+    if not works or names == ["memspan"]:
+        return []
+    torch.manual_seed(1)
+    sides = {name: side_class(architecture, name)(size) for name in names}
+    for name in names[1:]:
+        if sides[name].same_function:
+            worst = check(sides["memspan"], sides[name], size)
+            console.print(f"{size_name}: memspan and {name} differ by at most {worst:.1e}")
+            if not worst < TOLERANCE:
+                raise SystemExit(
+                    f"{size_name}: memspan and {name} differ by {worst:.1e}, more than {TOLERANCE}: "
+                    "nothing is measured"
+                )
+    peaks = {}
+    if "train" in works:
+        peaks = {name: peak_megabytes(architecture, name, size_name) for name in names}
+    rows: list[dict[str, object]] = []
+    for work in works:
+        console.print(f"{size_name}: {work}")
+        calls = {n: prepared(s, work) for n, s in sides.items() if work in s.works}
+        times = interleaved(calls, rounds)
+        tokens = tokens_per_call(size, work)
+        for name in list(calls)[1:]:
+            r = ratio(times[name], times["memspan"])
+            row: dict[str, object] = {
+                "architecture": architecture,
+                "work": work,
+                "size": size_name,
+                "peer": name,
+                "ratio": round(r.middle, 3),
+                "low": round(r.low, 3),
+                "high": round(r.high, 3),
+                "tokens_per_second": round(tokens / median(times["memspan"]), 1),
+                "peer_tokens_per_second": round(tokens / median(times[name]), 1),
+                "same_function": sides[name].same_function,
+                "peak_megabytes": None,
+                "peer_peak_megabytes": None,
+            }
+            if work == "train":
+                row["peak_megabytes"] = round(peaks["memspan"], 1)
+                row["peer_peak_megabytes"] = round(peaks[name], 1)
+            rows.append(row)
+    return rows
+
+
+def table(rows: list[dict[str, object]]) -> Table:
+    shown = Table(title="memspan against its peers, one thread (more than 1: memspan is faster)")
+    for column in ("architecture", "size", "work", "peer"):
+        shown.add_column(column)
+    for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's"):
+        shown.add_column(column, justify="right")
+    for row in rows:
+        peaks = (row["peak_megabytes"], row["peer_peak_megabytes"])
+        shown.add_row(
+            *(str(row[c]) for c in ("architecture", "size", "work", "peer")),
+            f"{row['ratio']:.2f}",
+            f"{row['low']:.2f}-{row['high']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['peer_tokens_per_second']:,.0f}",
+            *("" if p is None else f"{p:,.0f}" for p in peaks),
+        )
+    return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--work", nargs="+", choices=CALLS, default=list(CALLS))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default 7)")
-    parser.add_argument("--json", type=Path, default=HERE / "results/latest.json")
-    parser.add_argument("--peak", nargs=2, metavar=("SIDE", "SIZE"), help=argparse.SUPPRESS)
+    peers = sorted({n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"})
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--architectures",
+        nargs="+",
+        choices=ARCHITECTURES,
+        default=list(ARCHITECTURES),
+        metavar="NAME",
+        help=f"any of {', '.join(ARCHITECTURES)} (default: all)",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=SIZES,
+        default=list(SIZES),
+        metavar="SIZE",
+        help=f"any of {', '.join(SIZES)} (default: all)",
+    )
+    parser.add_argument(
+        "--work",
+        nargs="+",
+        choices=WORKS,
+        default=list(WORKS),
+        metavar="WORK",
+        help=f"any of {', '.join(WORKS)} (default: all)",
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        choices=peers,
+        default=peers,
+        metavar="PEER",
+        help=f"any of {', '.join(peers)} (default: all)",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path(__file__).resolve().parent / "results" / "latest.json",
+        metavar="PATH",
+        help="where the rows go (default: benchmarks/results/latest.json)",
+    )
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
     if options.peak:
-        print(peak_here(*options.peak))
+        report_peak(*options.peak)
         return
-
-    rows = []
-    for name in options.sizes:
-        size, ours = SIZES[name], Ours(SIZES[name])
-        tokens = torch.randint(VOCAB, (size.batch, size.segment + 1))
-        segment = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-        mine = peak("ours", name) if "train" in options.work else None
-        for module in options.peers:
-            adapter = importlib.import_module(f"peers.{module}")
-            peer = adapter.make(size, ours)
-            for work in options.work:
-                batches = [(name, size.batch)]
-                if work == "generate":
-                    batches = [(name, 1)] + ([(f"{name}-batch8", 8)] if name == "L" else [])
-                for label, batch in batches:
-                    if work == "generate":
-                        if not hasattr(peer, "generator"):
-                            continue
-                        sides = ours.generator(batch), peer.generator(batch)
-                        per_call = batch
-                    else:
-                        kind = {"train": "trainer", "evaluate": "evaluator"}[work]
-                        sides = getattr(ours, kind)(*segment), getattr(peer, kind)(*segment)
-                        per_call = size.batch * size.segment
-                    result = compare(*sides, options.rounds, CALLS[work])
-                    row = {
-                        "architecture": "transformer-xl",
-                        "work": work,
-                        "size": label,
-                        "peer": adapter.PEER,
-                        "ratio": round(result.ratio, 2),
-                        "low": round(result.low, 2),
-                        "high": round(result.high, 2),
-                        "tokens_per_second": round(per_call / result.seconds),
-                        "peak_megabytes": mine if work == "train" else None,
-                    }
-                    if work == "train":
-                        row["peer_peak_megabytes"] = peak(module, name)
-                    rows.append(row)
-                    print(json.dumps(row), file=sys.stderr, flush=True)
-    show(rows)
+    torch.set_num_threads(1)
+    console = Console()
+    rows: list[dict[str, object]] = []
+    for architecture in options.architectures:
+        listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
+        for size in options.sizes:
+            rows += measure(architecture, size, options.work, listed, options.rounds, console)
+    Console(width=None if console.is_terminal else 110).print(table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "command": f"python benchmarks/throughput.py {' '.join(sys.argv[1:])}".strip(),
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": cpu_name(),
-        "threads": 1,
-        "rows": rows,
-    }
+    result = {"rows": rows, "rounds": options.rounds, "machine": machine()}
     options.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written: {options.json}")
-
-
-def peak(side: str, size: str) -> float:
-    """Megabytes that training adds, in a process of its own."""
-    command = [sys.executable, __file__, "--peak", side, size]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
-def peak_here(side: str, name: str) -> float:
-    size, ours = SIZES[name], Ours(SIZES[name])
-    model = ours if side == "ours" else importlib.import_module(f"peers.{side}").make(size, ours)
-    tokens = torch.randint(VOCAB, (size.batch, size.segment))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = model.trainer(tokens, tokens)
-    for _ in range(3):
-        step()
-    return round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)
-
-
-def show(rows: list[dict]) -> None:
-    table = Table("work", "size", "peer", "ratio", "low-high", "tokens/s", "peak MB", "peer's MB")
-    for row in rows:
-        table.add_row(
-            row["work"],
-            row["size"],
-            row["peer"],
-            f"{row['ratio']:.2f} x",
-            f"{row['low']:.2f}-{row['high']:.2f}",
-            f"{row['tokens_per_second']:,}",
-            *(
-                f"{row[k]:,.0f}" if row.get(k) else ""
-                for k in ("peak_megabytes", "peer_peak_megabytes")
-            ),
-        )
-    Console().print(table)
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
+    console.print(f"written: {options.json}")
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
     main()

@@ -1,152 +1,150 @@
-"""labml-nn's annotated Transformer-XL, with the memory update of its experiment."""
+"""labml's Transformer-XL, put together, masked and its memory merged as in its own experiment."""
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 import torch.nn.functional as F
+from labml_nn.transformers.feed_forward import FeedForward
+from labml_nn.transformers.utils import subsequent_mask
+from labml_nn.transformers.xl import TransformerXL, TransformerXLLayer
+from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
+from peers.side import VOCAB_SIZE, Side, Size
 from torch import Tensor, nn
 
-from peers.ours import Ours
-from peers.sizes import VOCAB, Size
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from labml_nn.transformers.feed_forward import FeedForward
-    from labml_nn.transformers.xl import TransformerXL, TransformerXLLayer
-    from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
+class AutoregressiveModel(nn.Module):
+    """``labml_nn.transformers.xl.experiment.AutoregressiveModel``, without the experiment's imports."""
 
-PEER = "labml"
-
-
-class Labml(nn.Module):
-    def __init__(self, size: Size) -> None:
+    def __init__(self, n_vocab: int, d_model: int, transformer: TransformerXL) -> None:
         super().__init__()
-        self.size = size
+        self.src_embed = nn.Embedding(n_vocab, d_model)
+        self.transformer = transformer
+        self.generator = nn.Linear(d_model, n_vocab)
+        self.mask_x: Tensor | None = None
+        self.mask_mem: Tensor | None = None
+
+    def forward(self, x: Tensor, mem: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        m_len = len(mem[0]) if mem else 0
+        if self.mask_x is None or self.mask_x.shape[0] < len(x):
+            self.mask_x = subsequent_mask(len(x))
+        if (
+            self.mask_mem is None
+            or self.mask_mem.shape[1] < m_len
+            or self.mask_mem.shape[0] < len(x)
+        ):
+            self.mask_mem = self.mask_x.new_ones(len(x), m_len, 1)
+        mask = self.mask_x[: len(x), : len(x)]
+        if m_len:
+            mask = torch.cat((self.mask_mem[: len(x), :m_len], mask), dim=1)
+        hidden, mem = self.transformer(self.src_embed(x), mem, mask)
+        return self.generator(hidden), mem
+
+
+class LabmlXL(Side):
+    """As it comes: its position tables have 8,192 rows in every layer, whatever the span."""
+
+    same_function = True
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
         layer = TransformerXLLayer(
             d_model=size.d_model,
             self_attn=RelativeMultiHeadAttention(size.n_heads, size.d_model, 0.0),
             feed_forward=FeedForward(size.d_model, size.d_ff, 0.0),
             dropout_prob=0.0,
         )
-        self.embed = nn.Embedding(VOCAB, size.d_model)
-        self.xl = TransformerXL(layer, size.n_layers)
-        self.generate_head = nn.Linear(size.d_model, VOCAB)
-        self.optimizer = torch.optim.AdamW(self.parameters(), lr=1e-4, fused=True)
+        stack = TransformerXL(layer, size.n_layers)
+        self.model = AutoregressiveModel(VOCAB_SIZE, size.d_model, stack)
+        for block in self.model.transformer.layers:
+            attention = block.self_attn
+            # Zero at the start in labml: numbers, so that the comparison of both sides sees them.
+            for table in (
+                attention.key_pos_embeddings,
+                attention.key_pos_bias,
+                attention.query_pos_bias,
+            ):
+                nn.init.normal_(table, std=0.02)
 
-    def full_memory(self, batch: int) -> list[Tensor]:
-        size = self.size
-        return [torch.zeros(size.memory, batch, size.d_model) for _ in range(size.n_layers)]
+    def forget(self, batch_size: int) -> None:
+        self.memory: list[Tensor] = []
 
-    def forward(self, tokens: Tensor, memory: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Time-major ``tokens [T, B]``; logits ``[T, B, V]`` and the merged memory."""
-        n = len(tokens)
-        mask = torch.cat([torch.ones(n, len(memory[0])), torch.ones(n, n).tril()], 1)
-        hidden, new = self.xl(self.embed(tokens), memory, mask.bool().unsqueeze(-1))
-        with torch.no_grad():
-            merged = [
-                torch.cat([old, h])[-self.size.memory :].detach()
-                for old, h in zip(memory, new, strict=True)
-            ]
-        return self.generate_head(hidden), merged
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self._forward(tokens).flatten(0, 1), targets.t().flatten())
 
-    def trainer(self, tokens: Tensor, targets: Tensor):
-        tokens, targets = tokens.t().contiguous(), targets.t().contiguous()
-        memory = self.full_memory(self.size.batch)
+    @torch.no_grad()
+    def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        logits = self._forward(tokens)
+        if targets is None:
+            return logits.transpose(0, 1)
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.t().flatten(), reduction="none")
+        return losses.view(logits.shape[:2]).t()
 
-        def step() -> None:
-            nonlocal memory
-            self.train()
-            logits, memory = self(tokens, memory)
-            F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+    def _forward(self, tokens: Tensor) -> Tensor:
+        """Batch first in, time first out, as labml has it."""
+        logits, new = self.model(tokens.t(), self.memory)
+        self.memory = self._merge(self.memory, new)
+        return logits
 
-        return step
+    def _merge(self, old: list[Tensor], new: list[Tensor]) -> list[Tensor]:
+        """The experiment's ``merge_memory``."""
+        memory = [torch.cat(pair) for pair in zip(old, new, strict=True)] if old else new
+        if len(memory[0]) > self.size.memory_length:
+            memory = [m[-self.size.memory_length :] for m in memory]
+        return memory
 
-    def evaluator(self, tokens: Tensor, targets: Tensor):
-        self.eval()
-        tokens, targets = tokens.t().contiguous(), targets.t().contiguous()
-        memory = self.full_memory(self.size.batch)
+    def embedding(self) -> nn.Parameter:
+        return self.model.src_embed.weight
 
-        def step() -> Tensor:
-            nonlocal memory
-            with torch.no_grad():
-                logits, memory = self(tokens, memory)
-                return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-
-        return step
-
-    def generator(self, batch: int):
-        self.eval()
-        memory = self.full_memory(batch)
-        token = torch.zeros(1, batch, dtype=torch.long)
-
-        def step() -> Tensor:
-            nonlocal memory
-            with torch.no_grad():
-                logits, memory = self(token, memory)
-                return logits
-
-        return step
-
-
-def make(size: Size, ours: Ours) -> Labml:
-    """labml's model with our weights, after checking that both compute the same numbers."""
-    peer = Labml(size)
-    model, state = ours.model, {}
-    state["embed.weight"] = model.embedding.tables[0]
-    state["generate_head.weight"] = model.head.tables[0]
-    state["generate_head.bias"] = model.head.biases[0]
-    state["xl.norm.weight"] = model.backbone.final_norm.weight
-    state["xl.norm.bias"] = model.backbone.final_norm.bias
-    for n, layer in enumerate(model.backbone.layers):
-        a, f, p = layer.attention, layer.feed_forward, f"xl.layers.{n}."
-        state[p + "self_attn.query.linear.weight"] = a.query.weight
-        state[p + "self_attn.key.linear.weight"] = a.key.weight
-        state[p + "self_attn.value.linear.weight"] = a.value.weight
-        state[p + "self_attn.value.linear.bias"] = a.value.bias
-        state[p + "self_attn.output.weight"] = a.output.weight
-        state[p + "self_attn.output.bias"] = a.output.bias
-        state[p + "self_attn.query_pos_bias"] = model.backbone.content_bias[n]
-        state[p + "feed_forward.layer1.weight"] = f.inner.weight
-        state[p + "feed_forward.layer1.bias"] = f.inner.bias
-        state[p + "feed_forward.layer2.weight"] = f.outer.weight
-        state[p + "feed_forward.layer2.bias"] = f.outer.bias
-        for theirs, mine in (("self_attn", "attention"), ("ff", "feed_forward")):
-            norm = getattr(layer, f"{mine}_norm")
-            state[p + f"norm_{theirs}.weight"] = norm.weight
-            state[p + f"norm_{theirs}.bias"] = norm.bias
-        # Its tables have a row per distance, counted down from the row of distance 0.
-        attention = peer.xl.layers[n].self_attn
-        rows = len(a.position_keys)
-        keys = attention.key_pos_embeddings.detach().clone()
-        scores = attention.key_pos_bias.detach().clone()
-        keys[attention.P - rows + 1 : attention.P + 1] = a.position_keys.detach().flip(0)
-        scores[attention.P - rows + 1 : attention.P + 1] = a.position_scores.detach().flip(0)
-        state[p + "self_attn.key_pos_embeddings"] = keys
-        state[p + "self_attn.key_pos_bias"] = scores
-    missing = set(peer.state_dict()) - set(state)
-    assert not missing, f"not mapped: {missing}"
-    peer.load_state_dict(state)
-    check(peer, ours)
-    return peer
+    @torch.no_grad()
+    def weights_to(self, ours: nn.Module) -> None:
+        source, own = self.model.state_dict(), {}
+        own["embedding.tables.0"] = source["src_embed.weight"]
+        own["head.tables.0"] = source["generator.weight"]
+        own["head.biases.0"] = source["generator.bias"]
+        for kind in ("weight", "bias"):
+            own[f"backbone.final_norm.{kind}"] = source[f"transformer.norm.{kind}"]
+        names = {
+            "attention.query.weight": "self_attn.query.linear.weight",
+            "attention.key.weight": "self_attn.key.linear.weight",
+            "attention.value.weight": "self_attn.value.linear.weight",
+            "attention.value.bias": "self_attn.value.linear.bias",
+            "attention.output.weight": "self_attn.output.weight",
+            "attention.output.bias": "self_attn.output.bias",
+            "feed_forward.inner.weight": "feed_forward.layer1.weight",
+            "feed_forward.inner.bias": "feed_forward.layer1.bias",
+            "feed_forward.outer.weight": "feed_forward.layer2.weight",
+            "feed_forward.outer.bias": "feed_forward.layer2.bias",
+            "attention_norm.weight": "norm_self_attn.weight",
+            "attention_norm.bias": "norm_self_attn.bias",
+            "feed_forward_norm.weight": "norm_ff.weight",
+            "feed_forward_norm.bias": "norm_ff.bias",
+        }
+        biases = []
+        for n, block in enumerate(self.model.transformer.layers):
+            here, there = f"backbone.layers.{n}.", f"transformer.layers.{n}."
+            for mine, theirs in names.items():
+                own[here + mine] = source[there + theirs]
+            attention = block.self_attn
+            # Their row P - d belongs to distance d.
+            rows = attention.P - torch.arange(self.size.span)
+            own[here + "attention.position_keys"] = attention.key_pos_embeddings[rows]
+            own[here + "attention.position_scores"] = attention.key_pos_bias[rows]
+            biases.append(attention.query_pos_bias)
+        own["backbone.content_bias"] = torch.stack(biases)
+        ours.load_state_dict(own)
 
 
-@torch.no_grad()
-def check(peer: Labml, ours: Ours) -> None:
-    """Three segments, logits within 1e-4: no speed is reported where the numbers differ."""
-    size = ours.size
-    memory, theirs = ours.full_memory(2), peer.full_memory(2)
-    ours.model.eval()
-    peer.eval()
-    reader = ours.model.reader(memory)
-    for _ in range(3):
-        tokens = torch.randint(VOCAB, (2, size.segment))
-        out = ours.model(tokens, memory)
-        memory = out.memory
-        logits, theirs = peer(tokens.t(), theirs)
-        for mine in (out.logits, reader.read(tokens)):
-            worst = (mine.transpose(0, 1) - logits).abs().max().item()
-            assert worst < 1e-4, f"logits differ by {worst}: no timing"
+class LabmlShortTable(LabmlXL):
+    """The same with position tables cut to the span: what its users could make of it."""
+
+    works = ("train",)
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        for block in self.model.transformer.layers:
+            attention = block.self_attn
+            rows = slice(attention.P - size.span, attention.P + size.segment_length)
+            for name in ("key_pos_embeddings", "key_pos_bias"):
+                table = getattr(attention, name).detach()[rows].clone()
+                setattr(attention, name, nn.Parameter(table))
+            attention.P = size.span

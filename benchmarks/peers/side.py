@@ -1,0 +1,69 @@
+"""What every side of a comparison can do. An adapter is a subclass; throughput.py lists them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+VOCAB_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's size and the work's."""
+
+    d_model: int
+    n_heads: int
+    n_layers: int
+    d_ff: int
+    segment_length: int
+    memory_length: int
+    batch_size: int
+    generate_batch: int = 1
+    works: tuple[str, ...] = ("train", "evaluate", "generate")
+
+    @property
+    def span(self) -> int:
+        return self.memory_length + self.segment_length
+
+
+class Side(ABC):
+    """A model, and the memory that it carries from call to call."""
+
+    works: ClassVar[tuple[str, ...]] = ("train", "evaluate", "generate")
+    """What this side can do."""
+    same_function: ClassVar[bool] = False
+    """It computes the same numbers as ours after ``weights_to``; checked before any timing."""
+
+    model: nn.Module
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+
+    @abstractmethod
+    def forget(self, batch_size: int) -> None:
+        """Start with an empty memory, in the mode that ``model.train`` or ``eval`` has set."""
+
+    @abstractmethod
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a segment ``[B, T]``, with its graph; the memory moves on, detached."""
+
+    @abstractmethod
+    def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Without gradients: logits ``[B, T, V]``, or losses ``[B, T]``; the memory moves on."""
+
+    def weights_to(self, ours: nn.Module) -> None:
+        """Copy the weights into our model; only where ``same_function``."""
+        raise NotImplementedError
+
+    def embedding(self) -> Tensor:
+        """The embedding table, whose gradient is compared; only where ``same_function``."""
+        raise NotImplementedError
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The same for all sides."""
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
