@@ -24,11 +24,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from peers.side import VOCAB_SIZE, Side, Size
 from rich.console import Console
 from rich.table import Table
-from timing import interleaved, machine, ratio
 from torch import Tensor
+
+from peers.side import VOCAB_SIZE, Side, Size
+from timing import interleaved, machine, ratio
 
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
 SIZES = {

@@ -8,8 +8,9 @@ from labml_nn.transformers.feed_forward import FeedForward
 from labml_nn.transformers.utils import subsequent_mask
 from labml_nn.transformers.xl import TransformerXL, TransformerXLLayer
 from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
-from peers.side import VOCAB_SIZE, Side, Size
 from torch import Tensor, nn
+
+from peers.side import VOCAB_SIZE, Side, Size
 
 
 class AutoregressiveModel(nn.Module):

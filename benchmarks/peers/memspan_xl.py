@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from peers.side import VOCAB_SIZE, Side, Size
 from torch import Tensor
 
 from memspan.config import EmbeddingConfig, TransformerXLConfig
 from memspan.models import LanguageModel
+from peers.side import VOCAB_SIZE, Side, Size
 
 
 class MemspanXL(Side):

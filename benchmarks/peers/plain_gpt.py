@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from peers.gpt import GPT
 from peers.side import VOCAB_SIZE, Side, Size
-from torch import Tensor
 
 
 class PlainGPT(Side):

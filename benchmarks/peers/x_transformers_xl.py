@@ -1,12 +1,13 @@
-"""x-transformers with Transformer-XL memory and T5's relative bias: a related function, not the same."""
+"""x-transformers with Transformer-XL memory and T5 relative bias: a related function, not the same."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from peers.side import VOCAB_SIZE, Side, Size
 from torch import Tensor
 from x_transformers import Decoder, TransformerWrapper
+
+from peers.side import VOCAB_SIZE, Side, Size
 
 
 class XTransformersXL(Side):
