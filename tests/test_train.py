@@ -244,3 +244,22 @@ def test_training_learns() -> None:
         if "train_nats_per_token" in r
     ]
     assert losses[-1] < losses[0] - 0.2
+
+
+def test_tensorboard_gets_the_metrics() -> None:
+    pytest.importorskip("tensorboard")
+    # A process of its own: what tensorboard warns of is not ours to fix.
+    program = (
+        "from pathlib import Path; from memspan.metrics import Metrics\n"
+        "m = Metrics(Path('r'), 'tensorboard'); m.log(1, loss=2.0); m.close()"
+    )
+    Path("r").mkdir()
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert list(Path("r/tensorboard").iterdir())
+    assert train.metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0}]
+
+
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(MemspanError, match=r"memspan\[trackio\]"):
+        train.metrics.Metrics(Path(), "trackio")

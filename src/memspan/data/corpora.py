@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import hashlib
+import os
 import platform
 import sysconfig
 from collections.abc import Callable
@@ -53,6 +54,27 @@ class Named:
     about: str
     read: Callable[[], Splits]
     source: Source | None = None
+    splits: tuple[str, ...] = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class CorpusRow:
+    """A named corpus as ``memspan data list`` shows it."""
+
+    name: str
+    about: str
+    splits: tuple[str, ...]
+    ready: bool
+    """Nothing has to be downloaded."""
+    state: str
+    """Where it is, or how to get it."""
+
+    def __str__(self) -> str:
+        width = max(map(len, CORPORA))
+        return (
+            f"{self.name:<{width}}  {self.about}\n{'':<{width}}  {', '.join(self.splits)}\n"
+            f"{'':<{width}}  {self.state}"
+        )
 
 
 SHAKESPEARE = Source(
@@ -99,10 +121,9 @@ def load_corpus(name: str) -> Corpus:
     return Corpus(name, splits, record | {"name": name, "sha256": digest.hexdigest()})
 
 
-def list_corpora() -> list[str]:
-    """A line per named corpus: name, what it is, whether it is here."""
-    width = max(map(len, CORPORA))
-    lines = []
+def list_corpora() -> list[CorpusRow]:
+    """A row per named corpus: name, what it is, its splits, whether it is here."""
+    rows = []
     for name, corpus in CORPORA.items():
         source = corpus.source
         if source is None:
@@ -111,8 +132,9 @@ def list_corpora() -> list[str]:
             state = f"downloaded: {source.path}"
         else:
             state = f"downloaded on first use, or put {source.url} at {source.path}"
-        lines.append(f"{name:<{width}}  {corpus.about}\n{'':<{width}}  {state}")
-    return lines
+        ready = source is None or source.path.exists()
+        rows.append(CorpusRow(name, corpus.about, corpus.splits, ready, state))
+    return rows
 
 
 def _python_stdlib() -> Splits:
@@ -162,7 +184,10 @@ CORPORA = {
         "the Python standard library's own sources, about 12 MB (the default)", _python_stdlib
     ),
     "tiny-shakespeare": Named(
-        "1.1 MB of plays, last tenth for validation", _tiny_shakespeare, SHAKESPEARE
+        "1.1 MB of plays, last tenth for validation",
+        _tiny_shakespeare,
+        SHAKESPEARE,
+        ("train", "validation"),
     ),
     "enwik8": Named(
         "100 MB of Wikipedia with mark-up, 90M/5M/5M bytes",
@@ -181,28 +206,23 @@ CORPORA = {
 
 
 def _read_path(name: str) -> Splits:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        texts = [(p.relative_to(path).as_posix(), p) for p in files]
-    elif path.is_file():
-        texts = [(path.name, path)]
-    else:
-        texts = [(p, Path(p)) for p in sorted(glob.glob(str(path), recursive=True))]
-        texts = [(n, p) for n, p in texts if p.is_file()]
+    # Not Path.expanduser, which raises for an unknown user.
+    path = Path(os.path.expanduser(name))
+    try:
+        texts = _find_texts(path)
+        contents = [(n, p.read_bytes()) for n, p in texts]
+    except OSError as error:
+        raise MemspanError(
+            f"cannot read {error.filename or name} ({error.strerror}): check its name and "
+            "permissions"
+        ) from None
     if not texts and path.is_dir():
         raise MemspanError(f"the folder {name} has no files: give one with text in it")
     if not texts:
         near = difflib.get_close_matches(name, CORPORA, n=1)
         hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
-    try:
-        contents = [(n, p.read_bytes()) for n, p in texts]
-    except OSError as error:
-        raise MemspanError(
-            f"cannot read {error.filename} ({error.strerror}): check its permissions"
-        ) from None
-    if len(contents) > 1:
+    if not path.is_file():
         # A folder holds other things too; one file that is named is taken as it is.
         contents = [(n, text) for n, text in contents if text.strip() and b"\0" not in text[:8192]]
     if not any(text for _, text in contents):
@@ -211,6 +231,18 @@ def _read_path(name: str) -> Splits:
     if len(contents) >= 20:
         return _by_file(contents)
     return _by_position([text for _, text in contents])
+
+
+def _find_texts(path: Path) -> list[tuple[str, Path]]:
+    """Name and path of every file that ``path``, a file, folder or glob, stands for."""
+    if path.is_dir():
+        found = sorted((p.relative_to(path), p) for p in path.rglob("*") if p.is_file())
+        # Hidden folders too: version control keeps its own files there, which are no text.
+        return [(n.as_posix(), p) for n, p in found if not any(x.startswith(".") for x in n.parts)]
+    if path.is_file():
+        return [(path.name, path)]
+    found_by_glob = sorted(glob.glob(str(path), recursive=True))
+    return [(p, Path(p)) for p in found_by_glob if Path(p).is_file()]
 
 
 def _by_file(files: list[tuple[str, bytes]]) -> Splits:
@@ -242,7 +274,14 @@ def _by_position(documents: list[bytes]) -> Splits:
 
 
 def _character_start(document: bytes, position: int) -> int:
-    position = min(max(position, 0), len(document))
-    while position < len(document) and document[position] & 0xC0 == 0x80:
-        position += 1
+    """``position``, or up to three bytes on if that is inside a UTF-8 character."""
+    if position <= 0:
+        # What is before the first byte is no part of it, whatever the byte looks like.
+        return 0
+    for start in range(position, position + 4):
+        if start >= len(document):
+            return len(document)
+        if document[start] & 0xC0 != 0x80:
+            return start
+    # No character is that long, so this is no UTF-8.
     return position

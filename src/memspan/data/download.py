@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from pathlib import Path
 
 import platformdirs
@@ -46,10 +48,16 @@ def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(url, part, limit)
+    except MemspanError:
+        # Too large to be the file: kept, it would spoil every later attempt.
+        part.unlink(missing_ok=True)
+        raise
     except urllib.error.HTTPError as error:
         raise MemspanError(f"{url} answered {error.code}: {by_hand}") from None
-    except (urllib.error.URLError, TimeoutError, ConnectionError, OSError) as error:
-        reason = getattr(error, "reason", None) or error
+    except (OSError, http.client.HTTPException) as error:
+        # A server that talks nonsense is quoted: no line breaks or escapes of its making.
+        reason = " ".join(str(getattr(error, "reason", None) or error).split())
+        reason = "".join(c for c in reason if c.isprintable())
         raise MemspanError(
             f"cannot download {url} ({reason}): try again to go on where it stopped, or {by_hand}"
         ) from None
@@ -70,7 +78,8 @@ def read_member(archive: Path, member: str, limit: int) -> bytes:
         # The declared size may lie, so no more than the limit is ever inflated.
         with zipfile.ZipFile(archive) as file, file.open(member) as source:
             content = source.read(limit + 1)
-    except (zipfile.BadZipFile, KeyError, EOFError, OSError, NotImplementedError) as error:
+    # RuntimeError: the member wants a password; NotImplementedError is one too.
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, OSError, RuntimeError) as error:
         raise MemspanError(f"{archive} is damaged ({error}): delete it and try again") from None
     if len(content) > limit:
         raise MemspanError(f"{member} in {archive} is larger than {limit:,} bytes: refused")
@@ -100,7 +109,7 @@ def _download(url: str, part: Path, limit: int) -> None:
         if response.status != 206:
             done = 0
         expected = response.headers.get("Content-Length")
-        total = done + int(expected) if expected else None
+        total = done + int(expected) if expected and expected.isdigit() else None
         task = progress.add_task(part.stem, total=total, completed=done)
         with open(part, "ab" if done else "wb") as file:
             while chunk := response.read(CHUNK):
@@ -116,5 +125,10 @@ def _download(url: str, part: Path, limit: int) -> None:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise MemspanError(
+            f"cannot read {path} ({error.strerror}): move it away and try again"
+        ) from None

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+
 from memspan.data.corpora import Corpus, load_corpus
 from memspan.data.download import cache_folder
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
@@ -31,6 +34,7 @@ def prepare(
     vocab_size: int | None = None,
     *,
     with_tokenizer: Tokenizer | None = None,
+    progress: bool = True,
 ) -> Prepared:
     """Tokenise a corpus, or find it tokenised in the cache.
 
@@ -39,6 +43,7 @@ def prepare(
         kind: which tokeniser to make from the training split.
         vocab_size: its largest vocabulary, for words and sub-words.
         with_tokenizer: use this one, a run's, instead of making one.
+        progress: show a bar on a terminal's standard error.
 
     Raises:
         MemspanError: no such text, or one that the tokeniser cannot read; a full disk.
@@ -59,15 +64,35 @@ def prepare(
     except MemspanError:
         # Not there yet, or damaged: the cache can always be made again.
         tokenizer = with_tokenizer or train_tokenizer(kind, text.splits["train"], vocab_size)
-        splits = _tokenise(text, tokenizer, folder)
+        splits = _tokenise(text, tokenizer, folder, progress)
     return Prepared(tokenizer, splits, text.record)
 
 
-def _tokenise(text: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str, TokenFile]:
+def _tokenise(
+    text: Corpus, tokenizer: Tokenizer, folder: Path, progress: bool
+) -> dict[str, TokenFile]:
     splits = {}
-    for name, documents in text.splits.items():
-        ids = [tokenizer.encode(document) for document in documents]
-        n_bytes = sum(map(len, documents))
-        splits[name] = write_tokens(folder / f"{name}.bin", ids, n_bytes, tokenizer)
+    console = Console(stderr=True)
+    with Progress(
+        console=console, transient=True, disable=not (progress and console.is_terminal)
+    ) as bar:
+        for name, documents in text.splits.items():
+            n_bytes = sum(map(len, documents))
+            task = bar.add_task(f"tokenising {name}", total=n_bytes)
+            ids, n_characters, n_words = [], 0, 0
+            for document in documents:
+                ids.append(tokenizer.encode(document))
+                characters = document.decode("utf-8", errors="replace")
+                n_characters += len(characters)
+                n_words += len(characters.split())
+                bar.advance(task, len(document))
+            splits[name] = write_tokens(
+                folder / f"{name}.bin",
+                ids,
+                n_bytes,
+                tokenizer,
+                n_characters=n_characters,
+                n_words=n_words,
+            )
     tokenizer.save(folder)
     return splits

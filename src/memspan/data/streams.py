@@ -45,6 +45,7 @@ class Streams:
         document_starts: np.ndarray | None = None,
     ) -> None:
         self.tokens, self.batch_size, self.segment_length = tokens, batch_size, segment_length
+        _positive(batch_size, segment_length)
         if batch_size > len(tokens):
             raise MemspanError(
                 f"{batch_size:,} rows are more than the text's {len(tokens):,} tokens: lower "
@@ -61,6 +62,11 @@ class Streams:
             )
         self._starts = document_starts
         self.position = 0
+
+    @property
+    def epoch(self) -> int:
+        """How often the text has been read to its end."""
+        return self.position // self.n_segments
 
     def next(self) -> Segment:
         """The next segment; after the last one the text starts again and every row is reset."""
@@ -88,7 +94,18 @@ class Streams:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to a saved position.
+
+        Raises:
+            MemspanError: it is a position in another text or for other rows, or no position.
+        """
         mine = self.state_dict()
+        # bool is an int to Python, but no count.
+        whole = all(type(state.get(name)) is int for name in mine)
+        if not whole or state["position"] < 0:
+            raise MemspanError(
+                f"{state} is no stream position: resume from a checkpoint that is whole"
+            )
         for name in ("batch_size", "segment_length", "n_tokens"):
             if state[name] != mine[name]:
                 raise MemspanError(
@@ -109,6 +126,7 @@ def evaluation_segments(
     Yields:
         inputs, targets int64 ``[B, T]``, and mask bool ``[B, T]``, true where a target counts.
     """
+    _positive(batch_size, segment_length)
     if len(tokens) == 0:
         raise MemspanError("there is no text to score: give a split or file that has some")
     if batch_size > len(tokens):
@@ -131,3 +149,10 @@ def evaluation_segments(
         targets = tokens[index].astype(np.int64)
         inputs = np.where(index > 0, tokens[np.maximum(index - 1, 0)].astype(np.int64), START)
         yield torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(mask)
+
+
+def _positive(batch_size: int, segment_length: int) -> None:
+    if batch_size < 1 or segment_length < 1:
+        raise MemspanError(
+            f"batch size {batch_size} and segment length {segment_length} must be at least 1"
+        )

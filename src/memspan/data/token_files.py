@@ -14,6 +14,7 @@ from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files import write_atomically
 
+FORMAT = "memspan-tokens-2"
 DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
 
 
@@ -27,15 +28,34 @@ class TokenFile:
     """Index of every document's first token, int64."""
     n_bytes: int
     """Bytes of the text."""
+    n_characters: int | None
+    """Characters of the text, what is not UTF-8 replaced; None: not counted."""
+    n_words: int | None
+    """White-space separated words of the text; None: not counted."""
+    kind: str
+    """The tokeniser's."""
+    vocab_size: int
     vocabulary_hash: str
     sha256: str
     """Of the ids."""
 
 
 def write_tokens(
-    path: Path, documents: list[np.ndarray], n_bytes: int, tokenizer: Tokenizer
+    path: Path,
+    documents: list[np.ndarray],
+    n_bytes: int,
+    tokenizer: Tokenizer,
+    *,
+    n_characters: int | None = None,
+    n_words: int | None = None,
 ) -> TokenFile:
     """Write ``path`` (``.bin``) and its header (``.json``).
+
+    Args:
+        path: the file of ids.
+        documents: the ids of every document.
+        n_bytes: bytes of the text that they stand for; likewise ``n_characters`` and ``n_words``.
+        tokenizer: what made them.
 
     Raises:
         MemspanError: an id does not fit the vocabulary's type; a full disk.
@@ -51,13 +71,15 @@ def write_tokens(
     lengths = [len(d) for d in documents]
     starts = [0, *np.cumsum(lengths, dtype=np.int64)[:-1].tolist()] if lengths else []
     header = {
-        "format": "memspan-tokens-1",
+        "format": FORMAT,
         "tokenizer": tokenizer.kind,
         "vocabulary_hash": tokenizer.vocabulary_hash,
         "vocab_size": tokenizer.vocab_size,
         "dtype": dtype.name,
         "n_tokens": len(ids),
         "n_bytes": n_bytes,
+        "n_characters": n_characters,
+        "n_words": n_words,
         "document_starts": starts,
         "sha256": hashlib.sha256(content).hexdigest(),
     }
@@ -75,7 +97,7 @@ def read_tokens(path: Path) -> TokenFile:
     remedy = "delete it and prepare the corpus again"
     try:
         header: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        if header["format"] != "memspan-tokens-1":
+        if header["format"] != FORMAT:
             raise ValueError(f"format {header['format']!r}")
         dtype = np.dtype(DTYPES[header["dtype"]]).newbyteorder("<")
         n_tokens, size = int(header["n_tokens"]), path.stat().st_size
@@ -85,7 +107,7 @@ def read_tokens(path: Path) -> TokenFile:
             raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)
-        if hashlib.sha256(tokens.tobytes()).hexdigest() != header["sha256"]:
+        if hashlib.sha256(tokens).hexdigest() != header["sha256"]:
             raise ValueError("its checksum is wrong")
         starts = np.asarray(header["document_starts"], dtype=np.int64)
         if len(starts) and not (
@@ -93,9 +115,18 @@ def read_tokens(path: Path) -> TokenFile:
         ):
             raise ValueError("its document offsets are wrong")
         return TokenFile(
-            tokens, starts, int(header["n_bytes"]), header["vocabulary_hash"], header["sha256"]
+            tokens=tokens,
+            document_starts=starts,
+            n_bytes=int(header["n_bytes"]),
+            n_characters=header["n_characters"],
+            n_words=header["n_words"],
+            kind=header["tokenizer"],
+            vocab_size=header["vocab_size"],
+            vocabulary_hash=header["vocabulary_hash"],
+            sha256=header["sha256"],
         )
     except FileNotFoundError as error:
         raise MemspanError(f"{error.filename} is missing: {remedy}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # The last two: JSON that is nested too deep, a count that is infinite.
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise MemspanError(f"{path} is damaged ({error}): {remedy}") from None

@@ -93,6 +93,9 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(text, dtype=np.uint8)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        if isinstance(ids, np.ndarray):
+            # A whole split, maybe: not byte by byte.
+            return ids.astype(np.uint8).tobytes()
         return np.fromiter(ids, dtype=np.uint8).tobytes()
 
     def content(self) -> dict[str, Any]:
@@ -198,7 +201,8 @@ def train_tokenizer(
     """Make a tokeniser from training text. ``vocab_size`` counts for words and sub-words.
 
     Raises:
-        MemspanError: text that is not UTF-8 where characters are needed; a missing extra.
+        MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
+            vocabulary of sub-words that cannot hold the 256 bytes.
     """
     if kind == "bytes":
         return ByteTokenizer()
@@ -219,6 +223,11 @@ def train_tokenizer(
         kept = sorted(ranked, key=lambda word: (-counts[word], word))
         return WordTokenizer(kept)
     if kind == "subwords":
+        if vocab_size is not None and vocab_size < 256:
+            raise MemspanError(
+                f"sub-words need a vocabulary of at least 256, one per byte, not {vocab_size}: "
+                "raise --data.vocab-size"
+            )
         library = _subword_library()
         bpe = library.Tokenizer(library.models.BPE())
         bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

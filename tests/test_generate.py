@@ -1,0 +1,108 @@
+"""Sampling filters, prompts in segments, and evaluation against the plain definition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memspan.config import TransformerXLConfig
+from memspan.errors import MemspanError
+from memspan.evaluate import evaluate
+from memspan.generate import PROMPT_SEGMENT, Sampling, generate, probabilities, read_prompt
+from memspan.models import LanguageModel
+
+LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+
+
+def model() -> LanguageModel:
+    torch.manual_seed(0)
+    config = TransformerXLConfig(
+        n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, attention_span="fixed"
+    )
+    return LanguageModel(50, config).double().eval()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), [0.5, 0.25, 0.125, 0.125]),
+        (Sampling(temperature=0), [1, 0, 0, 0]),
+        (Sampling(temperature=0.5), [16 / 22, 4 / 22, 1 / 22, 1 / 22]),
+        (Sampling(top_k=2), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(top_k=9), [0.5, 0.25, 0.125, 0.125]),
+        (Sampling(top_p=0.5), [1, 0, 0, 0]),
+        (Sampling(top_p=0.51), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(min_p=0.5), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(top_k=3, min_p=0.4), [2 / 3, 1 / 3, 0, 0]),
+    ],
+)
+def test_filters(sampling: Sampling, expected: list[float]) -> None:
+    assert probabilities(LOGITS, sampling)[0].tolist() == pytest.approx(expected)
+
+
+@given(
+    st.lists(st.floats(-30, 30), min_size=2, max_size=20),
+    st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+    st.sampled_from([None, 1, 5]),
+    st.sampled_from([None, 1e-6, 0.9, 1.0]),
+)
+def test_a_distribution_always_comes_out(
+    logits: list[float], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    p = probabilities(torch.tensor([logits]), sampling)
+    assert p.sum().item() == pytest.approx(1, abs=1e-5)
+    assert p.isfinite().all()
+    # The likeliest token is never filtered out.
+    assert p[0, int(torch.tensor(logits).argmax())] > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"min_p": 1.5}]
+)
+def test_impossible_options_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(MemspanError):
+        Sampling(**options)  # type: ignore[arg-type]
+
+
+def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> None:
+    m = model()
+    prompt = np.arange(PROMPT_SEGMENT * 2 + 3) % 50
+    reader = m.reader(batch_size=2)
+    logits = read_prompt(reader, prompt, 2)
+    drawn = list(generate(reader, logits, 5, Sampling(seed=3)))
+    assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5] * 2
+    # The whole text in one call leaves the same memory: what was drawn was read.
+    text = torch.tensor([[*prompt.tolist(), *(ids[0] for ids in drawn)]])
+    whole = m(text).memory
+    torch.testing.assert_close(reader.memory.select([0]).hidden, whole.hidden)
+    again = m.reader(batch_size=2)
+    assert drawn == list(generate(again, read_prompt(again, prompt, 2), 5, Sampling(seed=3)))
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(MemspanError, match="prompt is empty"):
+        read_prompt(model().reader(), np.empty(0, np.uint8), 1)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scores_are_the_sum_over_every_token(rows: int) -> None:
+    m = model()
+    text = (np.arange(40) * 7 % 50).astype(np.uint8)
+    scores = evaluate(m, text, text.tobytes(), batch_size=rows, segment_length=5)
+    parts = np.split(text.astype(np.int64), range(14, 40, 14)) if rows == 3 else [text]
+    expected, before = 0.0, 0
+    for part in parts:
+        inputs = torch.tensor([[before, *part[:-1].tolist()]])
+        targets = torch.from_numpy(part.astype(np.int64))[None]
+        expected += m(inputs, targets=targets).losses.sum().item()
+        before = int(part[-1])
+    assert scores.tokens == 40
+    assert scores.nats == pytest.approx(expected, rel=1e-9)
+    assert scores.bits_per_byte == pytest.approx(expected / math.log(2) / 40)
+    assert scores.perplexity == pytest.approx(math.exp(expected / 40))
