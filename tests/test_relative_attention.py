@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from golden import assert_same
+from memspan.ops import relative_attention as ops
 from memspan.ops.relative_attention import relative_attention
 
 FAST = ["fused", "sdpa"]
@@ -270,3 +271,32 @@ def test_choice_of_implementation() -> None:
 def test_a_mask_is_needed_to_hide_the_future() -> None:
     with pytest.raises(ValueError, match="mask"):
         relative_attention(**inputs(2, 1))
+
+
+@pytest.mark.parametrize("implementation", ["fused", "sdpa"])
+def test_heads_worked_on_apart_give_the_same(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small cache splits the heads; the result and every gradient stay."""
+    torch.manual_seed(3)
+    shapes = [(2, 3, 5, 4), (2, 3, 9, 4), (2, 3, 9, 4), (3, 9, 4), (3, 4), (3, 4)]
+    tensors = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    mask = (torch.arange(9) <= torch.arange(4, 9)[:, None])[None]
+
+    def run() -> list[torch.Tensor]:
+        out = relative_attention(
+            *tensors[:4],
+            content_bias=tensors[4],
+            position_bias=tensors[5],
+            mask=mask,
+            implementation=implementation,  # type: ignore[arg-type]
+        )
+        if implementation == "sdpa":
+            return [out]
+        return [out, *torch.autograd.grad(out.square().sum(), tensors)]
+
+    with torch.set_grad_enabled(implementation == "fused"):
+        whole = run()
+        monkeypatch.setattr(ops, "CACHE_BYTES", 1)
+        for a, b in zip(whole, run(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

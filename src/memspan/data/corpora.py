@@ -206,6 +206,9 @@ CORPORA = {
 
 
 def _read_path(name: str) -> Splits:
+    if not name:
+        # Path("") is the current folder, which nobody meant.
+        raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
     # Not Path.expanduser, which raises for an unknown user.
     path = Path(os.path.expanduser(name))
     try:

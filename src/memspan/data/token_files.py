@@ -107,7 +107,7 @@ def read_tokens(path: Path) -> TokenFile:
             raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)
-        if hashlib.sha256(tokens).hexdigest() != header["sha256"]:
+        if hashlib.sha256(tokens.data).hexdigest() != header["sha256"]:
             raise ValueError("its checksum is wrong")
         starts = np.asarray(header["document_starts"], dtype=np.int64)
         if len(starts) and not (

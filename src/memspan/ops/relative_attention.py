@@ -19,6 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+CACHE_BYTES = 2 << 20
+"""Scores that are worked on at once on a CPU; half or twice as much costs little."""
+
 Implementation = Literal["reference", "fused", "sdpa"]
 
 
@@ -79,9 +82,31 @@ def relative_attention(
         q, position_scores = _fold_biases(
             q, position_keys, content_bias, position_bias, position_scores
         )
-        if implementation == "fused":
-            return _fused(q, k, v, position_keys, position_scores, mask, scale, dropout)
-        return _sdpa(q, k, v, position_keys, position_scores, mask, scale, dropout)
+        run = _fused if implementation == "fused" else _sdpa
+        # Added to all heads, which is several times faster than filling by a mask.
+        hidden = None
+        if mask is not None:
+            hidden = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+        n = _heads_at_once(q, k)
+        parts = zip(
+            q.split(n, 1),
+            k.split(n, 1),
+            v.split(n, 1),
+            position_keys.split(n),
+            position_scores.split(n),
+            strict=True,
+        )
+        outputs = [run(*part, hidden, scale, dropout) for part in parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _heads_at_once(q: Tensor, k: Tensor) -> int:
+    """On a CPU, as many heads as keep the scores in its cache while they are worked on."""
+    batch, n_heads, n_queries, _ = q.shape
+    if q.device.type != "cpu":
+        return n_heads
+    one = batch * n_queries * k.shape[2] * q.element_size()
+    return min(n_heads, max(1, CACHE_BYTES // one))
 
 
 def _reference(
@@ -121,24 +146,23 @@ def _fold_biases(
     content_bias: Tensor | None,
     position_bias: Tensor | None,
     position_scores: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Rewrite the scores with one query: ``(q+u).k + (q+u).R + [(v-u).R + S]``."""
+    if position_scores is None:
+        position_scores = position_keys.new_zeros(position_keys.shape[:2])
     shift = position_bias
     if content_bias is not None:
         q = q + content_bias[:, None]
         shift = -content_bias if shift is None else shift - content_bias
     if shift is not None:
-        by_distance = (position_keys @ shift[:, :, None]).squeeze(-1)
-        position_scores = by_distance if position_scores is None else by_distance + position_scores
+        position_scores = position_scores + (position_keys @ shift[:, :, None]).squeeze(-1)
     return q, position_scores
 
 
-def _farthest_first(
-    position_keys: Tensor, position_scores: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _farthest_first(position_keys: Tensor, position_scores: Tensor) -> tuple[Tensor, Tensor]:
     """Distances ``[dummy, S-1, ..., 0]``: the extra row that makes the relative shift a view."""
     keys = F.pad(position_keys.flip(1), (0, 0, 1, 0))
-    return keys, None if position_scores is None else F.pad(position_scores.flip(1), (1, 0))
+    return keys, F.pad(position_scores.flip(1), (1, 0))
 
 
 def _shift(x: Tensor, n_queries: int) -> Tensor:
@@ -151,15 +175,9 @@ def _shift(x: Tensor, n_queries: int) -> Tensor:
     return x[:, n_queries:].unflatten(-1, (n_queries, -1))
 
 
-def _position_term(heads: Tensor, keys: Tensor, scores: Tensor | None) -> Tensor:
+def _position_term(heads: Tensor, keys: Tensor, scores: Tensor) -> Tensor:
     """``q . R + S_d`` per head: ``[H, B*T, K] -> [H, B*T, S+1]``."""
-    x = torch.bmm(heads, keys.transpose(1, 2))
-    return x if scores is None else x.add_(scores[:, None])
-
-
-def _hidden_as_minus_infinity(mask: Tensor, like: Tensor) -> Tensor:
-    """The mask as a summand: adding it to all heads is several times faster than masked_fill."""
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, float("-inf"))
+    return torch.bmm(heads, keys.transpose(1, 2)).add_(scores[:, None])
 
 
 class _FusedRelativeAttention(torch.autograd.Function):
@@ -176,8 +194,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         keys: Tensor,
-        scores: Tensor | None,
-        mask: Tensor | None,
+        scores: Tensor,
+        hidden: Tensor | None,
         scale: float,
         dropout: float,
     ) -> Tensor:
@@ -188,8 +206,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         x = _position_term(q.view(n_heads, -1, width), keys, scores)
         shifted = _shift(x.view(n_heads * batch, -1), n_queries)
         a = torch.baddbmm(shifted, q, k.transpose(1, 2), beta=scale, alpha=scale)
-        if mask is not None:
-            a.view(n_heads, batch, n_queries, length).add_(_hidden_as_minus_infinity(mask, a))
+        if hidden is not None:
+            a.view(n_heads, batch, n_queries, length).add_(hidden)
         weights = torch.softmax(a, -1)
         kept = None
         if dropout > 0:
@@ -199,7 +217,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
             out = torch.bmm(weights, v)
         ctx.save_for_backward(q, k, v, keys, weights, kept, out)
         ctx.shape = (n_heads, batch, n_queries, length, width)
-        ctx.scale, ctx.dropout, ctx.has_scores = scale, dropout, scores is not None
+        ctx.scale, ctx.dropout = scale, dropout
         return out.view(n_heads, batch, n_queries, width)
 
     @staticmethod
@@ -232,7 +250,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
         d_keys = d_scores = None
         if ctx.needs_input_grad[3]:
             d_keys = torch.bmm(d_x.transpose(1, 2), q.view(n_heads, -1, width)).mul_(ctx.scale)
-        if ctx.has_scores:
+        if ctx.needs_input_grad[4]:
             d_scores = d_x.sum(1).mul_(ctx.scale)
         heads = (n_heads, batch, -1, width)
         return d_q.view(heads), d_k.view(heads), d_v.view(heads), d_keys, d_scores, None, None, None
@@ -243,15 +261,15 @@ def _fused(
     k: Tensor,
     v: Tensor,
     position_keys: Tensor,
-    position_scores: Tensor | None,
-    mask: Tensor | None,
+    position_scores: Tensor,
+    hidden: Tensor | None,
     scale: float,
     dropout: float,
 ) -> Tensor:
     keys, scores = _farthest_first(position_keys, position_scores)
     q, k, v = (t.transpose(0, 1) for t in (q, k, v))
     apply: Any = _FusedRelativeAttention.apply
-    return apply(q, k, v, keys, scores, mask, scale, dropout).transpose(0, 1)
+    return apply(q, k, v, keys, scores, hidden, scale, dropout).transpose(0, 1)
 
 
 def _sdpa(
@@ -259,19 +277,18 @@ def _sdpa(
     k: Tensor,
     v: Tensor,
     position_keys: Tensor,
-    position_scores: Tensor | None,
-    mask: Tensor | None,
+    position_scores: Tensor,
+    hidden: Tensor | None,
     scale: float,
     dropout: float,
 ) -> Tensor:
     batch, n_heads, n_queries, width = q.shape
     heads = q.transpose(0, 1).reshape(n_heads, batch * n_queries, width) * scale
-    scores = None if position_scores is None else position_scores * scale
-    keys, scores = _farthest_first(position_keys, scores)
+    keys, scores = _farthest_first(position_keys, position_scores * scale)
     x = _position_term(heads, keys, scores)
     position = _shift(x.view(n_heads * batch, -1), n_queries).unflatten(0, (n_heads, batch))
-    if mask is not None:
-        position.add_(_hidden_as_minus_infinity(mask, position))
+    if hidden is not None:
+        position.add_(hidden)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=position.transpose(0, 1), dropout_p=dropout, scale=scale
     )

@@ -1,0 +1,158 @@
+"""Which files make a corpus, how they are split, and how `memspan data list` shows them."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memspan.data import corpora
+from memspan.data.corpora import CORPORA, list_corpora, load_corpus
+from memspan.errors import MemspanError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+
+
+def _whole(name: Path) -> bytes:
+    return b"".join(text for split in load_corpus(str(name)).splits.values() for text in split)
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=12))
+def test_position_splits_lose_no_byte_of_any_text(documents: list[bytes]) -> None:
+    splits = corpora._by_position(documents)
+    assert b"".join(b for split in splits.values() for b in split) == b"".join(documents)
+    # A cut moves by at most one character, so the shares hold for every encoding.
+    total = sum(map(len, documents))
+    train = sum(map(len, splits["train"]))
+    assert 0 <= train - total * 90 // 100 <= 3
+
+
+@pytest.mark.parametrize("byte", [b"\x80", b"\xbf", b"\xe9", b"a"])
+def test_text_of_one_repeated_byte_is_split_like_any_other(byte: bytes) -> None:
+    splits = corpora._by_position([byte * 1000])
+    sizes = {name: sum(map(len, documents)) for name, documents in splits.items()}
+    assert sizes == {"train": 900, "validation": 50, "test": 50}
+
+
+def test_a_file_in_latin_1_keeps_its_first_byte(tmp_path: Path) -> None:
+    text = "¿Qué? ".encode("latin-1") * 50
+    (tmp_path / "t.txt").write_bytes(text)
+    assert _whole(tmp_path / "t.txt") == text
+
+
+def test_hidden_files_and_folders_are_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "book"
+    (folder / ".git" / "objects").mkdir(parents=True)
+    (folder / ".git" / "objects" / "ab").write_text("an object")
+    (folder / ".hidden").write_text("a setting")
+    (folder / "chapters").mkdir()
+    (folder / "chapters" / "1.txt").write_text("It was a dark night. " * 20)
+    assert _whole(folder) == b"It was a dark night. " * 20
+
+
+def test_a_folder_with_one_picture_has_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
+    with pytest.raises(MemspanError, match="holds no text"):
+        load_corpus(str(tmp_path))
+    with pytest.raises(MemspanError, match="holds no text"):
+        load_corpus(str(tmp_path / "*.png"))
+    # A file that is named is taken as it is: its bytes can be modelled.
+    assert _whole(tmp_path / "a.png") == b"\x89PNG\0\0"
+
+
+def test_a_folder_may_lie_inside_a_hidden_one(tmp_path: Path) -> None:
+    folder = tmp_path / ".notes" / "texts"
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_text("some text " * 10)
+    assert _whole(folder) == b"some text " * 10
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~no-such-user/text", "a\0b", "", "enwik", "../no"])
+def test_names_that_are_nothing_get_one_line(name: str) -> None:
+    with pytest.raises(MemspanError) as refusal:
+        load_corpus(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_few_files_are_cut_by_position_and_many_by_file(tmp_path: Path) -> None:
+    for n in range(19):
+        (tmp_path / f"{n:02}.txt").write_text(f"{n:02}" * 50)
+    cut = load_corpus(str(tmp_path)).splits
+    # 19 files of 100 bytes: 90% ends inside the eighteenth.
+    assert [len(t) for t in cut["train"]] == [100] * 17 + [10]
+    for n in range(19, 60):
+        (tmp_path / f"{n:02}.txt").write_text(f"{n:02}" * 50)
+    by_file = load_corpus(str(tmp_path)).splits
+    assert all(len(text) == 100 for split in by_file.values() for text in split)
+    # A new file moves no other one.
+    (tmp_path / "new.txt").write_text("n" * 100)
+    again = load_corpus(str(tmp_path)).splits
+    for name, texts in by_file.items():
+        assert set(texts) <= set(again[name])
+
+
+def test_the_standard_library_is_whole_python_without_tests() -> None:
+    corpus = load_corpus("python-stdlib")
+    assert corpus.record["python"] == ".".join(map(str, sys.version_info[:3]))
+    texts = [text for split in corpus.splits.values() for text in split]
+    assert any(b"class JSONDecoder" in text for text in texts)
+    assert not any(b"class TestJSON" in text for text in texts)
+    for text in texts[:20]:
+        ast.parse(text)
+
+
+def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
+    rows = {row.name: row for row in list_corpora()}
+    assert list(rows) == list(CORPORA)
+    assert rows["python-stdlib"].ready
+    assert rows["tiny-shakespeare"].splits == ("train", "validation")
+    enwik8 = rows["enwik8"]
+    assert not enwik8.ready
+    assert str(tmp_path / "cache") in str(enwik8)
+    assert corpora.ENWIK8.url in str(enwik8)
+    corpora.ENWIK8.path.parent.mkdir(parents=True)
+    corpora.ENWIK8.path.write_bytes(b"")
+    assert {row.name: row.ready for row in list_corpora()}["enwik8"]
+
+
+def test_downloads_stay_in_the_cache(tmp_path: Path) -> None:
+    paths = [c.source.path for c in CORPORA.values() if c.source]
+    assert len(set(paths)) == len(paths) == 4
+    assert {p.parent for p in paths} == {tmp_path / "cache" / "downloads"}
+
+
+def test_wikitext_has_the_splits_of_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = corpora.WIKITEXT_103.path
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-103/wiki.{name}.tokens", f" = {name} = \n")
+    source = corpora.Source(
+        corpora.WIKITEXT_103.url, hashlib.sha256(path.read_bytes()).hexdigest(), 10**6
+    )
+    monkeypatch.setattr(corpora, "WIKITEXT_103", source)
+    corpus = load_corpus("wikitext-103")
+    assert corpus.splits == {
+        "train": [b" = train = \n"],
+        "validation": [b" = valid = \n"],
+        "test": [b" = test = \n"],
+    }
+    assert tuple(corpus.splits) == CORPORA["wikitext-103"].splits
+
+
+def test_enwik8_is_cut_at_its_official_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = bytes(90_000_000) + b"\1" * 5_000_000 + b"\2" * 5_000_000
+    monkeypatch.setattr(corpora.Source, "fetch", lambda self: self.path)
+    monkeypatch.setattr(corpora, "read_member", lambda path, member, limit: text)
+    splits = corpora._hundred_million(corpora.ENWIK8, "enwik8")
+    assert [len(t) for (t,) in splits.values()] == [90_000_000, 5_000_000, 5_000_000]
+    assert [(t[0], t[-1]) for (t,) in splits.values()] == [(0, 0), (1, 1), (2, 2)]

@@ -1,0 +1,96 @@
+"""Streams that resume, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memspan.data.streams import START, Streams, evaluation_segments
+from memspan.errors import MemspanError
+
+TEXT = np.arange(200, dtype=np.uint8)
+STARTS = np.array([0, 11, 60, 61, 150])
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_a_resumed_stream_is_the_uninterrupted_one(steps: int, more: int) -> None:
+    whole, first = Streams(TEXT, 3, 7, STARTS), Streams(TEXT, 3, 7, STARTS)
+    for _ in range(steps):
+        whole.next()
+        first.next()
+    second = Streams(TEXT, 3, 7, STARTS)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for _ in range(more):
+        a, b = whole.next(), second.next()
+        assert torch.equal(a.inputs, b.inputs)
+        assert torch.equal(a.targets, b.targets)
+        assert (a.reset is None) == (b.reset is None)
+        assert a.reset is None or (b.reset is not None and torch.equal(a.reset, b.reset))
+    assert whole.epoch == second.epoch == (steps + more) // whole.n_segments
+
+
+def test_reading_on_does_not_change_what_was_read() -> None:
+    tokens = TEXT.copy()
+    segment = Streams(tokens, 2, 5).next()
+    tokens[:] = 0
+    assert segment.inputs[0].tolist() == [0, 1, 2, 3, 4]
+    assert segment.inputs.dtype == segment.targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": -1},
+        {"position": 1.5},
+        {"position": "3"},
+        {"position": True},
+        {"n_tokens": None},
+    ],
+)
+def test_a_spoilt_position_is_refused(change: dict[str, Any]) -> None:
+    streams = Streams(TEXT, 2, 5)
+    streams.next()
+    with pytest.raises(MemspanError, match="no stream position"):
+        streams.load_state_dict(streams.state_dict() | change)
+    with pytest.raises(MemspanError, match="no stream position"):
+        streams.load_state_dict({})
+    assert streams.position == 1
+
+
+@pytest.mark.parametrize("name", ["batch_size", "segment_length", "n_tokens"])
+def test_a_position_in_something_else_is_refused(name: str) -> None:
+    streams = Streams(TEXT, 2, 5)
+    state = streams.state_dict()
+    with pytest.raises(MemspanError, match=name):
+        streams.load_state_dict(state | {name: state[name] + 1})
+
+
+@pytest.mark.parametrize(("rows", "length"), [(0, 5), (5, 0), (-1, 5), (5, -1)])
+def test_sizes_below_one_are_refused(rows: int, length: int) -> None:
+    with pytest.raises(MemspanError, match="at least 1"):
+        Streams(TEXT, rows, length)
+    with pytest.raises(MemspanError, match="at least 1"):
+        next(evaluation_segments(TEXT, rows, length))
+
+
+def test_one_row_is_scored_as_documented() -> None:
+    tokens = np.array([5, 6, 7, 8, 9], np.uint16)
+    segments = list(evaluation_segments(tokens, 1, 2))
+    assert [i.tolist() for i, _, _ in segments] == [[[START, 5]], [[6, 7]], [[8]]]
+    assert [t.tolist() for _, t, _ in segments] == [[[5, 6]], [[7, 8]], [[9]]]
+    assert all(mask.all() for _, _, mask in segments)
+
+
+def test_rows_start_after_the_token_before_them() -> None:
+    tokens = np.array([5, 6, 7, 8, 9], np.uint16)
+    ((inputs, targets, mask),) = evaluation_segments(tokens, 2, 3)
+    assert inputs[0].tolist() == [START, 5, 6]
+    assert inputs[1, :2].tolist() == [7, 8]
+    assert targets[1, :2].tolist() == [8, 9]
+    assert mask.tolist() == [[True, True, True], [True, True, False]]
