@@ -201,7 +201,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
     ) -> Tensor:
         n_heads, batch, n_queries, width = q.shape
         length = k.shape[2]
-        q, k, v = (t.reshape(n_heads * batch, -1, width) for t in (q, k, v))
+        q, k, v = (t.reshape(n_heads * batch, -1, width).contiguous() for t in (q, k, v))
 
         x = _position_term(q.view(n_heads, -1, width), keys, scores)
         shifted = _shift(x.view(n_heads * batch, -1), n_queries)
