@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import memspan.models.transformer_xl as transformer_xl_module
+import memspan.models.relative_self_attention as attention_module
 from golden import Golden, assert_same, parameters
 from memspan.config import EmbeddingConfig, TransformerXLConfig
 from memspan.models import LanguageModel
@@ -297,7 +297,7 @@ class Recorder:
                 self.attention = args, options
             return relative_attention(*args, **options)
 
-        monkeypatch.setattr(transformer_xl_module, "relative_attention", spy)
+        monkeypatch.setattr(attention_module, "relative_attention", spy)
 
     @torch.no_grad()
     def first_attention(self) -> Tensor:

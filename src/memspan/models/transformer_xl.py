@@ -18,6 +18,7 @@ from memspan.config import TransformerXLConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
+from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
 from memspan.nn import FeedForward, initialise, sinusoids
 from memspan.ops.relative_attention import attend_one, relative_attention
 
@@ -32,79 +33,20 @@ class TransformerXLMemory(Memory):
     """Valid slots per row, int64 ``[B]``, counted from the right."""
 
 
-class RelativeSelfAttention(nn.Module):
-    """The projections around :func:`memspan.ops.relative_attention.relative_attention`."""
-
-    def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        self.n_heads, self.head_width = config.n_heads, config.head_width
-        self.dropout = config.attention_dropout
-        inner = self.n_heads * self.head_width
-        self.query = nn.Linear(config.d_model, inner, bias=False)
-        self.key = nn.Linear(config.d_model, inner, bias=False)
-        self.value = nn.Linear(config.d_model, inner, bias=config.attention_bias)
-        self.output = nn.Linear(inner, config.d_model, bias=config.attention_bias)
-        if config.positions == "sinusoidal":
-            self.position = nn.Linear(config.d_model, inner, bias=False)
-        else:
-            if config.max_distance is None:
-                raise MemspanError(
-                    "learned positions need a table size: set max_distance to the longest span in "
-                    "use, memory and segment together"
-                )
-            rows = config.max_distance
-            self.position_keys = nn.Parameter(torch.empty(rows, self.n_heads, self.head_width))
-            self.position_scores = nn.Parameter(torch.empty(rows, self.n_heads))
-
-    def heads(self, x: Tensor) -> Tensor:
-        """``[B, T, H*K] -> [B, H, T, K]``."""
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-
-    def distances(self, codes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Keys ``[H, S, K]`` and scores ``[H, S]`` of the distances ``0 .. S-1``.
-
-        ``codes``: their sinusoids ``[S, D]``, or their rows ``int64 [S]`` in the learned tables.
-        """
-        if codes.is_floating_point():
-            keys = self.position(codes).unflatten(-1, (self.n_heads, self.head_width))
-            return keys.transpose(0, 1), None
-        return self.position_keys[codes].transpose(0, 1), self.position_scores[codes].t()
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        codes: Tensor,
-        mask: Tensor,
-        content_bias: Tensor,
-        position_bias: Tensor | None,
-    ) -> Tensor:
-        """Queries from ``x [B, T, D]``, keys and values from ``memory [B, M, D]`` and ``x``.
-
-        The two are projected apart: no gradient is computed for a memory that is detached.
-        """
-        position_keys, position_scores = self.distances(codes)
-        attended = relative_attention(
-            self.heads(self.query(x)),
-            self.heads(torch.cat([self.key(memory), self.key(x)], 1)),
-            self.heads(torch.cat([self.value(memory), self.value(x)], 1)),
-            position_keys,
-            content_bias=content_bias,
-            position_bias=position_bias,
-            position_scores=position_scores,
-            mask=mask,
-            dropout=self.dropout if self.training else 0.0,
-        )
-        return self.output(attended.transpose(1, 2).flatten(2))
-
-
 class TransformerXLLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its residual and norm."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.pre = config.normalisation == "pre"
-        self.attention = RelativeSelfAttention(config)
+        self.attention = RelativeSelfAttention(
+            config.d_model,
+            config.n_heads,
+            config.head_width,
+            table_rows=table_rows(config.positions, config.max_distance),
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+        )
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, config.activation, config.dropout
         )
@@ -134,14 +76,8 @@ class TransformerXLLayer(nn.Module):
         position_bias: Tensor | None,
     ) -> Tensor:
         """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
-        attended = self.attention(
-            self.normalise_context(x),
-            self.normalise_context(memory),
-            codes,
-            mask,
-            content_bias,
-            position_bias,
-        )
+        q, k, v = self.attention.project(self.normalise_context(x), self.normalise_context(memory))
+        attended = self.attention.attend(q, k, v, codes, mask, content_bias, position_bias)
         return self.residual(x, attended)
 
 

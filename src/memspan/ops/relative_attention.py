@@ -38,6 +38,7 @@ def relative_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     implementation: Implementation | None = None,
+    received: Tensor | None = None,
 ) -> Tensor:
     """Attend with content and distance.
 
@@ -55,7 +56,9 @@ def relative_attention(
         dropout: probability with which an attention weight is dropped.
         implementation: ``reference``; ``fused``, one autograd function that keeps the weights only;
             ``sdpa``, torch's attention with the position term as its mask, without gradients.
-            None: ``fused`` where a gradient is wanted, else ``sdpa``.
+            None: ``fused`` where a gradient or ``received`` is wanted, else ``sdpa``.
+        received: ``[B, S]``; the weights that each key receives, summed over heads and queries before
+            dropout, are added to it in place, without gradient (not by ``sdpa``: it keeps none).
 
     Returns:
         ``[B, H, T, K]``.
@@ -73,12 +76,14 @@ def relative_attention(
         t is not None and t.requires_grad for t in tensors
     )
     if implementation is None:
-        implementation = "fused" if wants_gradient else "sdpa"
+        implementation = "fused" if wants_gradient or received is not None else "sdpa"
     if implementation == "sdpa" and wants_gradient:
         raise ValueError("sdpa is the path without gradients: use fused, or torch.no_grad()")
+    if implementation == "sdpa" and received is not None:
+        raise ValueError("sdpa keeps no attention weights to sum: use fused or reference")
     with torch.autocast(q.device.type, enabled=False):
         if implementation == "reference":
-            return _reference(*tensors, mask, scale, dropout)
+            return _reference(*tensors, mask, scale, dropout, received)
         q, position_scores = _fold_biases(
             q, position_keys, content_bias, position_bias, position_scores
         )
@@ -96,7 +101,7 @@ def relative_attention(
             position_scores.split(n),
             strict=True,
         )
-        outputs = [run(*part, hidden, scale, dropout) for part in parts]
+        outputs = [run(*part, hidden, scale, dropout, received) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
@@ -120,6 +125,7 @@ def _reference(
     mask: Tensor | None,
     scale: float,
     dropout: float,
+    received: Tensor | None,
 ) -> Tensor:
     """The equation at the top of this file, term by term."""
     n_heads, length, width = position_keys.shape
@@ -137,7 +143,10 @@ def _reference(
     scores = scale * (content + position)
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], float("-inf"))
-    return F.dropout(scores.softmax(-1), dropout) @ v
+    weights = scores.softmax(-1)
+    if received is not None:
+        received += weights.detach().sum((1, 2))
+    return F.dropout(weights, dropout) @ v
 
 
 def _fold_biases(
@@ -198,6 +207,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
         hidden: Tensor | None,
         scale: float,
         dropout: float,
+        received: Tensor | None,
     ) -> Tensor:
         n_heads, batch, n_queries, width = q.shape
         length = k.shape[2]
@@ -209,6 +219,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         if hidden is not None:
             a.view(n_heads, batch, n_queries, length).add_(hidden)
         weights = torch.softmax(a, -1)
+        if received is not None:
+            received += weights.view(n_heads, batch, n_queries, length).sum((0, 2))
         kept = None
         if dropout > 0:
             kept = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1 - dropout)
@@ -253,7 +265,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         if ctx.needs_input_grad[4]:
             d_scores = d_x.sum(1).mul_(ctx.scale)
         heads = (n_heads, batch, -1, width)
-        return d_q.view(heads), d_k.view(heads), d_v.view(heads), d_keys, d_scores, None, None, None
+        d_q, d_k, d_v = d_q.view(heads), d_k.view(heads), d_v.view(heads)
+        return d_q, d_k, d_v, d_keys, d_scores, None, None, None, None
 
 
 def _fused(
@@ -265,11 +278,13 @@ def _fused(
     hidden: Tensor | None,
     scale: float,
     dropout: float,
+    received: Tensor | None,
 ) -> Tensor:
     keys, scores = _farthest_first(position_keys, position_scores)
     q, k, v = (t.transpose(0, 1) for t in (q, k, v))
     apply: Any = _FusedRelativeAttention.apply
-    return apply(q, k, v, keys, scores, hidden, scale, dropout).transpose(0, 1)
+    out = apply(q, k, v, keys, scores, hidden, scale, dropout, received)
+    return out.transpose(0, 1)
 
 
 def _sdpa(
@@ -281,6 +296,7 @@ def _sdpa(
     hidden: Tensor | None,
     scale: float,
     dropout: float,
+    received: Tensor | None,
 ) -> Tensor:
     batch, n_heads, n_queries, width = q.shape
     heads = q.transpose(0, 1).reshape(n_heads, batch * n_queries, width) * scale
