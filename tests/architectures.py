@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.config import EmbeddingConfig, TransformerXLConfig
+from memspan.config import CompressiveConfig, EmbeddingConfig, TransformerXLConfig
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 
@@ -34,6 +34,8 @@ class Case:
     """Whether nothing of a segment is seen from the next: no memory, or a span of one."""
     sees_itself_only: bool = False
     """Whether a token sees no other."""
+    cut_fields: tuple[str, ...] = ()
+    """Fields of memory that gradients do not flow into."""
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """The same weights at every call, large enough that everything matters."""
@@ -69,6 +71,29 @@ def transformer_xl(embedding: EmbeddingConfig | None = None, **options: Any) -> 
     )
 
 
+def compressive(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """Compressive Transformer: where slots stand depends on the number of tokens only."""
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
+    sizes = {"memory_length": 5, "compressed_length": 3, "compression_rate": 2}
+    config = CompressiveConfig(**small | sizes | options)
+    return Case(
+        config,
+        cut_invariant=False,
+        # What is compressed of the embeddings is the same, too, unless attention chooses it.
+        layout=lambda m: [
+            m.tokens_seen,
+            m.length,
+            m.compressed_length,
+            m.hidden[:, 0],
+            m.compressed.ne(0).any(-1).double()
+            if config.compression == "most-used"
+            else m.compressed[:, 0],
+        ],
+        embedding=embedding or EmbeddingConfig(),
+        cut_fields=("compressed",),
+    )
+
+
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
 UNTIED = EmbeddingConfig(tie=False, scale=False)
 
@@ -89,4 +114,20 @@ CASES: dict[str, Case] = {
     "xl-fixed-one": transformer_xl(
         n_layers=1, attention_span="fixed", memory_length=1, tie_position_biases=True
     ),
+    "compressive": compressive(),
+    "compressive-rate-3": compressive(ADAPTIVE, compression_rate=3, task_gradient=True),
+    "compressive-mean-post": compressive(
+        compression="mean", normalisation="post", auxiliary_loss="none", activation="gelu"
+    ),
+    "compressive-max-learned": compressive(
+        UNTIED, compression="max", positions="learned", max_distance=40, compression_rate=4
+    ),
+    "compressive-dilated": compressive(
+        compression="dilated-convolution", compression_rate=3, auxiliary_loss="auto-encoding"
+    ),
+    "compressive-most-used": compressive(
+        compression="most-used", memory_length=4, attention_bias=True, auxiliary_loss="none"
+    ),
+    "compressive-shortest": compressive(memory_length=2, compression_rate=3, compressed_length=1),
+    "compressive-none": compressive(compressed_length=0, final_norm=False),
 }

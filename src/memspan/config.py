@@ -84,6 +84,92 @@ class TransformerXLConfig:
 
 
 @dataclass(frozen=True)
+class CompressiveConfig:
+    """Compressive Transformer backbone (Rae et al. 2019, arXiv 1911.05507)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
+    memory_length: int = 64
+    """Slots of memory that each layer keeps, one per token, M. May be changed at evaluation."""
+    compressed_length: int = 64
+    """Compressed slots that each layer keeps, C. May be changed at evaluation. 0: none."""
+    compression_rate: int = 4
+    """Slots of memory that are compressed into one, c. Each layer reaches M + c C tokens back."""
+    compression: Literal["convolution", "mean", "max", "dilated-convolution", "most-used"] = (
+        "convolution"
+    )
+    """What makes one slot of c. convolution: kernel and stride c (the paper's best). most-used: the
+    slot that received most attention when it left memory."""
+    auxiliary_loss: Literal["attention", "auto-encoding", "none"] = "attention"
+    """What trains the compression: reconstructing the attention on what was compressed, or the slots
+    themselves. none: only the task, see task_gradient."""
+    task_gradient: bool = False
+    """Let the task's loss train the compression too. It needs gradients over several segments:
+    set train.accumulate and train.gradient_segments to 2 or more."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Position term: projected sinusoids of the distance in slots, or learned tables."""
+    max_distance: int | None = None
+    """Rows of the learned position tables: the longest span in use, both memories and segment
+    together (None: what training needs). Only for learned positions."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, position codes and sub-layer outputs."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
+        _at_least(0, self, "memory_length", "compressed_length")
+        _probability(self, "dropout", "attention_dropout")
+        if self.compression_rate < 2:
+            raise MemspanError(
+                f"compression_rate must be at least 2, not {self.compression_rate}: at 1 nothing is "
+                "compressed, which is transformer-xl with a longer memory"
+            )
+        if self.memory_length < self.compression_rate - 1:
+            raise MemspanError(
+                f"memory_length {self.memory_length} is too short to compress "
+                f"{self.compression_rate} slots into one: raise it to at least "
+                f"{self.compression_rate - 1}, or lower compression_rate"
+            )
+        if self.d_model % self.n_heads:
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
+                "change one of them"
+            )
+        if self.max_distance is not None:
+            _at_least(1, self, "max_distance")
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise MemspanError(
+                f"sinusoidal positions need an even d_model, not {self.d_model}: "
+                "change it, or use positions learned"
+            )
+        learns = "convolution" in self.compression and self.compressed_length > 0
+        if learns and self.auxiliary_loss == "none" and not self.task_gradient:
+            raise MemspanError(
+                f"with auxiliary_loss none nothing would train the {self.compression}: set "
+                "task_gradient, choose an auxiliary loss, or compression mean, max or most-used"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_model // self.n_heads
+
+
+@dataclass(frozen=True)
 class EmbeddingConfig:
     """Token embeddings and output head."""
 
@@ -168,7 +254,15 @@ class TrainConfig:
     segment_length: int = 64
     """Tokens that a stream advances per pass, T; gradients stop at its border."""
     accumulate: int = 1
-    """Segments whose gradients are summed into one update."""
+    """Segments whose gradients are averaged into one update."""
+    accumulate_later: int | None = None
+    """The same from step accumulate_from on: fewer updates with bigger effective batches late in
+    training (None: no change)."""
+    accumulate_from: int = 0
+    """Step from which accumulate_later holds."""
+    gradient_segments: int = 1
+    """Segments of an update that gradients flow back through, by way of memory; 1: they stop at
+    the segment's border. At most accumulate has an effect."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
@@ -186,12 +280,29 @@ class TrainConfig:
     tracker: Literal["none", "tensorboard", "trackio"] = "none"
     """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
 
+    def segments_per_update(self, step: int) -> int:
+        """Segments that the update after ``step`` updates averages."""
+        later = self.accumulate_later
+        return self.accumulate if later is None or step < self.accumulate_from else later
+
+    def segments_read(self, step: int) -> int:
+        """Segments of each stream that ``step`` updates have read."""
+        early = min(step, self.accumulate_from) if self.accumulate_later is not None else step
+        return early * self.accumulate + (step - early) * (self.accumulate_later or 0)
+
     def __post_init__(self) -> None:
         _at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
+        _at_least(1, self, "gradient_segments")
+        _at_least(0, self, "accumulate_from")
+        if self.accumulate_later is not None:
+            _at_least(1, self, "accumulate_later")
         _at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
 
 
-MODELS: dict[str, type] = {"transformer-xl": TransformerXLConfig}
+MODELS: dict[str, type] = {
+    "transformer-xl": TransformerXLConfig,
+    "compressive": CompressiveConfig,
+}
 """Architecture name -> config class: the torch-free half of ``memspan.models.ARCHITECTURES``."""
 
 ModelConfig = TypeVar("ModelConfig")
@@ -202,9 +313,9 @@ class RunConfig(Generic[ModelConfig]):
     """All that defines a training run; what `config.toml` in its folder holds."""
 
     model: ModelConfig
-    architecture: Annotated[Literal["transformer-xl"], tyro.conf.arg(name="model")] = (
-        "transformer-xl"
-    )
+    architecture: Annotated[
+        Literal["transformer-xl", "compressive"], tyro.conf.arg(name="model")
+    ] = "transformer-xl"
     """Architecture; --model.* below are its options."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -52,9 +52,9 @@ class LanguageModel(nn.Module):
             targets: int64 ``[B, T]``; with them, losses instead of logits.
         """
         out = self.backbone(self.embedding(tokens), memory)
-        if targets is None:
-            return Output(out.memory, out.auxiliary_loss, logits=self.head(out.hidden))
-        return Output(out.memory, out.auxiliary_loss, losses=self.head.losses(out.hidden, targets))
+        logits = self.head(out.hidden) if targets is None else None
+        losses = None if targets is None else self.head.losses(out.hidden, targets)
+        return Output(out.memory, out.auxiliary_loss, logits, losses, out.statistics)
 
     def reader(self, memory: Memory | None = None, batch_size: int = 1) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.
@@ -64,9 +64,9 @@ class LanguageModel(nn.Module):
         return Reader(self, memory, batch_size)
 
     def fingerprint(self) -> str:
-        """SHA-256 over the names, types and values of all parameters: who wrote a memory."""
-        kind = type(self.backbone).__name__
-        return hashlib.sha256(f"{kind} {digest(self.state_dict())}".encode()).hexdigest()
+        """SHA-256 over the backbone's config and all parameters: who wrote a memory."""
+        named = f"{self.backbone.config} {digest(self.state_dict())}"
+        return hashlib.sha256(named.encode()).hexdigest()
 
 
 class Reader:

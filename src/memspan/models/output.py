@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -15,11 +15,15 @@ M = TypeVar("M", bound=Memory)
 @dataclass(frozen=True)
 class BackboneOutput(Generic[M]):
     """``hidden [B, T, D]``, the memory after the segment, and a scalar loss of the architecture's own
-    (0 where it has none)."""
+    (0 where it has none).
+
+    ``statistics``: what the architecture has to tell about the pass, one number per layer, ``[L]``,
+    without gradient."""
 
     hidden: Tensor
     memory: M
     auxiliary_loss: Tensor
+    statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,4 @@ class Output:
     auxiliary_loss: Tensor
     logits: Tensor | None = None
     losses: Tensor | None = None
+    statistics: dict[str, Tensor] = field(default_factory=dict)

@@ -7,9 +7,13 @@ from typing import Any
 from torch import nn
 
 from memspan.config import MODELS
+from memspan.models.compressive import Compressive
 from memspan.models.transformer_xl import TransformerXL
 
-ARCHITECTURES: dict[str, type[nn.Module]] = {"transformer-xl": TransformerXL}
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    "transformer-xl": TransformerXL,
+    "compressive": Compressive,
+}
 """Architecture name -> backbone class, with the names of ``memspan.config.MODELS``."""
 
 

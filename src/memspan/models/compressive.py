@@ -1,0 +1,642 @@
+"""Compressive Transformer (Rae et al. 2019, arXiv 1911.05507): its memory, layer, stack, reader.
+
+Layer ``n`` attends to ``[compressed_n ; memory_n ; h_n]``. What leaves ``memory_n`` is not thrown away,
+as in Transformer-XL, but compressed by the layer's own function, ``c`` slots into one, and kept in
+``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer.
+Options: :class:`memspan.config.CompressiveConfig`. Layout and functions: :mod:`memspan.ops.compression`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.config import CompressiveConfig
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.output import BackboneOutput
+from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
+from memspan.nn import FeedForward, initialise, sinusoids
+from memspan.ops import compression as ops
+from memspan.ops.relative_attention import attend_one, relative_attention
+
+
+@dataclass(frozen=True)
+class CompressiveMemory(Memory):
+    """Inputs of every layer, un-normalised, newest right-most: the last ones as they were, older ones
+    compressed.
+
+    A slot is valid if fewer than the row's count stand to its right, and zero else. Every row counts
+    its own tokens, so after a reset it is laid out as a fresh one, whatever the other rows do.
+    """
+
+    hidden: Tensor
+    """``[B, L, M, D]``."""
+    compressed: Tensor
+    """``[B, L, C, D]``; each slot stands for c tokens."""
+    length: Tensor
+    """Valid slots of ``hidden``, int64 ``[B]``: between ``M - c + 1`` and ``M`` once full."""
+    compressed_length: Tensor
+    """Valid slots of ``compressed``, int64 ``[B]``."""
+
+
+class Compression(nn.Module):
+    """A layer's compression function ``f_c`` and, for auto-encoding, its decoder ``g``."""
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__()
+        self.kind, self.rate = config.compression, config.compression_rate
+        d_model = config.d_model
+        if self.kind == "convolution":
+            self.weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
+            self.bias = nn.Parameter(torch.empty(d_model))
+        elif self.kind == "dilated-convolution":
+            levels = math.ceil(math.log2(self.rate))
+            self.weight = nn.Parameter(torch.empty(levels, d_model, d_model, 2))
+            self.bias = nn.Parameter(torch.empty(levels, d_model))
+        if config.auxiliary_loss == "auto-encoding":
+            self.decoder_weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
+            self.decoder_bias = nn.Parameter(torch.empty(d_model))
+
+    def forward(self, x: Tensor, received: Tensor | None) -> Tensor:
+        """``[B, n*c, D] -> [B, n, D]``; ``received [B, n*c]`` is the attention, for most-used."""
+        if self.kind == "mean":
+            return ops.mean_pooling(x, self.rate)
+        if self.kind == "max":
+            return ops.max_pooling(x, self.rate)
+        if self.kind == "convolution":
+            return ops.convolution(x, self.weight, self.bias)
+        if self.kind == "dilated-convolution":
+            return ops.dilated_convolution(x, self.weight, self.bias, self.rate)
+        assert received is not None
+        return ops.most_used(x, received, self.rate)
+
+    def initialise(self) -> None:
+        """Begin as mean pooling with some noise, the decoder as repetition: slots keep their scale."""
+        for name, parameter in self.named_parameters():
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=0.02)
+                share = 1.0 if name == "decoder_weight" else 1 / parameter.shape[-1]
+                with torch.no_grad():
+                    parameter += share * torch.eye(parameter.shape[-2])[..., None]
+
+
+class CompressiveLayer(nn.Module):
+    """Attention and feed-forward sub-layers, each with its residual and norm; the compression."""
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__()
+        self.pre = config.normalisation == "pre"
+        self.attention = RelativeSelfAttention(
+            config.d_model,
+            config.n_heads,
+            config.head_width,
+            table_rows=table_rows(config.positions, config.max_distance),
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+        )
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.compression = Compression(config) if config.compressed_length else None
+
+    def normalise_context(self, context: Tensor) -> Tensor:
+        """What keys and values are computed from: with pre-norm, the normalised context."""
+        return self.attention_norm(context) if self.pre else context
+
+    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
+        """All that follows the attention."""
+        if self.pre:
+            x = x + self.dropout(attended)
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(attended))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+    def frozen_keys_and_values(self, compressed: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``[B, n, D]``, per head, with weights that get no gradient."""
+        norm, attention = self.attention_norm, self.attention
+        if self.pre:
+            gain, shift = norm.weight.detach(), norm.bias.detach()
+            compressed = F.layer_norm(compressed, norm.normalized_shape, gain, shift, norm.eps)
+        bias = attention.value.bias
+        keys = F.linear(compressed, attention.key.weight.detach())
+        values = F.linear(
+            compressed, attention.value.weight.detach(), None if bias is None else bias.detach()
+        )
+        return attention.heads(keys), attention.heads(values)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one pass does to the slots, the same for all layers."""
+
+    after: ops.Append
+    sources: Tensor
+    """Columns of ``[compressed | memory | segment]`` that are compressed, int64 ``[B, n*c]``."""
+    valid: Tensor
+    """Bool ``[B, n]``: the runs that a row really compresses, ``n`` being the most of any row."""
+    kept: Tensor
+    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``."""
+
+
+class Compressive(nn.Module):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    The sizes ``M`` and ``C`` are the memory's own, so other ones may be used with the same weights:
+    ``initial_memory(batch_size, memory_length=..., compressed_length=...)``.
+
+    ``auxiliary_loss`` of the output trains the compression functions and nothing else; the task's
+    loss trains all but them, unless ``task_gradient`` is set.
+
+    Differs from the paper: pre-norm by default; gradients never pass through what is compressed to
+    the layers that computed it.
+    """
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(CompressiveLayer(config) for _ in range(config.n_layers))
+        self.final_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.final_norm
+            else nn.Identity()
+        )
+        biases = (config.n_layers, config.n_heads, config.head_width)
+        self.content_bias = nn.Parameter(torch.zeros(biases))
+        self.position_bias = (
+            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
+        )
+        initialise(self)
+        for layer in self.stack():
+            if layer.compression is not None:
+                layer.compression.initialise()
+
+    def stack(self) -> Iterator[CompressiveLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
+        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """What the auxiliary loss trains."""
+        layers = [layer.compression for layer in self.stack()]
+        return [p for c in layers if c is not None for p in c.parameters()]
+
+    def initial_memory(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        compressed_length: int | None = None,
+    ) -> CompressiveMemory:
+        """A memory before the first token.
+
+        Args:
+            batch_size: rows, B.
+            memory_length: slots of memory, M (None: as configured); may differ from training's.
+            compressed_length: compressed slots, C (None: as configured); likewise.
+        """
+        config = self.config
+        slots = config.memory_length if memory_length is None else memory_length
+        compressed = config.compressed_length if compressed_length is None else compressed_length
+        if slots < config.compression_rate - 1:
+            raise MemspanError(
+                f"memory_length {slots} is too short to compress {config.compression_rate} slots "
+                f"into one: it must be at least {config.compression_rate - 1}"
+            )
+        if compressed and not config.compressed_length:
+            raise MemspanError(
+                "the model was made with compressed_length 0, without compression functions: "
+                "train one with a larger --model.compressed-length"
+            )
+        self._check_span(compressed + slots + 1)
+        weight = self.content_bias
+        counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        sizes = (batch_size, config.n_layers)
+        return CompressiveMemory(
+            tokens_seen=counts,
+            hidden=weight.new_zeros(*sizes, slots, config.d_model),
+            compressed=weight.new_zeros(*sizes, compressed, config.d_model),
+            length=counts,
+            compressed_length=counts,
+        )
+
+    def forward(
+        self, x: Tensor, memory: CompressiveMemory | None = None
+    ) -> BackboneOutput[CompressiveMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+
+        Returns:
+            As every backbone; ``statistics`` has per layer the auxiliary loss and, in evaluation mode,
+            the share of attention that falls on compressed slots, memory and segment.
+        """
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self._check_memory(memory, x)
+        slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        old_slots, n_tokens = compressed_slots + slots, x.shape[1]
+        codes = self.dropout_codes(self.position_codes(old_slots + n_tokens))
+        used = memory.length + memory.compressed_length
+        mask = visible(used, n_tokens, old_slots)
+        step = self._step(memory, n_tokens)
+        context = in_one_row(memory)
+
+        h = self.dropout(x)
+        kept, compressed, losses, shares = [], [], [], []
+        stays = ops.in_use(slots, step.after.length)[..., None]
+        for n, layer in enumerate(self.stack()):
+            old = context[:, n].to(h.dtype)
+            q, k, v = layer.attention.project(
+                layer.normalise_context(h), layer.normalise_context(old)
+            )
+            received = self._counter(h, old_slots + n_tokens)
+            attended = layer.attention.attend(q, k, v, codes, mask, *self.biases(n), received)
+            whole = torch.cat([old, h], 1)
+            kept.append(whole[:, old_slots + n_tokens - slots :].where(stays, whole.new_zeros(())))
+            older = memory.compressed[:, n].to(h.dtype)
+            if layer.compression is None or not compressed_slots:
+                compressed.append(older)
+                losses.append(h.new_zeros(()))
+            else:
+                older, loss = self._compress(layer, step, whole, older, q, k, v, received)
+                compressed.append(older)
+                losses.append(loss)
+            if not self.training and received is not None:
+                shares.append(_shares(received, memory.length, n_tokens))
+            h = layer.residual(h, attended)
+
+        memory = CompressiveMemory(
+            tokens_seen=memory.tokens_seen + n_tokens,
+            hidden=torch.stack(kept, 1),
+            compressed=torch.stack(compressed, 1),
+            length=step.after.length,
+            compressed_length=step.after.compressed_length,
+        )
+        by_layer = torch.stack(losses)
+        statistics = {"auxiliary_loss": by_layer.detach()}
+        if shares:
+            names = ("attention_compressed", "attention_memory", "attention_segment")
+            statistics |= dict(zip(names, torch.stack(shares, 1), strict=True))
+        return BackboneOutput(self.final_norm(h), memory, by_layer.sum(), statistics)
+
+    def reader(self, memory: CompressiveMemory | None, batch_size: int) -> CompressiveReader:
+        """Reads on without gradients, keeping the keys and values of both memories."""
+        return CompressiveReader(self, memory or self.initial_memory(batch_size))
+
+    def position_codes(self, span: int) -> Tensor:
+        """Codes of the distances ``0 .. span-1``: sinusoids ``[S, D]`` or table rows ``int64 [S]``."""
+        self._check_span(span)
+        distance = torch.arange(span, device=self.content_bias.device)
+        if self.position_bias is None:
+            return distance
+        return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
+
+    def dropout_codes(self, codes: Tensor) -> Tensor:
+        return self.dropout(codes) if codes.is_floating_point() else codes
+
+    @property
+    def needs_received(self) -> bool:
+        """Whether compressing asks how much attention each slot received."""
+        return self.config.compression == "most-used" and self.config.compressed_length > 0
+
+    def _counter(self, x: Tensor, span: int) -> Tensor | None:
+        """Where attention that is received is counted, if anybody asks."""
+        wanted = self.needs_received or not self.training
+        return x.new_zeros(len(x), span) if wanted else None
+
+    def _step(self, memory: CompressiveMemory, n_tokens: int) -> _Step:
+        rate = self.config.compression_rate
+        slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        after = ops.append(
+            memory.length,
+            memory.compressed_length,
+            n_tokens,
+            memory_slots=slots,
+            compressed_slots=compressed_slots,
+            rate=rate,
+        )
+        # As many runs as any phase can ask for: sizes do not depend on the counts.
+        runs = -(-n_tokens // rate)
+        end = compressed_slots + slots + n_tokens - after.length
+        back = torch.arange(runs * rate, 0, -1, device=end.device)
+        return _Step(
+            after,
+            sources=(end[:, None] - back).clamp(min=0),
+            valid=ops.in_use(runs, after.n_compressed),
+            kept=ops.newest(
+                compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
+            ),
+        )
+
+    def _compress(
+        self,
+        layer: CompressiveLayer,
+        step: _Step,
+        whole: Tensor,
+        older: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        received: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The layer's new compressed memory ``[B, C, D]`` and its auxiliary loss."""
+        assert layer.compression is not None
+        # Detached: neither loss goes through what is compressed to what computed it.
+        old = ops.pick(whole.detach(), step.sources)
+        if received is not None:
+            received = ops.pick(received, step.sources)
+        new = layer.compression(old, received)
+        loss = new.new_zeros(())
+        if self.config.auxiliary_loss == "attention":
+            old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
+            new_k, new_v = layer.frozen_keys_and_values(new)
+            loss = ops.attention_reconstruction(
+                q.detach(), old_k, old_v, new_k, new_v, step.valid
+            )
+        elif self.config.auxiliary_loss == "auto-encoding":
+            decoder = layer.compression.decoder_weight, layer.compression.decoder_bias
+            loss = ops.auto_encoding(old, new, *decoder, step.valid)
+        new = new if self.config.task_gradient else new.detach()
+        compressed = ops.pick(torch.cat([older, new], 1), step.kept)
+        in_use = ops.in_use(older.shape[1], step.after.compressed_length)
+        return compressed.where(in_use[..., None], compressed.new_zeros(())), loss
+
+    def _check_span(self, span: int) -> None:
+        rows = self.config.max_distance
+        if self.position_bias is None and rows is not None and span > rows:
+            raise MemspanError(
+                f"a span of {span} slots, compressed memory, memory and segment together, exceeds "
+                f"the learned position table of {rows} rows: lower --memory-length, "
+                "--compressed-length or --segment-length, or train with a larger "
+                "--model.max-distance"
+            )
+
+    def _check_memory(self, memory: CompressiveMemory, x: Tensor) -> None:
+        wanted = (x.shape[0], len(self.layers), self.config.d_model)
+        b, n, _, d = memory.hidden.shape
+        if (b, n, d) != wanted:
+            raise MemspanError(
+                f"the memory is for (rows, layers, width) {(b, n, d)} and the input needs "
+                f"{wanted}: use memory.select for rows, or this model's initial_memory"
+            )
+
+
+def visible(used: Tensor, n_queries: int, old_slots: int) -> Tensor:
+    """Mask ``[B, T, S]``: the right-most ``used [B]`` of the old slots, and the segment's past."""
+    query = torch.arange(old_slots, old_slots + n_queries, device=used.device)[:, None]
+    key = torch.arange(old_slots + n_queries, device=used.device)
+    return (key <= query) & (key >= old_slots - used[:, None, None])
+
+
+def in_one_row(memory: CompressiveMemory) -> Tensor:
+    """``[compressed | memory]`` without a gap before memory that is not full: ``[B, L, C+M, D]``."""
+    n_layers, compressed_slots = memory.compressed.shape[1:3]
+    both = torch.cat([memory.compressed, memory.hidden], 2)
+    width = both.shape[2]
+    columns = ops.newest(width, width, memory.length, compressed_slots)
+    return ops.pick(both.flatten(0, 1), columns.repeat_interleave(n_layers, 0)).view_as(both)
+
+
+def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
+    """:func:`memspan.ops.compression.pick` from ``[B, H, S, K]``, the same columns for all heads."""
+    return ops.pick(x.transpose(1, 2), columns).transpose(1, 2)
+
+
+def _shares(received: Tensor, length: Tensor, n_tokens: int) -> Tensor:
+    """Shares of the attention on compressed slots, memory and segment: ``[B, S] -> [3]``."""
+    old, segment = received[:, :-n_tokens], received[:, -n_tokens:]
+    memory = old.where(ops.in_use(old.shape[1], length), 0).sum()
+    parts = torch.stack([old.sum() - memory, memory, segment.sum()])
+    return parts / parts.sum()
+
+
+class CompressiveReader:
+    """Reads a stream without gradients; keys and values of both memories are projected once and kept.
+
+    With frozen weights those of a slot never change. Buffers hold ``[compressed | memory | room]``, the
+    row's slots ending at one column; a pass appends, and where it makes a row compress, all rows'
+    slots move to the buffer's start with the new compressed ones among them. That happens once every
+    ``c`` tokens at most, so the cost per token is constant.
+    """
+
+    def __init__(self, backbone: Compressive, memory: CompressiveMemory) -> None:
+        self.backbone = backbone
+        self.rate = backbone.config.compression_rate
+        self.slots, self.compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        self.tokens_seen = memory.tokens_seen
+        self._device = memory.length.device
+        # Counts stay on the CPU: the shapes of a pass depend on them.
+        self._length, self._compressed = memory.length.cpu(), memory.compressed_length.cpu()
+        self._weights = [_fused_projection(layer, backbone.biases(n)[0]) for n, layer in self._stack()]
+        self._nearest_first: list[tuple[Tensor, Tensor]] = []
+        self._farthest_first: list[tuple[Tensor, Tensor]] = []
+        self._covered = 0
+        self._end = self.slots + self.compressed_slots
+        dtype = backbone.content_bias.dtype
+        self._hidden = list(in_one_row(memory).detach().to(dtype).unbind(1))
+        self._keys, self._values = [], []
+        for n, layer in self._stack():
+            keys, values = self._project(layer, self._hidden[n])
+            self._keys.append(keys)
+            self._values.append(values)
+
+    def _stack(self) -> Iterator[tuple[int, CompressiveLayer]]:
+        return enumerate(self.backbone.stack())
+
+    @property
+    def memory(self) -> CompressiveMemory:
+        """The memory after all that was read, a value of its own."""
+        length, compressed = self._length.to(self._device), self._compressed.to(self._device)
+        recent = self._recent(self._end, length, self.compressed_slots)
+        hidden = torch.stack([h[:, self._end - self.slots : self._end] for h in self._hidden], 1)
+        older = torch.stack([ops.pick(h, recent) for h in self._hidden], 1)
+        zero = hidden.new_zeros(())
+        return CompressiveMemory(
+            tokens_seen=self.tokens_seen,
+            hidden=hidden.where(ops.in_use(self.slots, length)[:, None, :, None], zero),
+            compressed=older.where(
+                ops.in_use(self.compressed_slots, compressed)[:, None, :, None], zero
+            ),
+            length=length,
+            compressed_length=compressed,
+        )
+
+    def read(self, x: Tensor) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
+        n_new = x.shape[1]
+        self._make_room(n_new)
+        self._cover(self.slots + self.compressed_slots + n_new)
+        # Only slots that some row uses are looked at; rows that use the same need no mask over them.
+        used = self._length + self._compressed
+        most = int(used.max())
+        mask = None
+        if n_new > 1 or int(used.min()) < most:
+            mask = visible(used.to(self._device), n_new, most)
+        seen, new = slice(self._end - most, self._end + n_new), slice(self._end, self._end + n_new)
+        received: list[Tensor] = []
+        h = x
+        for n, layer in self._stack():
+            self._hidden[n][:, new] = h
+            projected = F.linear(layer.normalise_context(h), *self._weights[n])
+            q, k, v = layer.attention.heads(projected).chunk(3, 1)
+            self._keys[n][:, :, new] = k
+            self._values[n][:, :, new] = v
+            if self.backbone.needs_received:
+                received.append(h.new_zeros(len(h), most + n_new))
+            attended = self._attend(
+                n,
+                q,
+                self._keys[n][:, :, seen],
+                self._values[n][:, :, seen],
+                mask,
+                received[n] if received else None,
+            )
+            h = layer.residual(h, layer.attention.output(attended.transpose(1, 2).flatten(2)))
+        self._end += n_new
+        self.tokens_seen = self.tokens_seen + n_new
+        self._append(n_new, received)
+        return self.backbone.final_norm(h)
+
+    def _attend(
+        self,
+        n: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        received: Tensor | None,
+    ) -> Tensor:
+        span = k.shape[2]
+        if q.shape[2] > 1 or received is not None:
+            keys, scores = self._nearest_first[n]
+            return relative_attention(
+                q,
+                k,
+                v,
+                keys[:, :span],
+                position_scores=scores[:, :span],
+                mask=mask,
+                received=received,
+            )
+        keys, scores = self._farthest_first[n]
+        start = self._covered - span
+        one = None if mask is None else mask[:, 0]
+        scale = q.shape[-1] ** -0.5
+        return attend_one(
+            q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one, scale
+        ).unsqueeze(2)
+
+    def _append(self, n_new: int, received: list[Tensor]) -> None:
+        """Count the new tokens, and compress what no longer fits."""
+        after = ops.append(
+            self._length,
+            self._compressed,
+            n_new,
+            memory_slots=self.slots,
+            compressed_slots=self.compressed_slots,
+            rate=self.rate,
+        )
+        runs = int(after.n_compressed.max())
+        if runs and self.compressed_slots:
+            self._compress(after, runs, received)
+        self._length, self._compressed = after.length, after.compressed_length
+
+    def _compress(self, after: ops.Append, runs: int, received: list[Tensor]) -> None:
+        end, width = self._end, self.slots + self.compressed_slots
+        total, n_compressed, length = (
+            t.to(self._device) for t in (after.total, after.n_compressed, after.length)
+        )
+        back = torch.arange(runs * self.rate, 0, -1, device=self._device)
+        sources = (end - length[:, None] - back).clamp(min=0)
+        # In [buffer | new]: the compressed slots, then they and memory in one row.
+        compressed = ops.newest(self.compressed_slots, end + runs, n_compressed, end - total)
+        memory = torch.arange(end - self.slots, end, device=self._device).expand(len(total), -1)
+        columns = torch.cat([compressed, memory], 1).gather(
+            1, ops.newest(width, width, length, self.compressed_slots)
+        )
+        for n, layer in self._stack():
+            assert layer.compression is not None
+            use = None
+            if received:
+                # Counted from the first column that was looked at.
+                first = end - received[n].shape[1]
+                use = ops.pick(received[n], (sources - first).clamp(min=0))
+            new = layer.compression(ops.pick(self._hidden[n], sources), use)
+            keys, values = self._project(layer, new)
+            self._hidden[n][:, :width] = ops.pick(
+                torch.cat([self._hidden[n][:, :end], new], 1), columns
+            )
+            for buffer, fresh in ((self._keys[n], keys), (self._values[n], values)):
+                buffer[:, :, :width] = _pick_heads(
+                    torch.cat([buffer[:, :, :end], fresh], 2), columns
+                )
+        self._end = width
+
+    def _recent(self, end: int, length: Tensor, width: int) -> Tensor:
+        """Columns of each row's ``width`` newest compressed slots."""
+        return ops.newest(width, 0, torch.zeros_like(length), end - length)
+
+    def _project(self, layer: CompressiveLayer, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[B, H, N, K]`` of slots ``[B, N, D]``."""
+        context = layer.normalise_context(hidden.to(self.backbone.content_bias.dtype))
+        attention = layer.attention
+        return attention.heads(attention.key(context)), attention.heads(attention.value(context))
+
+    def _make_room(self, n_new: int) -> None:
+        width = self.slots + self.compressed_slots
+        if self._end + n_new <= self._hidden[0].shape[1]:
+            return
+        room, first = width + n_new + max(width, 64), self._end - width
+
+        def moved(buffer: Tensor, dim: int) -> Tensor:
+            shape = list(buffer.shape)
+            shape[dim] = room
+            fresh = buffer.new_zeros(shape)
+            fresh.narrow(dim, 0, width).copy_(buffer.narrow(dim, first, width))
+            return fresh
+
+        self._hidden = [moved(t, 1) for t in self._hidden]
+        self._keys = [moved(t, 2) for t in self._keys]
+        self._values = [moved(t, 2) for t in self._values]
+        self._end = width
+
+    def _cover(self, span: int) -> None:
+        """Project the distances once; again only if a longer segment comes."""
+        if span <= self._covered:
+            return
+        codes = self.backbone.position_codes(span)
+        self._nearest_first, self._farthest_first, self._covered = [], [], span
+        for n, layer in self._stack():
+            keys, scores = layer.attention.distances(codes)
+            u, v = self.backbone.biases(n)
+            # The projected query holds u already: what is left of v is v - u.
+            shift = -u if v is None else v - u
+            by_distance = (keys @ shift[:, :, None]).squeeze(-1)
+            scores = by_distance if scores is None else by_distance + scores
+            self._nearest_first.append((keys.contiguous(), scores))
+            self._farthest_first.append((keys.flip(1), scores.flip(1)))
+
+
+def _fused_projection(layer: CompressiveLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Query, key and value weights as one, with ``u`` as the query's bias."""
+    attention = layer.attention
+    zero = torch.zeros_like(content_bias.flatten())
+    value_bias = zero if attention.value.bias is None else attention.value.bias
+    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
+    return torch.cat(weights), torch.cat([content_bias.flatten(), zero, value_bias])

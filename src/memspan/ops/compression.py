@@ -1,0 +1,180 @@
+"""The Compressive Transformer's second memory (Rae et al. 2019, arXiv 1911.05507, section 3).
+
+A row's slots are ``[compressed | memory]``, oldest first. Tokens are appended to the memory; when it
+then holds ``m > M`` slots, its oldest ``n * c`` with ``n = ceil((m - M) / c)`` become ``n`` compressed
+slots, of which the newest ``C`` are kept. After ``N`` tokens memory holds ``N - c * ceil((N - M) / c)``
+slots: the layout depends on ``N`` alone, however the tokens were cut.
+
+Tensors have fixed sizes, slots stand right-most in them, and counts per row say how many are in use:
+rows may have read different numbers of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# ----- Layout
+
+
+@dataclass(frozen=True)
+class Append:
+    """What appending ``T`` tokens does to each row: numbers of slots, int64 ``[B]``."""
+
+    total: Tensor
+    """Memory with the new tokens, before anything is compressed."""
+    n_compressed: Tensor
+    """Runs that are compressed, at most ``ceil(T / c)``."""
+    length: Tensor
+    """Memory that stays."""
+    compressed_length: Tensor
+    """Compressed slots that are kept."""
+
+
+def append(
+    length: Tensor,
+    compressed_length: Tensor,
+    n_tokens: int,
+    *,
+    memory_slots: int,
+    compressed_slots: int,
+    rate: int,
+) -> Append:
+    """Count slots after ``n_tokens`` more.
+
+    Args:
+        length: slots of memory in use, int64 ``[B]``; ``compressed_length`` likewise.
+        n_tokens: T.
+        memory_slots: room for memory, M, at least ``rate - 1``.
+        compressed_slots: room for compressed slots, C.
+        rate: slots that are compressed into one, c.
+    """
+    total = length + n_tokens
+    n = (total - memory_slots + rate - 1).div(rate, rounding_mode="floor").clamp(min=0)
+    return Append(total, n, total - n * rate, (compressed_length + n).clamp(max=compressed_slots))
+
+
+def newest(width: int, end: int, count: Tensor, older_end: int | Tensor) -> Tensor:
+    """Columns of each row's ``width`` newest slots out of two places, int64 ``[B, width]``.
+
+    The newest ``count [B]`` slots end before column ``end``, the older ones before column
+    ``older_end`` (an int, or int64 ``[B]``). Slots that a row lacks point at some other column.
+    """
+    back = torch.arange(width - 1, -1, -1, device=count.device)
+    older = torch.as_tensor(older_end, device=count.device).view(-1, 1) + count[:, None]
+    return torch.where(back < count[:, None], end, older).sub(1 + back).clamp(min=0)
+
+
+def in_use(width: int, count: Tensor) -> Tensor:
+    """Bool ``[B, width]``: the right-most ``count [B]``."""
+    return torch.arange(width, device=count.device) >= width - count[:, None]
+
+
+def pick(x: Tensor, columns: Tensor) -> Tensor:
+    """``x[b, columns[b]]``: ``[B, N, ...]`` and int64 ``[B, n]`` give ``[B, n, ...]``."""
+    first = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    return x.flatten(0, 1).index_select(0, (first + columns).flatten()).unflatten(0, columns.shape)
+
+
+# ----- Compression functions f_c: [B, n*c, D] -> [B, n, D]
+
+
+def mean_pooling(x: Tensor, rate: int) -> Tensor:
+    """The mean of each run of ``rate`` slots."""
+    return x.unflatten(1, (-1, rate)).mean(2)
+
+
+def max_pooling(x: Tensor, rate: int) -> Tensor:
+    """The largest entry of each run, feature by feature."""
+    return x.unflatten(1, (-1, rate)).amax(2)
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """1-D convolution whose kernel and stride are the rate, as one product.
+
+    Args:
+        weight: ``[D, D, c]``: to, from, place within the run, as ``torch.nn.Conv1d`` has it.
+        bias: ``[D]``.
+    """
+    runs = x.unflatten(1, (-1, weight.shape[2])).flatten(2)
+    return F.linear(runs, weight.transpose(1, 2).flatten(1), bias)
+
+
+def dilated_convolution(x: Tensor, weights: Tensor, biases: Tensor, rate: int) -> Tensor:
+    """A stack of convolutions of kernel 2 with dilations 1, 2, 4, ..., ReLU between, within each run.
+
+    Only what the last place of a run sees is computed: a tree, whose level ``i`` joins places that
+    are ``2^i`` apart. A run that is no power of two begins with zeros.
+
+    Args:
+        weights: ``[levels, D, D, 2]``, ``levels = ceil(log2 c)``; ``biases``: ``[levels, D]``.
+    """
+    tree = F.pad(x.unflatten(1, (-1, rate)), (0, 0, 2 ** len(weights) - rate, 0))
+    for level, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if level:
+            tree = F.relu(tree)
+        pairs = tree.unflatten(2, (-1, 2)).flatten(3)
+        tree = F.linear(pairs, weight.transpose(1, 2).flatten(1), bias)
+    return tree.squeeze(2)
+
+
+def most_used(x: Tensor, received: Tensor, rate: int) -> Tensor:
+    """Of each run the slot that received most attention, ``received [B, n*c]``."""
+    best = received.unflatten(1, (-1, rate)).argmax(-1)
+    return pick(x, best + torch.arange(best.shape[1], device=best.device) * rate)
+
+
+# ----- Auxiliary losses
+
+
+def attention_reconstruction(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    compressed_k: Tensor,
+    compressed_v: Tensor,
+    valid: Tensor,
+) -> Tensor:
+    """``|| attn(h, old) - attn(h, f_c(old)) ||^2`` (algorithm 2): content only, no positions, no mask.
+
+    Averaged over elements, and over the rows that compressed anything.
+
+    Args:
+        q: queries of the segment, ``[B, H, T, K]``.
+        k: keys of what was compressed, ``[B, H, n*c, K]``; ``v`` likewise.
+        compressed_k: keys of what came out, ``[B, H, n, K]``; ``compressed_v`` likewise.
+        valid: bool ``[B, n]``, the runs that count.
+    """
+    some = valid.any(1)
+    # A row without any attends to everything, and its error is dropped: no row of minus infinity.
+    seen = valid | ~some[:, None]
+    rate = k.shape[2] // valid.shape[1]
+    with torch.no_grad():
+        mask = seen.repeat_interleave(rate, 1)[:, None, None]
+        target = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    found = F.scaled_dot_product_attention(
+        q, compressed_k, compressed_v, attn_mask=seen[:, None, None]
+    )
+    error = (found - target).square().mean((1, 2, 3))
+    return (error * some).sum() / some.sum().clamp(min=1)
+
+
+def auto_encoding(
+    x: Tensor, compressed: Tensor, weight: Tensor, bias: Tensor, valid: Tensor
+) -> Tensor:
+    """``|| old - g(f_c(old)) ||^2`` with ``g`` a transposed convolution, averaged over elements.
+
+    Args:
+        x: what was compressed, ``[B, n*c, D]``.
+        compressed: ``[B, n, D]``.
+        weight: ``[D, D, c]``: from, to, place within the run, as ``torch.nn.ConvTranspose1d`` has it.
+        bias: ``[D]``.
+        valid: bool ``[B, n]``, the runs that count.
+    """
+    rate = weight.shape[2]
+    decoded = (compressed @ weight.transpose(1, 2).flatten(1)).unflatten(2, (rate, -1)) + bias
+    error = (decoded - x.unflatten(1, (-1, rate))).square().mean((2, 3))
+    return (error * valid).sum() / valid.sum().clamp(min=1)
