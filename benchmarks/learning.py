@@ -118,7 +118,7 @@ class TransformerXLRun:
             text.tobytes(),
             batch_size=streams,
             segment_length=self.trainer.config.train.segment_length,
-            memory_length=memory_length,
+            memory={} if memory_length is None else {"memory_length": memory_length},
         ).nats_per_token
 
 

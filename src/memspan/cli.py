@@ -67,7 +67,9 @@ class EvaluateArguments:
     segment_length: int | None = None
     """Tokens read per step (None: as in training)."""
     memory_length: int | None = None
-    """Tokens of memory per layer (None: as in training)."""
+    """Slots of memory per layer, one per token (None: as in training)."""
+    compressed_length: int | None = None
+    """Compressed slots per layer, for models that have them (None: as in training)."""
     tokens: int = 0
     """Score only the first so many tokens (0: all)."""
     device: str = "auto"
@@ -233,6 +235,7 @@ def _evaluate(arguments: list[str]) -> None:
     options = tyro.cli(EvaluateArguments, args=arguments, prog="memspan evaluate")
     _at_least(1, batch_size=options.batch_size, segment_length=options.segment_length)
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
+    _at_least(0, compressed_length=options.compressed_length)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -262,6 +265,7 @@ def _evaluate(arguments: list[str]) -> None:
     segment_length = options.segment_length or min(
         run.config.train.segment_length, max(len(tokens) // options.batch_size, 1)
     )
+    sizes = {"memory_length": options.memory_length, "compressed_length": options.compressed_length}
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("scoring", total=len(tokens))
         scores = evaluate(
@@ -270,21 +274,26 @@ def _evaluate(arguments: list[str]) -> None:
             run.tokenizer.decode(tokens),
             batch_size=options.batch_size,
             segment_length=segment_length,
-            memory_length=options.memory_length,
+            memory={name: size for name, size in sizes.items() if size is not None},
             progress=lambda done: progress.update(task, completed=done),
         )
     if options.json:
         print(json.dumps(scores.as_dict() | {"split": options.split, "run": str(options.run)}))
         return
-    memory = options.memory_length
-    memory = run.config.model.memory_length if memory is None else memory
+    for name in sizes:
+        sizes[name] = getattr(run.config.model, name, None) if sizes[name] is None else sizes[name]
+    memory = "".join(
+        f", {name.replace('_length', '')} {size}"
+        for name, size in sizes.items()
+        if size is not None
+    )
     streams = (
         "one stream, memory carried from start to end (exact)"
         if options.batch_size == 1
         else f"{options.batch_size} streams: the text is cut, each part starts with empty memory"
     )
     print(f"{options.run}  {options.split}: {scores.tokens:,} tokens, {streams}")
-    print(f"segment {segment_length}, memory {memory}")
+    print(f"segment {segment_length}{memory}")
     print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
     print(f"  bits per character   {scores.bits_per_character:10.4f}")
     print(f"  nats per token       {scores.nats_per_token:10.4f}")

@@ -29,7 +29,8 @@ class Scores:
     streams: int
     """1: the exact protocol. More: the text was cut into that many streams, each starting empty."""
     segment_length: int
-    memory_length: int | None
+    memory: dict[str, int]
+    """Sizes of the memory where they were changed for this evaluation."""
     seconds: float
 
     @property
@@ -77,7 +78,7 @@ def evaluate(
     *,
     batch_size: int = 1,
     segment_length: int = 128,
-    memory_length: int | None = None,
+    memory: dict[str, int] | None = None,
     progress: Callable[[int], None] = lambda scored: None,
 ) -> Scores:
     """Score ``tokens`` (1-D), which stand for ``text``.
@@ -86,12 +87,13 @@ def evaluate(
         model: in evaluation mode.
         batch_size: parallel streams; 1 is the exact protocol.
         segment_length: tokens per step, T.
-        memory_length: slots of memory (None: as in training).
+        memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
+            in training).
         progress: called with the number of tokens scored so far.
     """
     device = next(model.parameters()).device
-    options = {} if memory_length is None else {"memory_length": memory_length}
-    reader = model.reader(model.initial_memory(batch_size, **options))
+    memory = memory or {}
+    reader = model.reader(model.initial_memory(batch_size, **memory))
     nats, scored, start = 0.0, 0, time.perf_counter()
     for inputs, targets, mask in evaluation_segments(tokens, batch_size, segment_length):
         losses = reader.read(inputs.to(device), targets=targets.to(device))
@@ -108,7 +110,7 @@ def evaluate(
         n_words=len(decoded.split()),
         streams=batch_size,
         segment_length=segment_length,
-        memory_length=memory_length,
+        memory=memory,
         seconds=time.perf_counter() - start,
     )
 

@@ -50,34 +50,51 @@ def read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def plot(folder: Path) -> Path | None:
-    """Draw ``loss.png``: bits per byte in training and validation against tokens read.
+def plot(folder: Path) -> list[Path]:
+    """Draw what a run's metrics tell, and return the pictures.
 
-    Returns None where matplotlib (the extra ``memspan[plot]``) is not installed.
+    ``loss.png``: bits per byte in training and validation against tokens read. ``attention.png``, for
+    architectures that report it: the share of attention that falls on each part of memory.
+
+    Empty where matplotlib (the extra ``memspan[plot]``) is not installed.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return None
+        return []
     records = read(folder / "metrics.jsonl")
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    styles = (("train", {"alpha": 0.5, "linewidth": 1}), ("validation", {"marker": "o"}))
-    for name, style in styles:
-        points = [
-            (r["tokens"], r[f"{name}_bits_per_byte"])
-            for r in records
-            if f"{name}_bits_per_byte" in r
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, **style)
-    axes.set(xlabel="tokens read", ylabel="bits per byte", title=folder.name)
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend()
-    target = folder / "loss.png"
-    figure.savefig(target, dpi=120)
-    return target
+    pictures = []
+
+    def draw(name: str, lines: dict[str, tuple[str, dict[str, Any]]], ylabel: str) -> None:
+        """``lines``: label -> start of the records' keys, whose mean is drawn, and style."""
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for label, (key, style) in lines.items():
+            points = []
+            for record in records:
+                values = [v for k, v in record.items() if k == key or k.startswith(f"{key}/")]
+                if values:
+                    points.append((record["tokens"], sum(values) / len(values)))
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, **style)
+        axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+        figure.savefig(folder / name, dpi=120)
+        pictures.append(folder / name)
+
+    losses: dict[str, tuple[str, dict[str, Any]]] = {
+        "train": ("train_bits_per_byte", {"alpha": 0.5, "linewidth": 1}),
+        "validation": ("validation_bits_per_byte", {"marker": "o"}),
+    }
+    draw("loss.png", losses, "bits per byte")
+    prefix = "attention_"
+    keys = {k.split("/")[0]: None for r in records for k in r if k.startswith(prefix)}
+    if keys:
+        parts = {k.removeprefix(prefix): (k, {"marker": "o"}) for k in keys}
+        draw("attention.png", parts, "share of attention, mean over layers")
+    return pictures
 
 
 class _TensorBoard:

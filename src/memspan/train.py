@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from memspan import checkpoint, metrics
 from memspan.checkpoint import Checkpoint
 from memspan.config import OptimConfig, RunConfig
 from memspan.data.prepared import Prepared, prepare
-from memspan.data.streams import Streams
+from memspan.data.streams import Streams, evaluation_segments
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluate import Scores, evaluate
@@ -31,6 +32,8 @@ from memspan.models import LanguageModel
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
+STATISTICS_SEGMENTS = 32
+"""Segments of validation text that fill memory before the last of them is looked into."""
 
 
 def train(config: RunConfig[Any], folder: Path, console: Console) -> None:
@@ -103,6 +106,7 @@ class Trainer:
         )
         self.bytes_per_token = text.n_bytes / len(text.tokens)
         self.memory: Memory = self.model.initial_memory(options.batch_size)
+        self.statistics: dict[str, Tensor] = {}
         self.step, self.best = 0, math.inf
         self.best_step: int | None = None
         self.interrupted = False
@@ -118,8 +122,9 @@ class Trainer:
             recent: list[Tensor] = []
             clock, seen = time.perf_counter(), 0
             while self.step < options.steps and not self.interrupted:
+                tokens_before = self._tokens_read()
                 recent.append(self.update())
-                seen += options.batch_size * options.segment_length * options.accumulate
+                seen += self._tokens_read() - tokens_before
                 last = self.step == options.steps
                 if self.step % LOG_EVERY == 0 or last:
                     nats = torch.stack(recent).mean().item()
@@ -145,24 +150,34 @@ class Trainer:
         options, optim = self.config.train, self.config.optim
         self.model.train()
         total = torch.zeros((), device=self.device)
-        for _ in range(options.accumulate):
+        segments = options.segments_per_update(self.step)
+        pending = torch.zeros((), device=self.device)
+        for n in range(1, segments + 1):
             segment = self.streams.next()
             if segment.reset is not None:
                 self.memory = self.memory.reset(segment.reset.to(self.device))
             with self._precision():
                 output = self.model(
                     segment.inputs.to(self.device),
-                    # The paper's stop-gradient: back-propagation ends at the segment's border.
-                    self.memory.detach(),
+                    self.memory,
                     targets=segment.targets.to(self.device),
                 )
                 assert output.losses is not None
                 loss = output.losses.mean()
-            ((loss + output.auxiliary_loss) / options.accumulate).backward()
-            self.memory = output.memory.detach()
-            total += loss.detach() / options.accumulate
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), optim.clip_norm or math.inf)
-        if not (math.isfinite(total.item()) and math.isfinite(norm.item())):
+            pending = pending + (loss + output.auxiliary_loss) / segments
+            self.memory = output.memory
+            if n % options.gradient_segments == 0 or n == segments:
+                pending.backward()
+                pending = torch.zeros((), device=self.device)
+                # The paper's stop-gradient: back-propagation ends at this segment's border.
+                self.memory = self.memory.detach()
+            total += loss.detach() / segments
+        self.statistics = output.statistics
+        norms = [
+            torch.nn.utils.clip_grad_norm_(group, optim.clip_norm or math.inf).item()
+            for group in self.model.clip_groups()
+        ]
+        if not all(map(math.isfinite, (total.item(), *norms))):
             raise MemspanError(
                 f"the loss or its gradient is not finite at step {self.step + 1}: lower "
                 "--optim.learning-rate or set --optim.clip-norm; the last good checkpoint is kept "
@@ -251,6 +266,22 @@ class Trainer:
         tokens = split[:wanted]
         return tokens, self.prepared.tokenizer.decode(tokens)
 
+    @torch.no_grad()
+    def _validation_statistics(self) -> dict[str, float]:
+        """What the architecture tells about a sample of the validation split, layer by layer."""
+        if not self.statistics:
+            return {}
+        tokens, _ = self._validation()
+        batch_size = min(self.config.train.batch_size, len(tokens))
+        segments = evaluation_segments(
+            tokens, batch_size, min(self.config.train.segment_length, len(tokens))
+        )
+        reader = self.model.reader(batch_size=batch_size)
+        read = [inputs.to(self.device) for inputs, _, _ in islice(segments, STATISTICS_SEGMENTS)]
+        for inputs in read[:-1]:
+            reader.read(inputs)
+        return by_layer(self.model(read[-1], reader.memory).statistics)
+
     def _validate(self, log: metrics.Metrics) -> None:
         # Many streams: faster than one, close enough to compare checkpoints.
         scores = self.score(self.config.train.batch_size)
@@ -261,6 +292,7 @@ class Trainer:
             tokens=self._tokens_read(),
             validation_nats_per_token=scores.nats_per_token,
             validation_bits_per_byte=scores.bits_per_byte,
+            **self._validation_statistics(),
         )
         self.console.print(
             f"step {self.step:>6,}  validation {scores.bits_per_byte:.4f} bits per byte  "
@@ -281,17 +313,19 @@ class Trainer:
             train_bits_per_byte=bits,
             learning_rate=self.optimizer.param_groups[0]["lr"],
             tokens_per_second=speed,
+            **{f"train_{name}": value for name, value in by_layer(self.statistics).items()},
         )
         show(loss=nats, bits=bits, speed=speed)
 
     def _introduce(self) -> None:
         text, count = self.prepared.splits["train"], sum(p.numel() for p in self.model.parameters())
         options = self.config.train
-        per_pass = options.batch_size * options.segment_length * options.accumulate * options.steps
+        per_stream = options.segment_length * options.segments_read(options.steps)
+        passes = options.batch_size * per_stream / len(text.tokens)
         self.console.print(
             f"{self.config.architecture}, {count:,} parameters, on {self.device}\n"
             f"corpus {self.config.data.corpus}: {len(text.tokens):,} training tokens "
-            f"({self.prepared.tokenizer.kind}), read {per_pass / len(text.tokens):.2f} times in "
+            f"({self.prepared.tokenizer.kind}), read {passes:.2f} times in "
             f"{options.steps:,} steps\nrun folder {self.folder}",
             highlight=False,
         )
@@ -313,14 +347,13 @@ class Trainer:
             sample = self.sample(self.config.train.sample_tokens)
             say("\nsample:", style="bold")
             say(sample, markup=False, highlight=False)
-        picture = metrics.plot(self.folder)
+        pictures = metrics.plot(self.folder)
         say("\nwritten:", style="bold")
         say(f"  run folder  {self.folder}\n  metrics     {self.folder / 'metrics.jsonl'}")
-        say(
-            f"  picture     {picture}"
-            if picture
-            else "  no picture: pip install 'memspan[plot]' for loss.png"
-        )
+        for picture in pictures:
+            say(f"  picture     {picture}")
+        if not pictures:
+            say("  no picture: pip install 'memspan[plot]' for loss.png")
         say(
             f"next: memspan evaluate {self.folder}   or   "
             f"memspan generate {self.folder} --prompt 'def '"
@@ -328,7 +361,7 @@ class Trainer:
 
     def _tokens_read(self) -> int:
         options = self.config.train
-        return self.step * options.batch_size * options.segment_length * options.accumulate
+        return options.batch_size * options.segment_length * options.segments_read(self.step)
 
     def _precision(self) -> torch.autocast:
         wanted = self.config.train.precision
@@ -371,6 +404,15 @@ class Trainer:
             )
             progress.update(task, completed=self.step)
             yield lambda **fields: progress.update(task, completed=self.step, **fields)
+
+
+def by_layer(statistics: dict[str, Tensor]) -> dict[str, float]:
+    """``{"loss": [L]}`` as ``{"loss/layer_1": ..., ...}``."""
+    return {
+        f"{name}/layer_{n}": value
+        for name, values in statistics.items()
+        for n, value in enumerate(values.tolist(), 1)
+    }
 
 
 def learning_rate(step: int, config: RunConfig[Any]) -> float:
@@ -421,8 +463,8 @@ def _with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
     model = config.model
     if getattr(model, "positions", None) != "learned" or model.max_distance is not None:
         return config
-    span = model.memory_length
-    if model.attention_span == "segment":
+    span = model.memory_length + getattr(model, "compressed_length", 0)
+    if getattr(model, "attention_span", "segment") == "segment":
         span += config.train.segment_length
     return dataclasses.replace(config, model=dataclasses.replace(model, max_distance=span))
 

@@ -3,7 +3,8 @@
 Layer ``n`` attends to ``[compressed_n ; memory_n ; h_n]``. What leaves ``memory_n`` is not thrown away,
 as in Transformer-XL, but compressed by the layer's own function, ``c`` slots into one, and kept in
 ``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer.
-Options: :class:`memspan.config.CompressiveConfig`. Layout and functions: :mod:`memspan.ops.compression`.
+Options: :class:`memspan.config.CompressiveConfig`. Layout and compression functions:
+:mod:`memspan.ops.compression`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Compression(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
                 share = 1.0 if name == "decoder_weight" else 1 / parameter.shape[-1]
                 with torch.no_grad():
-                    parameter += share * torch.eye(parameter.shape[-2])[..., None]
+                    parameter.add_(torch.eye(parameter.shape[-2])[..., None], alpha=share)
 
 
 class CompressiveLayer(nn.Module):
@@ -366,9 +367,7 @@ class Compressive(nn.Module):
         if self.config.auxiliary_loss == "attention":
             old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
             new_k, new_v = layer.frozen_keys_and_values(new)
-            loss = ops.attention_reconstruction(
-                q.detach(), old_k, old_v, new_k, new_v, step.valid
-            )
+            loss = ops.attention_reconstruction(q.detach(), old_k, old_v, new_k, new_v, step.valid)
         elif self.config.auxiliary_loss == "auto-encoding":
             decoder = layer.compression.decoder_weight, layer.compression.decoder_bias
             loss = ops.auto_encoding(old, new, *decoder, step.valid)
@@ -443,7 +442,9 @@ class CompressiveReader:
         self._device = memory.length.device
         # Counts stay on the CPU: the shapes of a pass depend on them.
         self._length, self._compressed = memory.length.cpu(), memory.compressed_length.cpu()
-        self._weights = [_fused_projection(layer, backbone.biases(n)[0]) for n, layer in self._stack()]
+        self._weights = [
+            _fused_projection(layer, backbone.biases(n)[0]) for n, layer in self._stack()
+        ]
         self._nearest_first: list[tuple[Tensor, Tensor]] = []
         self._farthest_first: list[tuple[Tensor, Tensor]] = []
         self._covered = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from typing import Any, overload
 
 import torch
@@ -39,6 +40,12 @@ class LanguageModel(nn.Module):
 
     def initial_memory(self, batch_size: int, **options: Any) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
+        known = inspect.signature(self.backbone.initial_memory).parameters
+        if unknown := set(options) - set(known):
+            raise MemspanError(
+                f"{', '.join(sorted(unknown))} is no option of a {type(self.backbone).__name__}'s "
+                f"memory: leave it out"
+            )
         return self.backbone.initial_memory(batch_size, **options)
 
     def forward(
@@ -62,6 +69,16 @@ class LanguageModel(nn.Module):
         ``batch_size`` counts where there is no memory to take it from.
         """
         return Reader(self, memory, batch_size)
+
+    def clip_groups(self) -> list[list[nn.Parameter]]:
+        """Parameters whose gradients are clipped together.
+
+        What an auxiliary loss trains is apart, so that its gradients take no share of the task's.
+        """
+        apart: list[nn.Parameter] = getattr(self.backbone, "auxiliary_parameters", list)()
+        ids = {id(p) for p in apart}
+        groups = [[p for p in self.parameters() if id(p) not in ids], apart]
+        return [group for group in groups if group]
 
     def fingerprint(self) -> str:
         """SHA-256 over the backbone's config and all parameters: who wrote a memory."""
