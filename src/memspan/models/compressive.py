@@ -89,6 +89,22 @@ class Compression(nn.Module):
                     parameter.add_(torch.eye(parameter.shape[-2])[..., None], alpha=share)
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one pass does to the slots, the same for all layers."""
+
+    after: ops.Append
+    sources: Tensor
+    """Columns of ``[compressed | memory | segment]`` that are compressed, int64 ``[B, n*c]``."""
+    valid: Tensor
+    """Bool ``[B, n]``: the runs that a row really compresses, ``n`` being the most of any row."""
+    kept: Tensor
+    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``."""
+    kept_valid: Tensor
+    """Bool ``[B, C, 1]``: which of these are slots; ``hidden_valid [B, M, 1]`` for memory."""
+    hidden_valid: Tensor
+
+
 class CompressiveLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its residual and norm; the compression."""
 
@@ -110,6 +126,7 @@ class CompressiveLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.compression = Compression(config) if config.compressed_length else None
+        self.auxiliary_loss, self.task_gradient = config.auxiliary_loss, config.task_gradient
 
     def normalise_context(self, context: Tensor) -> Tensor:
         """What keys and values are computed from: with pre-norm, the normalised context."""
@@ -123,6 +140,52 @@ class CompressiveLayer(nn.Module):
         x = self.attention_norm(x + self.dropout(attended))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        compressed: Tensor,
+        step: Step,
+        codes: Tensor,
+        mask: Tensor,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+        received: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Read ``x [B, T, D]``.
+
+        Args:
+            memory: both memories in one row, ``[B, C+M, D]``.
+            compressed: the compressed memory alone, ``[B, C, D]``.
+            received: counts the attention that each slot receives, ``[B, C+M+T]``.
+
+        Returns:
+            The output ``[B, T, D]``, the new compressed memory ``[B, C, D]``, the auxiliary loss.
+        """
+        q, k, v = self.attention.project(self.normalise_context(x), self.normalise_context(memory))
+        attended = self.attention.attend(
+            q, k, v, codes, mask, content_bias, position_bias, received
+        )
+        loss = x.new_zeros(())
+        if self.compression is not None and compressed.shape[1]:
+            # Detached: neither loss goes through what is compressed to what computed it.
+            old = ops.pick(torch.cat([memory, x], 1).detach(), step.sources)
+            use = None if received is None else ops.pick(received, step.sources)
+            new = self.compression(old, use)
+            if self.auxiliary_loss == "attention":
+                old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
+                new_k, new_v = self.frozen_keys_and_values(new)
+                loss = ops.attention_reconstruction(
+                    q.detach(), old_k, old_v, new_k, new_v, step.valid
+                )
+            elif self.auxiliary_loss == "auto-encoding":
+                decoder = self.compression.decoder_weight, self.compression.decoder_bias
+                loss = ops.auto_encoding(old, new, *decoder, step.valid)
+            new = new if self.task_gradient else new.detach()
+            compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
+            compressed = compressed.where(step.kept_valid, compressed.new_zeros(()))
+        return self.residual(x, attended), compressed, loss
+
     def frozen_keys_and_values(self, compressed: Tensor) -> tuple[Tensor, Tensor]:
         """Of ``[B, n, D]``, per head, with weights that get no gradient."""
         norm, attention = self.attention_norm, self.attention
@@ -135,19 +198,6 @@ class CompressiveLayer(nn.Module):
             compressed, attention.value.weight.detach(), None if bias is None else bias.detach()
         )
         return attention.heads(keys), attention.heads(values)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What one pass does to the slots, the same for all layers."""
-
-    after: ops.Append
-    sources: Tensor
-    """Columns of ``[compressed | memory | segment]`` that are compressed, int64 ``[B, n*c]``."""
-    valid: Tensor
-    """Bool ``[B, n]``: the runs that a row really compresses, ``n`` being the most of any row."""
-    kept: Tensor
-    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``."""
 
 
 class Compressive(nn.Module):
@@ -259,32 +309,21 @@ class Compressive(nn.Module):
         context = in_one_row(memory)
 
         h = self.dropout(x)
-        kept, compressed, losses, shares = [], [], [], []
-        stays = ops.in_use(slots, step.after.length)[..., None]
+        hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
-            old = context[:, n].to(h.dtype)
-            q, k, v = layer.attention.project(
-                layer.normalise_context(h), layer.normalise_context(old)
-            )
+            old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
+            recent = torch.cat([old, h], 1)[:, old_slots + n_tokens - slots :]
+            hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
             received = self._counter(h, old_slots + n_tokens)
-            attended = layer.attention.attend(q, k, v, codes, mask, *self.biases(n), received)
-            whole = torch.cat([old, h], 1)
-            kept.append(whole[:, old_slots + n_tokens - slots :].where(stays, whole.new_zeros(())))
-            older = memory.compressed[:, n].to(h.dtype)
-            if layer.compression is None or not compressed_slots:
-                compressed.append(older)
-                losses.append(h.new_zeros(()))
-            else:
-                older, loss = self._compress(layer, step, whole, older, q, k, v, received)
-                compressed.append(older)
-                losses.append(loss)
+            h, older, loss = layer(h, old, older, step, codes, mask, *self.biases(n), received)
+            compressed.append(older)
+            losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens))
-            h = layer.residual(h, attended)
 
         memory = CompressiveMemory(
             tokens_seen=memory.tokens_seen + n_tokens,
-            hidden=torch.stack(kept, 1),
+            hidden=torch.stack(hidden, 1),
             compressed=torch.stack(compressed, 1),
             length=step.after.length,
             compressed_length=step.after.compressed_length,
@@ -321,7 +360,7 @@ class Compressive(nn.Module):
         wanted = self.needs_received or not self.training
         return x.new_zeros(len(x), span) if wanted else None
 
-    def _step(self, memory: CompressiveMemory, n_tokens: int) -> _Step:
+    def _step(self, memory: CompressiveMemory, n_tokens: int) -> Step:
         rate = self.config.compression_rate
         slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
         after = ops.append(
@@ -336,45 +375,16 @@ class Compressive(nn.Module):
         runs = -(-n_tokens // rate)
         end = compressed_slots + slots + n_tokens - after.length
         back = torch.arange(runs * rate, 0, -1, device=end.device)
-        return _Step(
+        return Step(
             after,
             sources=(end[:, None] - back).clamp(min=0),
             valid=ops.in_use(runs, after.n_compressed),
             kept=ops.newest(
                 compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
             ),
+            kept_valid=ops.in_use(compressed_slots, after.compressed_length)[..., None],
+            hidden_valid=ops.in_use(slots, after.length)[..., None],
         )
-
-    def _compress(
-        self,
-        layer: CompressiveLayer,
-        step: _Step,
-        whole: Tensor,
-        older: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        received: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The layer's new compressed memory ``[B, C, D]`` and its auxiliary loss."""
-        assert layer.compression is not None
-        # Detached: neither loss goes through what is compressed to what computed it.
-        old = ops.pick(whole.detach(), step.sources)
-        if received is not None:
-            received = ops.pick(received, step.sources)
-        new = layer.compression(old, received)
-        loss = new.new_zeros(())
-        if self.config.auxiliary_loss == "attention":
-            old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
-            new_k, new_v = layer.frozen_keys_and_values(new)
-            loss = ops.attention_reconstruction(q.detach(), old_k, old_v, new_k, new_v, step.valid)
-        elif self.config.auxiliary_loss == "auto-encoding":
-            decoder = layer.compression.decoder_weight, layer.compression.decoder_bias
-            loss = ops.auto_encoding(old, new, *decoder, step.valid)
-        new = new if self.config.task_gradient else new.detach()
-        compressed = ops.pick(torch.cat([older, new], 1), step.kept)
-        in_use = ops.in_use(older.shape[1], step.after.compressed_length)
-        return compressed.where(in_use[..., None], compressed.new_zeros(())), loss
 
     def _check_span(self, span: int) -> None:
         rows = self.config.max_distance

@@ -1,0 +1,142 @@
+"""From a peer's parameters to ours: written, and their gradients compared, by one map.
+
+A peer's parameter is laid out as rows of ours, see :data:`Rows`; the map has to be complete in both
+directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from golden import Golden, assert_same
+from memspan.models import LanguageModel
+
+OUTPUT = {torch.float64: 1e-9, torch.float32: 5e-5}
+GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-3}
+PREFIX = {torch.float64: "f64", torch.float32: "f32"}
+
+Get = Callable[[Tensor], Tensor]
+"""From one of our parameters to itself, or to its gradient."""
+Rows = Callable[[Get], list[Tensor]]
+"""Views of ours that, one below the other, are the peer's tensor."""
+
+
+# ----- The peers' parameters in terms of ours
+
+
+def one(parameter: Tensor) -> Rows:
+    return lambda get: [get(parameter)]
+
+
+def stacked(*parts: Tensor) -> Rows:
+    return lambda get: [get(part) for part in parts]
+
+
+def item(parameter: Tensor, index: int) -> Rows:
+    return lambda get: [get(parameter)[index]]
+
+
+def upside_down(parameter: Tensor) -> Rows:
+    return lambda get: [get(parameter)[i : i + 1] for i in reversed(range(len(parameter)))]
+
+
+def distance_table(table: Tensor, p: int) -> Rows:
+    """The peer's ``2P`` rows, row ``P - distance``; what belongs to the future is not ours."""
+    return lambda get: [
+        *(get(table)[d : d + 1] for d in range(p, -1, -1)),
+        get(table).new_zeros(p - 1, *table.shape[1:]),
+    ]
+
+
+def linear(name: str, module: Any) -> dict[str, Rows]:
+    return {f"{name}.weight": one(module.weight), f"{name}.bias": one(module.bias)}
+
+
+def labml_rows(model: LanguageModel, g: Golden) -> dict[str, Rows]:
+    """labml's Transformer-XL and Compressive Transformer."""
+    p = g.config["P"]
+    rows = {"src_embed.weight": one(model.embedding.tables[0])}
+    rows["generator.weight"] = one(model.head.tables[0])
+    rows["generator.bias"] = one(model.head.biases[0])
+    rows |= linear("transformer.norm", model.backbone.final_norm)
+    for n, layer in enumerate(model.backbone.layers):
+        attention, here = layer.attention, f"transformer.layers.{n}"
+        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
+        rows |= linear(f"{here}.norm_ff", layer.feed_forward_norm)
+        rows |= linear(f"{here}.feed_forward.layer1", layer.feed_forward.inner)
+        rows |= linear(f"{here}.feed_forward.layer2", layer.feed_forward.outer)
+        rows[f"{here}.self_attn.query.linear.weight"] = one(attention.query.weight)
+        rows[f"{here}.self_attn.key.linear.weight"] = one(attention.key.weight)
+        rows |= linear(f"{here}.self_attn.value.linear", attention.value)
+        rows |= linear(f"{here}.self_attn.output", attention.output)
+        rows[f"{here}.self_attn.query_pos_bias"] = item(model.backbone.content_bias, n)
+        rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(attention.position_keys, p)
+        rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
+        if hasattr(layer, "compression"):
+            rows |= linear(f"{here}.compress.conv", layer.compression)
+    return rows
+
+
+# ----- Writing parameters, reading gradients
+
+
+@torch.no_grad()
+def write_parameters(model: LanguageModel, rows: dict[str, Rows], g: Golden) -> None:
+    """Every parameter of the peer into ours; fails if one of either side is left over."""
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    theirs = dict(g.named("param."))
+    assert set(theirs) == set(rows), f"unmapped: {set(theirs) ^ set(rows)}"
+    for name, tensor in theirs.items():
+        views = rows[name](lambda p: p.data)
+        flat = tensor.unsqueeze(0) if views[0].dim() > tensor.dim() else tensor
+        assert sum(len(v) for v in views) == len(flat), f"{name}: sizes differ"
+        for view, part in zip(views, flat.split([len(v) for v in views]), strict=True):
+            assert view.shape == part.shape, f"{name}: {view.shape} != {part.shape}"
+            view.copy_(part)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("position_keys", "position_scores")):
+            # Distances past the peer's table, which no recorded segment reaches.
+            parameter[g.config["P"] + 1 :] = 0
+        assert parameter.isfinite().all(), f"{name} has no counterpart"
+    for name, tensor in theirs.items():
+        # Nothing was written twice with two values. The future of a table is not ours.
+        past = g.config["P"] + 1 if "key_pos_" in name else None
+        ours = read(rows[name], tensor, lambda p: p.data)
+        assert_same(ours[:past], tensor[:past], 0.0, f"param {name}")
+
+
+def read(rows: Rows, like: Tensor, get: Get) -> Tensor:
+    return torch.cat(rows(get)).view_as(like)
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def check_gradients(rows: dict[str, Rows], g: Golden, dtype: torch.dtype) -> None:
+    """All gradients of the peer; what it gives none must be none, or zero, with us."""
+    compared = set()
+    for name, theirs in g.named("f64.grad."):
+        ours = read(rows[name], theirs, gradient)
+        assert_same(ours, theirs, GRADIENT[dtype], f"gradient of {name}")
+        compared |= g.tied_to(name)
+    without = set(g.json["parameters_without_gradient"])
+    for name in (without & set(rows)) - compared:
+        assert all(not r.any() for r in rows[name](gradient)), f"{name}: a gradient from nowhere"
+    left = set(rows) - compared - {n for w in without for n in g.tied_to(w)}
+    assert not left, f"parameters whose gradient was not compared: {sorted(left)}"
+
+
+def assert_all_seen(g: Golden, dtype: torch.dtype) -> None:
+    left = g.unseen("in.", "param.", f"{PREFIX[dtype]}.", "f64.grad.")
+    assert not left, f"recorded, but not compared: {left}"
+
+
+def check_loss(ours: Tensor, magnitude: float, theirs: Tensor, dtype: torch.dtype) -> None:
+    """Losses are sums that cancel: they are compared on the scale of what is summed."""
+    assert abs(ours.item() - theirs.item()) <= OUTPUT[dtype] * max(magnitude, abs(theirs.item()))
