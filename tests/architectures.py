@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.config import CompressiveConfig, EmbeddingConfig, TransformerXLConfig
+from memspan.config import CompressiveConfig, EmbeddingConfig, FeedbackConfig, TransformerXLConfig
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 
@@ -94,6 +94,13 @@ def compressive(embedding: EmbeddingConfig | None = None, **options: Any) -> Cas
     )
 
 
+def feedback(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """Feedback Transformer: it reads token by token, so cuts never matter."""
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
+    config = FeedbackConfig(**small | options)
+    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
+
+
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
 UNTIED = EmbeddingConfig(tie=False, scale=False)
 
@@ -130,4 +137,14 @@ CASES: dict[str, Case] = {
     ),
     "compressive-shortest": compressive(memory_length=2, compression_rate=3, compressed_length=1),
     "compressive-none": compressive(compressed_length=0, final_norm=False),
+    "feedback": feedback(),
+    "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
+    "feedback-mean-gelu": feedback(memory_vector="mean", activation="gelu", attention_bias=True),
+    # Pre-norm with these large weights would grow from token to token.
+    "feedback-last-post": feedback(UNTIED, memory_vector="last", normalisation="post"),
+    "feedback-post-per-layer": feedback(
+        normalisation="post", projections="per-layer", activation="gelu", attention_bias=True
+    ),
+    "feedback-long-table": feedback(max_distance=9, d_head=3, n_layers=3, final_norm=False),
+    "feedback-shortest": feedback(n_layers=1, memory_length=2),
 }

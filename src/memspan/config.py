@@ -170,6 +170,71 @@ class CompressiveConfig:
 
 
 @dataclass(frozen=True)
+class FeedbackConfig:
+    """Feedback Transformer backbone (Fan et al. 2020, arXiv 2002.09402)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
+    memory_length: int = 64
+    """Tokens back that a token sees, the attention span S; one memory vector is kept of each. May be
+    lowered at evaluation, and raised up to max_distance."""
+    max_distance: int | None = None
+    """Rows of the position tables, the longest span in use (None: memory_length)."""
+    projections: Literal["shared", "per-layer"] = "shared"
+    """Keys and values of the memory vectors: one projection for all layers, so that they are
+    computed once, or one for each layer."""
+    memory_vector: Literal["learned", "last", "mean"] = "learned"
+    """A token's memory vector: its states in all layers by learned weights, its last layer's, or
+    their mean."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper. Only
+    pre has a fast path."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings and sub-layer outputs. With dropout, training takes the
+    reference, which is several times slower."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights, likewise."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
+        _probability(self, "dropout", "attention_dropout")
+        if self.d_head is not None:
+            _at_least(1, self, "d_head")
+        elif self.d_model % self.n_heads:
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
+                "change one of them, or set d_head"
+            )
+        if self.max_distance is not None and self.memory_length > self.max_distance:
+            raise MemspanError(
+                f"memory_length {self.memory_length} exceeds the position table's max_distance "
+                f"{self.max_distance}: lower the one or raise the other"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        return self.memory_length if self.max_distance is None else self.max_distance
+
+
+@dataclass(frozen=True)
 class EmbeddingConfig:
     """Token embeddings and output head."""
 
@@ -302,6 +367,7 @@ class TrainConfig:
 MODELS: dict[str, type] = {
     "transformer-xl": TransformerXLConfig,
     "compressive": CompressiveConfig,
+    "feedback": FeedbackConfig,
 }
 """Architecture name -> config class: the torch-free half of ``memspan.models.ARCHITECTURES``."""
 
@@ -314,7 +380,7 @@ class RunConfig(Generic[ModelConfig]):
 
     model: ModelConfig
     architecture: Annotated[
-        Literal["transformer-xl", "compressive"], tyro.conf.arg(name="model")
+        Literal["transformer-xl", "compressive", "feedback"], tyro.conf.arg(name="model")
     ] = "transformer-xl"
     """Architecture; --model.* below are its options."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
