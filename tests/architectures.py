@@ -139,11 +139,11 @@ CASES: dict[str, Case] = {
     "compressive-none": compressive(compressed_length=0, final_norm=False),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
-    "feedback-mean-gelu": feedback(memory_vector="mean", activation="gelu", attention_bias=True),
-    # Pre-norm with these large weights would grow from token to token.
-    "feedback-last-post": feedback(UNTIED, memory_vector="last", normalisation="post"),
-    "feedback-post-per-layer": feedback(
-        normalisation="post", projections="per-layer", activation="gelu", attention_bias=True
+    "feedback-gelu": feedback(activation="gelu", attention_bias=True),
+    # Last and mean with post-norm: without it, weights this large make memory vectors grow.
+    "feedback-mean-post": feedback(UNTIED, memory_vector="mean", normalisation="post"),
+    "feedback-last-post": feedback(
+        memory_vector="last", normalisation="post", projections="per-layer", attention_bias=True
     ),
     "feedback-long-table": feedback(max_distance=9, d_head=3, n_layers=3, final_norm=False),
     "feedback-shortest": feedback(n_layers=1, memory_length=2),

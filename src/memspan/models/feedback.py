@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -245,7 +246,7 @@ class Feedback(nn.Module):
         scale = self.config.head_width**-0.5
 
         def stacked(name: str) -> Tensor:
-            return torch.stack([layer.get_parameter(name) for layer in layers])
+            return torch.stack([attrgetter(name)(layer) for layer in layers])
 
         def with_bias(weight: Tensor, bias: list[Tensor | None]) -> Tensor:
             rows = [weight.new_zeros(weight.shape[1]) if b is None else b for b in bias]
