@@ -32,11 +32,20 @@ from peers.side import VOCAB_SIZE, Side, Size
 from timing import interleaved, machine, ratio
 
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
-SIZES = {
-    "S": Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16),
-    "M": Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16),
-    "L": L,
-    "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+
+# Architecture: its sizes.
+SIZES: dict[str, dict[str, Size]] = {
+    "transformer-xl": {
+        "S": Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16),
+        "M": Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16),
+        "L": L,
+        "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+    },
+    # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
+    "feedback": {
+        f"T{n}": Size(128, 4, 4, 512, segment_length=n, memory_length=2 * n, batch_size=16)
+        for n in (64, 128, 256)
+    },
 }
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {
@@ -46,6 +55,10 @@ ARCHITECTURES = {
         "labml-short-table": "peers.labml_xl:LabmlShortTable",
         "x-transformers": "peers.x_transformers_xl:XTransformersXL",
         "plain-gpt": "peers.plain_gpt:PlainGPT",
+    },
+    "feedback": {
+        "memspan": "peers.memspan_feedback:MemspanFeedback",
+        "labml": "peers.labml_feedback:LabmlFeedback",
     },
 }
 WORKS = ("train", "evaluate", "generate")
@@ -164,7 +177,7 @@ def peak_megabytes(architecture: str, name: str, size: str) -> float:
 def report_peak(architecture: str, name: str, size: str) -> None:
     """The process that :func:`peak_megabytes` starts."""
     torch.set_num_threads(1)
-    side = side_class(architecture, name)(SIZES[size])
+    side = side_class(architecture, name)(SIZES[architecture][size])
     # Libraries that load at the first backward pass and step are nobody's memory.
     x = torch.nn.Linear(8, 8)
     torch.nn.functional.cross_entropy(x(torch.ones(1, 8)), torch.zeros(1).long()).backward()
@@ -204,7 +217,7 @@ def measure(
     console: Console,
 ) -> list[dict[str, object]]:
     """All rows of one architecture and size."""
-    size = SIZES[size_name]
+    size = SIZES[architecture][size_name]
     works = [work for work in works if work in size.works]
     names = ["memspan", *peers]
     names = [n for n in names if set(works) & set(side_class(architecture, n).works)]
@@ -273,6 +286,7 @@ def table(rows: list[dict[str, object]]) -> Table:
 
 
 def main() -> None:
+    sizes = sorted({name for own in SIZES.values() for name in own})
     peers = sorted({n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"})
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -288,10 +302,10 @@ def main() -> None:
     parser.add_argument(
         "--sizes",
         nargs="+",
-        choices=SIZES,
-        default=list(SIZES),
+        choices=sizes,
+        default=sizes,
         metavar="SIZE",
-        help=f"any of {', '.join(SIZES)} (default: all)",
+        help=f"any of {', '.join(sizes)} (default: all)",
     )
     parser.add_argument(
         "--work",
@@ -329,7 +343,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
-        for size in options.sizes:
+        for size in (name for name in SIZES[architecture] if name in options.sizes):
             rows += measure(architecture, size, options.work, listed, options.rounds, console)
     Console(width=None if console.is_terminal else 130).print(table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -120,6 +120,10 @@ class Feedback(nn.Module):
         """The layers, first to last, under their own type."""
         return iter(self.layers)  # type: ignore[arg-type]
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.stack()).content_bias.device
+
     def mix(self) -> Tensor:
         """Weights ``[L + 1]`` of a token's states, embedding first, in its memory vector."""
         n_states = len(self.layers) + 1
@@ -242,6 +246,10 @@ class Feedback(nn.Module):
 
     def fold(self, span: int) -> Folded:
         """The weights as the fused implementation takes them, for a span of ``span``."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self._fold(span)
+
+    def _fold(self, span: int) -> Folded:
         layers, heads = list(self.stack()), (self.config.n_heads, self.config.head_width)
         scale = self.config.head_width**-0.5
 
@@ -331,7 +339,8 @@ class FeedbackReader:
         self._groups = weights.n_groups
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
-        self._kv = self._projected(self._vectors)
+        with torch.autocast(backbone.device.type, enabled=False):
+            self._kv = self._projected(self._vectors)
         self._end = self.span
 
     @property

@@ -341,138 +341,142 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
-        w = Folded(*ctx.saved_tensors)
-        n_old, seen, span, activation, eps = ctx.options
-        (
-            states, middles, queries, attended, activated, before, vectors, kv, mean, rstd,
-            probabilities,
-        ) = ctx.kept  # fmt: skip
-        n_layers, n_steps, batch, d_model = middles.shape
-        n_heads, _, width = w.query.shape[1:]
-        d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
-        inner_width, size = n_heads * width, (d_model,)
-        mix = w.mix.tolist()
+        # Backward may be called under autocast, whatever forward was.
+        with torch.autocast(d_out.device.type, enabled=False):
+            return _back_through_time(ctx, d_out, d_vectors)
 
-        new = states.new_empty
-        d_states = new(n_layers, n_steps, batch, d_model)
-        d_middles = new(n_layers, n_steps, batch, d_model)
-        d_inner = new(n_layers, n_steps, batch, d_ff)
-        d_query = states.new_zeros(n_layers, n_steps, batch, inner_width)
-        d_first = new(n_steps, batch, d_model)
-        d_mixed = new(n_steps, batch, d_model)
-        d_projected = new(n_steps, batch, 2 * groups * inner_width)
-        d_kv = torch.zeros_like(kv)
-        d_position_keys = torch.zeros_like(w.position_keys).transpose(2, 3).contiguous()
-        d_position_scores = torch.zeros_like(w.position_scores)
 
-        d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
-        d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
-        post = _views(before if activation == "gelu" else activated[..., :d_ff])
-        state, middle = _views(states), _views(middles)
-        query = queries.unbind(0)
-        d_slot = _by_slot(d_kv[..., n_old:, :], batch).unbind(0)
-        d_slot_flat = d_projected.view(n_steps, batch, 2, groups, n_heads, width).unbind(0)
-        # The transposes, laid out once.
-        f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
-        i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
-        o_w = w.output[:, :inner_width].unflatten(1, (n_heads, width)).transpose(2, 3)
-        o_w = o_w.contiguous().unbind(0)
-        q_w = w.query.transpose(2, 3).reshape(n_layers, inner_width, d_model).unbind(0)
-        m_w = w.memory.t().contiguous()
-        r_keys_all = w.position_keys.transpose(2, 3).contiguous()
-        d_drawn_all = new(n_layers, rows, 1, width)
-        d_drawn = d_drawn_all.unbind(0)
-        d_drawn_heads = d_drawn_all.view(n_layers, n_heads, batch, width).unbind(0)
-        asked = new(rows, 1, width)
-        asked_heads = asked.view(n_heads, batch, width)
+def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
+    w = Folded(*ctx.saved_tensors)
+    n_old, seen, span, activation, eps = ctx.options
+    (
+        states, middles, queries, attended, activated, before, vectors, kv, mean, rstd,
+        probabilities,
+    ) = ctx.kept  # fmt: skip
+    n_layers, n_steps, batch, d_model = middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
+    inner_width, size = n_heads * width, (d_model,)
+    mix = w.mix.tolist()
 
-        for t in range(n_steps - 1, -1, -1):
-            low, high = max(0, n_old + t - span), n_old + t
-            n_keys = high - low
+    new = states.new_empty
+    d_states = new(n_layers, n_steps, batch, d_model)
+    d_middles = new(n_layers, n_steps, batch, d_model)
+    d_inner = new(n_layers, n_steps, batch, d_ff)
+    d_query = states.new_zeros(n_layers, n_steps, batch, inner_width)
+    d_first = new(n_steps, batch, d_model)
+    d_mixed = new(n_steps, batch, d_model)
+    d_projected = new(n_steps, batch, 2 * groups * inner_width)
+    d_kv = torch.zeros_like(kv)
+    d_position_keys = torch.zeros_like(w.position_keys).transpose(2, 3).contiguous()
+    d_position_scores = torch.zeros_like(w.position_scores)
+
+    d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
+    d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
+    post = _views(before if activation == "gelu" else activated[..., :d_ff])
+    state, middle = _views(states), _views(middles)
+    query = queries.unbind(0)
+    d_slot = _by_slot(d_kv[..., n_old:, :], batch).unbind(0)
+    d_slot_flat = d_projected.view(n_steps, batch, 2, groups, n_heads, width).unbind(0)
+    # The transposes, laid out once.
+    f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
+    i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
+    o_w = w.output[:, :inner_width].unflatten(1, (n_heads, width)).transpose(2, 3)
+    o_w = o_w.contiguous().unbind(0)
+    q_w = w.query.transpose(2, 3).reshape(n_layers, inner_width, d_model).unbind(0)
+    m_w = w.memory.t().contiguous()
+    r_keys_all = w.position_keys.transpose(2, 3).contiguous()
+    d_drawn_all = new(n_layers, rows, 1, width)
+    d_drawn = d_drawn_all.unbind(0)
+    d_drawn_heads = d_drawn_all.view(n_layers, n_heads, batch, width).unbind(0)
+    asked = new(rows, 1, width)
+    asked_heads = asked.view(n_heads, batch, width)
+
+    for t in range(n_steps - 1, -1, -1):
+        low, high = max(0, n_old + t - span), n_old + t
+        n_keys = high - low
+        if n_keys:
+            keys = kv[0, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
+            values = kv[1, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
+            r_keys = r_keys_all[:, :, span - n_keys :].unbind(0)
+            weight = probabilities[t].unbind(0)
+            d_scores_all = new(n_layers, rows, 1, n_keys)
+            d_scores = d_scores_all.unbind(0)
+            d_scores_heads = d_scores_all.view(n_layers, n_heads, batch, n_keys).unbind(0)
+        # What later tokens asked of this one's keys and values reaches its memory vector.
+        d_slot_flat[t].copy_(d_slot[t])
+        d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
+        g = torch.add(d_out[t], d_vector, alpha=mix[-1])
+        for n in range(n_layers - 1, -1, -1):
+            d_state[n][t].copy_(g)
+            torch.mm(g, f_w[n], out=d_pre[n][t])
+            _through_activation(d_pre[n][t], post[n][t], activation)
+            g += _through_norm(
+                torch.mm(d_pre[n][t], i_w[n]),
+                middle[n][t], mean[2 * n + 1][t], rstd[2 * n + 1][t],
+            )  # fmt: skip
+            d_middle[n][t].copy_(g)
             if n_keys:
-                keys = kv[0, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
-                values = (
-                    kv[1, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
+                torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_drawn_heads[n])
+                if t == 0 and seen is not None:
+                    d_drawn_heads[n].mul_(seen[:, None])
+                d_weight = torch.bmm(d_drawn[n], values[n])
+                torch._softmax_backward_data(
+                    d_weight, weight[n], -1, g.dtype, grad_input=d_scores[n]
                 )
-                r_keys = r_keys_all[:, :, span - n_keys :].unbind(0)
-                weight = probabilities[t].unbind(0)
-                d_scores_all = new(n_layers, rows, 1, n_keys)
-                d_scores = d_scores_all.unbind(0)
-                d_scores_heads = d_scores_all.view(n_layers, n_heads, batch, n_keys).unbind(0)
-            # What later tokens asked of this one's keys and values reaches its memory vector.
-            d_slot_flat[t].copy_(d_slot[t])
-            d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
-            g = torch.add(d_out[t], d_vector, alpha=mix[-1])
-            for n in range(n_layers - 1, -1, -1):
-                d_state[n][t].copy_(g)
-                torch.mm(g, f_w[n], out=d_pre[n][t])
-                _through_activation(d_pre[n][t], post[n][t], activation)
-                g += _through_norm(
-                    torch.mm(d_pre[n][t], i_w[n]),
-                    middle[n][t], mean[2 * n + 1][t], rstd[2 * n + 1][t],
-                )  # fmt: skip
-                d_middle[n][t].copy_(g)
-                if n_keys:
-                    torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_drawn_heads[n])
-                    if t == 0 and seen is not None:
-                        d_drawn_heads[n].mul_(seen[:, None])
-                    d_weight = torch.bmm(d_drawn[n], values[n])
-                    torch._softmax_backward_data(
-                        d_weight, weight[n], -1, g.dtype, grad_input=d_scores[n]
-                    )
-                    torch.bmm(d_scores[n], keys[n], out=asked)
-                    asked_heads.baddbmm_(d_scores_heads[n], r_keys[n])
-                    d_q_heads[n][t].copy_(asked_heads)
-                    if n:
-                        g += _through_norm(
-                            torch.mm(d_q[n][t], q_w[n]),
-                            state[n][t], mean[2 * n][t], rstd[2 * n][t],
-                        )  # fmt: skip
-                g = g.add_(d_vector, alpha=mix[n])
-            d_first[t] = g
-            if n_keys:
-                # All layers at once; with shared projections their sum is the product's inner sum.
-                d_a = d_scores_all.view(n_layers, n_heads * batch, n_keys)
-                d_s = _summed(d_a, query[t], groups)
-                d_kv[0, :, :, low:high] += d_s
-                d_kv[1, :, :, low:high] += _summed(
-                    probabilities[t].squeeze(2), d_drawn_all.squeeze(2), groups
-                )
-                by_head = d_scores_all.view(n_layers * n_heads, batch, n_keys)
-                d_position_keys[:, :, span - n_keys :] += torch.bmm(
-                    by_head.transpose(1, 2), query[t].view(n_layers * n_heads, batch, width)
-                ).view(n_layers, n_heads, n_keys, width)
-                d_position_scores[..., span - n_keys :] += by_head.sum(1).view(
-                    n_layers, n_heads, 1, n_keys
-                )
+                torch.bmm(d_scores[n], keys[n], out=asked)
+                asked_heads.baddbmm_(d_scores_heads[n], r_keys[n])
+                d_q_heads[n][t].copy_(asked_heads)
+                if n:
+                    g += _through_norm(
+                        torch.mm(d_q[n][t], q_w[n]),
+                        state[n][t], mean[2 * n][t], rstd[2 * n][t],
+                    )  # fmt: skip
+            g = g.add_(d_vector, alpha=mix[n])
+        d_first[t] = g
+        if n_keys:
+            # All layers at once; with shared projections their sum is the product's inner sum.
+            d_a = d_scores_all.view(n_layers, n_heads * batch, n_keys)
+            d_s = _summed(d_a, query[t], groups)
+            d_kv[0, :, :, low:high] += d_s
+            d_kv[1, :, :, low:high] += _summed(
+                probabilities[t].squeeze(2), d_drawn_all.squeeze(2), groups
+            )
+            by_head = d_scores_all.view(n_layers * n_heads, batch, n_keys)
+            d_position_keys[:, :, span - n_keys :] += torch.bmm(
+                by_head.transpose(1, 2), query[t].view(n_layers * n_heads, batch, width)
+            ).view(n_layers, n_heads, n_keys, width)
+            d_position_scores[..., span - n_keys :] += by_head.sum(1).view(
+                n_layers, n_heads, 1, n_keys
+            )
 
-        # What does not depend on the recurrence, for all steps at once.
-        _, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
-        d_first += _through_norm(torch.matmul(d_query[0], q_w[0]), states[0], mean0, rstd0)
-        d_w_query, d_w_output, d_w_inner, d_w_outer = [], [], [], []
-        for n in range(n_layers):
-            z = F.layer_norm(states[n], size, eps=eps).flatten(0, 1)
-            d_w_query.append(z.t() @ d_query[n].flatten(0, 1))
-            d_w_output.append(attended[n].flatten(0, 1).t() @ d_middles[n].flatten(0, 1))
-            z = F.layer_norm(middles[n], size, eps=eps).flatten(0, 1)
-            d_w_inner.append(z.t() @ d_inner[n].flatten(0, 1))
-            d_w_outer.append(activated[n].flatten(0, 1).t() @ d_states[n].flatten(0, 1))
-        d_w = torch.stack(d_w_query).view(n_layers, d_model, n_heads, width).transpose(1, 2)
-        gradients = Folded(
-            query=d_w,
-            query_bias=d_query.sum((1, 2)).view(n_layers, n_heads, 1, width),
-            position_keys=d_position_keys.transpose(2, 3),
-            position_scores=d_position_scores,
-            output=torch.stack(d_w_output),
-            inner=torch.stack(d_w_inner),
-            inner_bias=d_inner.sum((1, 2)),
-            outer=torch.stack(d_w_outer),
-            memory=vectors.flatten(0, 1).t() @ d_projected.flatten(0, 1),
-            memory_bias=d_projected.sum((0, 1)),
-            mix=states.flatten(1) @ d_mixed.flatten(),
-        )
-        d_old = _by_slot(d_kv[..., :n_old, :], batch).flatten(2)
-        return d_first, d_old, None, None, None, None, None, *gradients.tensors()
+    # What does not depend on the recurrence, for all steps at once.
+    _, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
+    d_first += _through_norm(torch.matmul(d_query[0], q_w[0]), states[0], mean0, rstd0)
+    d_w_query, d_w_output, d_w_inner, d_w_outer = [], [], [], []
+    for n in range(n_layers):
+        z = F.layer_norm(states[n], size, eps=eps).flatten(0, 1)
+        d_w_query.append(z.t() @ d_query[n].flatten(0, 1))
+        d_w_output.append(attended[n].flatten(0, 1).t() @ d_middles[n].flatten(0, 1))
+        z = F.layer_norm(middles[n], size, eps=eps).flatten(0, 1)
+        d_w_inner.append(z.t() @ d_inner[n].flatten(0, 1))
+        d_w_outer.append(activated[n].flatten(0, 1).t() @ d_states[n].flatten(0, 1))
+    d_w = torch.stack(d_w_query).view(n_layers, d_model, n_heads, width).transpose(1, 2)
+    gradients = Folded(
+        query=d_w,
+        query_bias=d_query.sum((1, 2)).view(n_layers, n_heads, 1, width),
+        position_keys=d_position_keys.transpose(2, 3),
+        position_scores=d_position_scores,
+        output=torch.stack(d_w_output),
+        inner=torch.stack(d_w_inner),
+        inner_bias=d_inner.sum((1, 2)),
+        outer=torch.stack(d_w_outer),
+        memory=vectors.flatten(0, 1).t() @ d_projected.flatten(0, 1),
+        memory_bias=d_projected.sum((0, 1)),
+        mix=states.flatten(1) @ d_mixed.flatten(),
+    )
+    d_old = _by_slot(d_kv[..., :n_old, :], batch).flatten(2)
+    return d_first, d_old, None, None, None, None, None, *gradients.tensors()
 
 
 def _views(x: Tensor) -> list[tuple[Tensor, ...]]:
