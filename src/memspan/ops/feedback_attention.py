@@ -240,8 +240,9 @@ class _Recurrence(torch.autograd.Function):
         states[0] = x
         middles = x.new_empty(n_layers, n_steps, batch, d_model)
         queries = x.new_empty(n_steps, n_layers, rows, width)
-        attended = x.new_ones(n_layers, n_steps, batch, inner_width + 1)
-        activated = x.new_ones(n_layers, n_steps, batch, d_ff + 1)
+        attended = x.new_empty(n_layers, n_steps, batch, inner_width + 1)
+        activated = x.new_empty(n_layers, n_steps, batch, d_ff + 1)
+        attended[..., -1] = activated[..., -1] = 1
         before = activated[..., :d_ff]
         if activation == "gelu":
             before = x.new_empty(n_layers, n_steps, batch, d_ff)
@@ -363,8 +364,9 @@ def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tens
     d_states = new(n_layers, n_steps, batch, d_model)
     d_middles = new(n_layers, n_steps, batch, d_model)
     d_inner = new(n_layers, n_steps, batch, d_ff)
-    d_query = states.new_zeros(n_layers, n_steps, batch, inner_width)
-    d_first = new(n_steps, batch, d_model)
+    d_query = new(n_layers, n_steps, batch, inner_width)
+    if n_old == 0:
+        d_query[:, 0] = 0
     d_mixed = new(n_steps, batch, d_model)
     d_projected = new(n_steps, batch, 2 * groups * inner_width)
     d_kv = torch.zeros_like(kv)
@@ -372,6 +374,7 @@ def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tens
     d_position_scores = torch.zeros_like(w.position_scores)
 
     d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
+    d_first = new(n_steps, batch, d_model)
     d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
     post = _views(before if activation == "gelu" else activated[..., :d_ff])
     state, middle = _views(states), _views(middles)
@@ -406,16 +409,14 @@ def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tens
         # What later tokens asked of this one's keys and values reaches its memory vector.
         d_slot_flat[t].copy_(d_slot[t])
         d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
-        g = torch.add(d_out[t], d_vector, alpha=mix[-1])
+        torch.add(d_out[t], d_vector, alpha=mix[-1], out=d_state[-1][t])
         for n in range(n_layers - 1, -1, -1):
-            d_state[n][t].copy_(g)
-            torch.mm(g, f_w[n], out=d_pre[n][t])
-            _through_activation(d_pre[n][t], post[n][t], activation)
-            g += _through_norm(
-                torch.mm(d_pre[n][t], i_w[n]),
-                middle[n][t], mean[2 * n + 1][t], rstd[2 * n + 1][t],
-            )  # fmt: skip
-            d_middle[n][t].copy_(g)
+            g = torch.mm(d_state[n][t], f_w[n], out=d_pre[n][t])
+            _through_activation(g, post[n][t], activation)
+            g = _through_norm(
+                torch.mm(g, i_w[n]), middle[n][t], mean[2 * n + 1][t], rstd[2 * n + 1][t]
+            )
+            g = torch.add(d_state[n][t], g, out=d_middle[n][t])
             if n_keys:
                 torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_drawn_heads[n])
                 if t == 0 and seen is not None:
@@ -428,12 +429,11 @@ def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tens
                 asked_heads.baddbmm_(d_scores_heads[n], r_keys[n])
                 d_q_heads[n][t].copy_(asked_heads)
                 if n:
-                    g += _through_norm(
-                        torch.mm(d_q[n][t], q_w[n]),
-                        state[n][t], mean[2 * n][t], rstd[2 * n][t],
-                    )  # fmt: skip
-            g = g.add_(d_vector, alpha=mix[n])
-        d_first[t] = g
+                    g = g + _through_norm(
+                        torch.mm(d_q[n][t], q_w[n]), state[n][t], mean[2 * n][t], rstd[2 * n][t]
+                    )
+            below = d_state[n - 1][t] if n else d_first[t]
+            torch.add(g, d_vector, alpha=mix[n], out=below)
         if n_keys:
             # All layers at once; with shared projections their sum is the product's inner sum.
             d_a = d_scores_all.view(n_layers, n_heads * batch, n_keys)
