@@ -318,6 +318,11 @@ class TrainConfig:
     """Parallel streams of text, each with its own memory, B."""
     segment_length: int = 64
     """Tokens that a stream advances per pass, T; gradients stop at its border."""
+    first_segment_length: int | None = None
+    """Training curriculum: segments start this long and double, in equal shares of the steps up to
+    curriculum_steps, to segment_length (None: segment_length from the start)."""
+    curriculum_steps: int = 0
+    """Step from which segment_length holds, with first_segment_length."""
     accumulate: int = 1
     """Segments whose gradients are averaged into one update."""
     accumulate_later: int | None = None
@@ -345,6 +350,30 @@ class TrainConfig:
     tracker: Literal["none", "tensorboard", "trackio"] = "none"
     """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
 
+    def curriculum(self) -> list[tuple[int, int]]:
+        """Stages ``(first step, segment length)``, ascending."""
+        lengths = []
+        length = self.first_segment_length or self.segment_length
+        while length < self.segment_length:
+            lengths.append(length)
+            length *= 2
+        n = len(lengths)
+        stages = [(-(-i * self.curriculum_steps // n), length) for i, length in enumerate(lengths)]
+        return [*stages, (self.curriculum_steps if lengths else 0, self.segment_length)]
+
+    def segment_length_at(self, step: int) -> int:
+        """Tokens per segment in the update after ``step`` updates."""
+        return [length for first, length in self.curriculum() if first <= step][-1]
+
+    def tokens_read(self, step: int) -> int:
+        """Tokens of each stream that ``step`` updates have read."""
+        stages = self.curriculum()
+        ends = [first for first, _ in stages[1:]] + [step]
+        return sum(
+            length * (self.segments_read(min(end, step)) - self.segments_read(min(first, step)))
+            for (first, length), end in zip(stages, ends, strict=True)
+        )
+
     def segments_per_update(self, step: int) -> int:
         """Segments that the update after ``step`` updates averages."""
         later = self.accumulate_later
@@ -358,6 +387,19 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
         _at_least(1, self, "gradient_segments")
+        _at_least(0, self, "curriculum_steps")
+        if self.first_segment_length is not None:
+            _at_least(1, self, "first_segment_length")
+            if self.first_segment_length > self.segment_length:
+                raise MemspanError(
+                    f"a curriculum grows: first_segment_length {self.first_segment_length} is over "
+                    f"segment_length {self.segment_length}: lower it"
+                )
+        if (self.first_segment_length is None) != (self.curriculum_steps == 0):
+            raise MemspanError(
+                "a curriculum needs both first_segment_length and curriculum_steps: set both, or "
+                "neither"
+            )
         _at_least(0, self, "accumulate_from")
         if self.accumulate_later is not None:
             _at_least(1, self, "accumulate_later")

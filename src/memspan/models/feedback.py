@@ -289,6 +289,49 @@ class Feedback(nn.Module):
             mix=self.mix(),
         )
 
+    def adapted(self, source: dict[str, Tensor], sinusoids: Tensor | None) -> dict[str, Tensor]:
+        """What can be taken from a Transformer-XL or parallel transformer, under our names.
+
+        Queries, outputs, feed-forwards and norms mean the same. Keys and values are taken with
+        projections per layer; shared ones start afresh. Its score ``(q + u) . k + (q + v) . W R_d`` is
+        ours with the position keys ``W R_d`` and the position scores ``v . W R_d``.
+
+        Args:
+            source: its backbone's state, by name.
+            sinusoids: the codes ``R_d`` of the distances ``1 .. P``, ``[P, D]``, where it has no table.
+
+        Returns:
+            Tensors by our names; of a position table, as many rows as there are.
+        """
+        taken = {n: t for n, t in source.items() if n.startswith("final_norm.")}
+        heads = (self.config.n_heads, self.config.head_width)
+        for n in range(len(self.layers)):
+            here, attention = f"layers.{n}.", f"layers.{n}.attention."
+            for name, tensor in source.items():
+                if name.startswith((f"{attention}query.", f"{attention}output.")):
+                    taken[here + name.removeprefix(attention)] = tensor
+                elif name.startswith((f"{here}feed_forward", f"{here}attention_norm.")):
+                    taken[name] = tensor
+                elif name.startswith((f"{attention}key.", f"{attention}value.")):
+                    kind, _, part = name.removeprefix(attention).partition(".")
+                    if len(self.key) > 1:
+                        taken[f"{kind}.{n}.{part}"] = tensor
+            if f"{attention}query.weight" not in source:
+                continue
+            tied = len(source["content_bias"]) == 1
+            row = 0 if tied else n
+            taken[f"{here}content_bias"] = source["content_bias"][row]
+            if sinusoids is None:
+                # Its row d is the distance d, and ours d - 1.
+                taken[f"{here}position_keys"] = source[f"{attention}position_keys"][1:]
+                taken[f"{here}position_scores"] = source[f"{attention}position_scores"][1:]
+            else:
+                keys = (sinusoids @ source[f"{attention}position.weight"].t()).unflatten(1, heads)
+                taken[f"{here}position_keys"] = keys
+                bias = source["position_bias"][row]
+                taken[f"{here}position_scores"] = torch.einsum("phk,hk->ph", keys, bias)
+        return taken
+
     def reader(self, memory: FeedbackMemory | None, batch_size: int) -> FeedbackReader:
         """Reads on without gradients, keeping the keys and values of memory."""
         return FeedbackReader(self, memory or self.initial_memory(batch_size))
