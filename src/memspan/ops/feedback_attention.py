@@ -535,4 +535,4 @@ def _through_activation(g: Tensor, x: Tensor, activation: str) -> None:
     if activation == "gelu":
         g.copy_(torch.ops.aten.gelu_backward.default(g, x))
     else:
-        g.copy_(torch.ops.aten.threshold_backward.default(g, x, 0))
+        torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
