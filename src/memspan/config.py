@@ -322,6 +322,14 @@ class RunConfig(Generic[ModelConfig]):
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
+    def __post_init__(self) -> None:
+        kind = MODELS[self.architecture]
+        if not isinstance(self.model, kind):
+            raise MemspanError(
+                f"architecture {self.architecture} goes with a {kind.__name__}, not a "
+                f"{type(self.model).__name__}: change one of them"
+            )
+
 
 def _at_least(low: float, config: object, *names: str) -> None:
     for name in names:
