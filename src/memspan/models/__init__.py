@@ -1,5 +1,6 @@
 """The architectures, and the language model around any of them."""
 
+from memspan.models.fast_weights import FastWeights, FastWeightsMemory
 from memspan.models.language_model import LanguageModel, Reader
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import ARCHITECTURES
@@ -8,6 +9,8 @@ from memspan.models.transformer_xl import TransformerXL, TransformerXLMemory
 __all__ = [
     "ARCHITECTURES",
     "BackboneOutput",
+    "FastWeights",
+    "FastWeightsMemory",
     "LanguageModel",
     "Output",
     "Reader",

@@ -7,9 +7,13 @@ from typing import Any
 from torch import nn
 
 from memspan.config import MODELS
+from memspan.models.fast_weights import FastWeights
 from memspan.models.transformer_xl import TransformerXL
 
-ARCHITECTURES: dict[str, type[nn.Module]] = {"transformer-xl": TransformerXL}
+ARCHITECTURES: dict[str, type[nn.Module]] = {
+    "transformer-xl": TransformerXL,
+    "fast-weights": FastWeights,
+}
 """Architecture name -> backbone class, with the names of ``memspan.config.MODELS``."""
 
 

@@ -234,27 +234,45 @@ class _ChunkedDeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, beta, gram, inverse, erased, scores, u, s = ctx.saved_tensors
-        d_y = d_y.contiguous()
-        by_reading, d_s = scores.mT @ d_y, q.mT @ d_y
-        parts = zip(k.unbind(), erased.unbind(), by_reading.unbind(), d_s.unbind(), strict=True)
-        after, d_written = [], []
-        for k_n, erased_n, by_reading_n, d_s_n in reversed(list(parts)):
-            after.append(d_weights)
-            d_u = torch.baddbmm(by_reading_n, k_n, d_weights)
-            d_weights = torch.baddbmm(d_weights + d_s_n, erased_n.mT, d_u, alpha=-1)
-            d_written.append(d_u)
-        d_u, d_after = torch.stack(d_written[::-1]), torch.stack(after[::-1])
-        d_v = inverse.mT @ (beta * d_u)
-        # With z the change asked for and u = beta z: d beta = z . (d u - tril(gram, -1)^T d v).
-        asked = inverse @ (v - k @ s)
-        d_beta = (asked * (d_u - gram.tril(-1).mT @ d_v)).sum(-1, keepdim=True)
-        d_scores = (d_y @ u.mT).tril_()
-        d_gram = (d_v @ u.mT).tril_(-1)
-        d_q = _add_product(d_scores @ k, d_y, s.mT)
-        d_k = _add_product(d_scores.mT @ q, u, d_after.mT)
-        d_k = d_k - d_v @ s.mT - (d_gram + d_gram.mT) @ k
-        return d_q, d_k, d_v, d_beta, d_weights
+        # A backward pass that is started under autocast runs under it.
+        with torch.autocast(d_y.device.type, enabled=False):
+            return _delta_backward(*ctx.saved_tensors, d_y=d_y.contiguous(), d_weights=d_weights)
+
+
+def _delta_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    gram: Tensor,
+    inverse: Tensor,
+    erased: Tensor,
+    scores: Tensor,
+    u: Tensor,
+    s: Tensor,
+    d_y: Tensor,
+    d_weights: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients of ``q, k, v, beta, weights``; names as in the forward pass."""
+    by_reading, d_s = scores.mT @ d_y, q.mT @ d_y
+    parts = zip(k.unbind(), erased.unbind(), by_reading.unbind(), d_s.unbind(), strict=True)
+    after, d_written = [], []
+    for k_n, erased_n, by_reading_n, d_s_n in reversed(list(parts)):
+        after.append(d_weights)
+        d_u = torch.baddbmm(by_reading_n, k_n, d_weights)
+        d_weights = torch.baddbmm(d_weights + d_s_n, erased_n.mT, d_u, alpha=-1)
+        d_written.append(d_u)
+    d_u, d_after = torch.stack(d_written[::-1]), torch.stack(after[::-1])
+    d_v = inverse.mT @ (beta * d_u)
+    # With z the change asked for and u = beta z: d beta = z . (d u - tril(gram, -1)^T d v).
+    asked = inverse @ (v - k @ s)
+    d_beta = (asked * (d_u - gram.tril(-1).mT @ d_v)).sum(-1, keepdim=True)
+    d_scores = (d_y @ u.mT).tril_()
+    d_gram = (d_v @ u.mT).tril_(-1)
+    d_q = _add_product(d_scores @ k, d_y, s.mT)
+    d_k = _add_product(d_scores.mT @ q, u, d_after.mT)
+    d_k = d_k - d_v @ s.mT - (d_gram + d_gram.mT) @ k
+    return d_q, d_k, d_v, d_beta, d_weights
 
 
 def _add_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
