@@ -236,7 +236,8 @@ class _ChunkedDeltaRule(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor, ...]:
         # A backward pass that is started under autocast runs under it.
         with torch.autocast(d_y.device.type, enabled=False):
-            return _delta_backward(*ctx.saved_tensors, d_y=d_y.contiguous(), d_weights=d_weights)
+            saved: list[Any] = [*ctx.saved_tensors, d_y.contiguous(), d_weights]
+            return _delta_backward(*saved)
 
 
 def _delta_backward(
