@@ -1,11 +1,12 @@
 """Speed and memory of memspan against its peers, on one CPU thread.
 
-Work: train, a segment forward, backward and an AdamW step; evaluate, the losses of a segment without
-gradients; generate, one token. All with full memory, carried from call to call. Ratios are the peer's
-CPU time over ours within one round, sides taking turns; shown are the median and the lowest and
-highest round. Where a peer computes the same function, its weights are copied into our model first and
-logits, losses and a gradient are compared: on a difference nothing is measured. Peak memory is what
-training takes beyond the model itself, each side in a process of its own.
+Work: train, a segment forward, backward and an AdamW step; attention, one attention layer forward and
+backward by itself; evaluate, the losses of a segment without gradients; generate, one token. All with
+full memory, carried from call to call, where the peer has one. Ratios are the peer's CPU time over ours
+within one round, sides taking turns; shown are the median and the lowest and highest round. Where a
+peer computes the same function, its weights are copied into our model first and logits, losses and a
+gradient are compared: on a difference nothing is measured. Peak memory is what training takes beyond
+the model itself, each side in a process of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,20 @@ SIZES = {
     "L": L,
     "L-batch8": replace(L, generate_batch=8, works=("generate",)),
 }
+for _length in (64, 256, 1024, 4096, 16384):
+    SIZES[f"T{_length}"] = Size(
+        128,
+        4,
+        1,
+        512,
+        segment_length=_length,
+        memory_length=0,
+        batch_size=16,
+        generate_batch=16,
+        works=("train", "attention") + (("generate",) if _length == 64 else ()),
+        only="fast-weights",
+        alone=_length > 1024,
+    )
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {
     "transformer-xl": {
@@ -47,8 +62,13 @@ ARCHITECTURES = {
         "x-transformers": "peers.x_transformers_xl:XTransformersXL",
         "plain-gpt": "peers.plain_gpt:PlainGPT",
     },
+    "fast-weights": {
+        "memspan": "peers.memspan_fw:MemspanFW",
+        "labml": "peers.labml_fw:LabmlFW",
+        "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
+    },
 }
-WORKS = ("train", "evaluate", "generate")
+WORKS = ("train", "attention", "evaluate", "generate")
 TOLERANCE = 1e-4
 
 
@@ -56,6 +76,12 @@ def side_class(architecture: str, name: str) -> type[Side]:
     module, kind = ARCHITECTURES[architecture][name].split(":")
     found: type[Side] = getattr(import_module(module), kind)
     return found
+
+
+def sizes_of(architecture: str) -> list[str]:
+    """Its own sizes, or those that are nobody's own."""
+    own = [name for name, size in SIZES.items() if size.only == architecture]
+    return own or [name for name, size in SIZES.items() if size.only is None]
 
 
 def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -84,6 +110,7 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     theirs.weights_to(ours.model)
     worst = 0.0
     results: list[list[Tensor]] = []
+    x = torch.randn(2, size.segment_length, size.d_model, requires_grad=True)
     for side in (ours, theirs):
         result: list[Tensor] = []
         side.model.train()
@@ -100,6 +127,11 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
             result.append(side.read(text()[0]))
         tokens, _ = text()
         result += [side.read(tokens[:, i : i + 1]) for i in range(3)]
+        if "attention" in size.works:
+            result += [
+                side.attention(x),
+                torch.autograd.grad(side.attention(x).square().sum(), x)[0],
+            ]
         results.append(result)
     for a, b in zip(*results, strict=True):
         worst = max(worst, (a - b).abs().max().item())
@@ -124,6 +156,13 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
             call()
         return call
 
+    if work == "attention":
+        shape = (size.batch_size, size.segment_length, size.d_model)
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        side.model.train()
+        return lambda: side.attention(x).backward(upstream)
+
     side.model.eval()
     if work == "evaluate":
         side.forget(size.batch_size)
@@ -134,7 +173,7 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
 
     side.forget(size.generate_batch)
     text = segments(size, size.generate_batch, size.segment_length)
-    for _ in range(full_after(size)):
+    for _ in range(max(1, full_after(size))):
         logits = side.read(text()[0])
     token = logits[:, -1:].argmax(-1)
 
@@ -206,9 +245,9 @@ def measure(
     """All rows of one architecture and size."""
     size = SIZES[size_name]
     works = [work for work in works if work in size.works]
-    names = ["memspan", *peers]
+    names = ["memspan", *([] if size.alone else peers)]
     names = [n for n in names if set(works) & set(side_class(architecture, n).works)]
-    if not works or names == ["memspan"]:
+    if not works or (names == ["memspan"] and not size.alone):
         return []
     torch.manual_seed(1)
     sides = {name: side_class(architecture, name)(size) for name in names}
@@ -230,25 +269,26 @@ def measure(
         calls = {n: prepared(s, work) for n, s in sides.items() if work in s.works}
         times = interleaved(calls, rounds)
         tokens = tokens_per_call(size, work)
+        own: dict[str, object] = {
+            "architecture": architecture,
+            "work": work,
+            "size": size_name,
+            "tokens_per_second": round(tokens / median(times["memspan"]), 1),
+            "peak_megabytes": round(peaks["memspan"], 1) if work == "train" else None,
+        }
+        if size.alone:
+            rows.append(own)
         for name in list(calls)[1:]:
             r = ratio(times[name], times["memspan"])
-            row: dict[str, object] = {
-                "architecture": architecture,
-                "work": work,
-                "size": size_name,
+            row = own | {
                 "peer": name,
                 "ratio": round(r.middle, 3),
                 "low": round(r.low, 3),
                 "high": round(r.high, 3),
-                "tokens_per_second": round(tokens / median(times["memspan"]), 1),
                 "peer_tokens_per_second": round(tokens / median(times[name]), 1),
                 "same_function": sides[name].same_function,
-                "peak_megabytes": None,
-                "peer_peak_megabytes": None,
+                "peer_peak_megabytes": round(peaks[name], 1) if work == "train" else None,
             }
-            if work == "train":
-                row["peak_megabytes"] = round(peaks["memspan"], 1)
-                row["peer_peak_megabytes"] = round(peaks[name], 1)
             rows.append(row)
     return rows
 
@@ -260,13 +300,15 @@ def table(rows: list[dict[str, object]]) -> Table:
     for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's"):
         shown.add_column(column, justify="right")
     for row in rows:
-        peaks = (row["peak_megabytes"], row["peer_peak_megabytes"])
+        # A row of ours alone has none of the peer's.
+        peer = row.keys() >= {"peer"}
+        peaks = (row["peak_megabytes"], row.get("peer_peak_megabytes"))
         shown.add_row(
-            *(str(row[c]) for c in ("architecture", "size", "work", "peer")),
-            f"{row['ratio']:.2f}",
-            f"{row['low']:.2f}-{row['high']:.2f}",
+            *(str(row.get(c, "")) for c in ("architecture", "size", "work", "peer")),
+            f"{row['ratio']:.2f}" if peer else "",
+            f"{row['low']:.2f}-{row['high']:.2f}" if peer else "",
             f"{row['tokens_per_second']:,.0f}",
-            f"{row['peer_tokens_per_second']:,.0f}",
+            f"{row['peer_tokens_per_second']:,.0f}" if peer else "",
             *("" if p is None else f"{p:,.0f}" for p in peaks),
         )
     return shown
@@ -329,7 +371,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
-        for size in options.sizes:
+        for size in [s for s in options.sizes if s in sizes_of(architecture)]:
             rows += measure(architecture, size, options.work, listed, options.rounds, console)
     Console(width=None if console.is_terminal else 130).print(table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -586,7 +586,15 @@ print("compiled")
 """One graph, and the same numbers. Run in a process without the type-checking hook."""
 
 
-@pytest.mark.parametrize(("name", "gradient"), [("xl-segment", True), ("xl-fixed-learned", False)])
+@pytest.mark.parametrize(
+    ("name", "gradient"),
+    [
+        ("xl-segment", True),
+        ("xl-fixed-learned", False),
+        ("fast-delta", True),
+        ("fast-sum-attention", False),
+    ],
+)
 def test_compiles_as_one_graph(name: str, gradient: bool) -> None:
     program = COMPILE.format(tests=str(Path(__file__).parent), name=name, gradient=gradient)
     done = subprocess.run(

@@ -25,6 +25,10 @@ class Size:
     batch_size: int
     generate_batch: int = 1
     works: tuple[str, ...] = ("train", "evaluate", "generate")
+    only: str | None = None
+    """The architecture that it is for; such an architecture is measured at its own sizes alone."""
+    alone: bool = False
+    """Ours without peers, which would take too long."""
 
     @property
     def span(self) -> int:
@@ -55,6 +59,10 @@ class Side(ABC):
     @abstractmethod
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Without gradients: logits ``[B, T, V]``, or losses ``[B, T]``; the memory moves on."""
+
+    def attention(self, x: Tensor) -> Tensor:
+        """The first layer's attention by itself, ``[B, T, D]``, nothing remembered; with its graph."""
+        raise NotImplementedError
 
     def weights_to(self, ours: nn.Module) -> None:
         """Copy the weights into our model; only where ``same_function``."""
