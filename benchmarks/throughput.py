@@ -32,27 +32,46 @@ from torch import Tensor
 from peers.side import VOCAB_SIZE, Side, Size
 from timing import interleaved, machine, ratio
 
+S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
+M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
-SIZES = {
-    "S": Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16),
-    "M": Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16),
-    "L": L,
-    "L-batch8": replace(L, generate_batch=8, works=("generate",)),
-}
-for _length in (64, 256, 1024, 4096, 16384):
-    SIZES[f"T{_length}"] = Size(
+
+
+def fast_weights_size(length: int) -> Size:
+    return Size(
         128,
         4,
         1,
         512,
-        segment_length=_length,
+        segment_length=length,
         memory_length=0,
         batch_size=16,
         generate_batch=16,
-        works=("train", "attention") + (("generate",) if _length == 64 else ()),
-        only="fast-weights",
-        alone=_length > 1024,
+        works=("train", "attention") + (("generate",) if length == 64 else ()),
+        alone=length > 1024,
     )
+
+
+# Architecture: its sizes.
+SIZES: dict[str, dict[str, Size]] = {
+    "transformer-xl": {
+        "S": S,
+        "M": M,
+        "L": L,
+        "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+    },
+    "compressive": {
+        "S": replace(S, compressed_length=S.memory_length),
+        "M": replace(M, compressed_length=M.memory_length),
+        "S-no-loss": replace(
+            S, compressed_length=S.memory_length, auxiliary_loss=False, works=("train",)
+        ),
+        "M-no-loss": replace(
+            M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
+        ),
+    },
+    "fast-weights": {f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
+}
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {
     "transformer-xl": {
@@ -61,6 +80,10 @@ ARCHITECTURES = {
         "labml-short-table": "peers.labml_xl:LabmlShortTable",
         "x-transformers": "peers.x_transformers_xl:XTransformersXL",
         "plain-gpt": "peers.plain_gpt:PlainGPT",
+    },
+    "compressive": {
+        "memspan": "peers.memspan_compressive:MemspanCompressive",
+        "labml": "peers.labml_compressive:LabmlCompressive",
     },
     "fast-weights": {
         "memspan": "peers.memspan_fw:MemspanFW",
@@ -76,12 +99,6 @@ def side_class(architecture: str, name: str) -> type[Side]:
     module, kind = ARCHITECTURES[architecture][name].split(":")
     found: type[Side] = getattr(import_module(module), kind)
     return found
-
-
-def sizes_of(architecture: str) -> list[str]:
-    """Its own sizes, or those that are nobody's own."""
-    own = [name for name, size in SIZES.items() if size.only == architecture]
-    return own or [name for name, size in SIZES.items() if size.only is None]
 
 
 def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
@@ -185,8 +202,8 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
 
 
 def full_after(size: Size) -> int:
-    """Segments until memory is full."""
-    return -(-size.memory_length // size.segment_length)
+    """Segments until memory is full, compressed memory at one slot for four tokens."""
+    return -(-(size.memory_length + 4 * size.compressed_length) // size.segment_length)
 
 
 def tokens_per_call(size: Size, work: str) -> int:
@@ -203,7 +220,7 @@ def peak_megabytes(architecture: str, name: str, size: str) -> float:
 def report_peak(architecture: str, name: str, size: str) -> None:
     """The process that :func:`peak_megabytes` starts."""
     torch.set_num_threads(1)
-    side = side_class(architecture, name)(SIZES[size])
+    side = side_class(architecture, name)(SIZES[architecture][size])
     # Libraries that load at the first backward pass and step are nobody's memory.
     x = torch.nn.Linear(8, 8)
     torch.nn.functional.cross_entropy(x(torch.ones(1, 8)), torch.zeros(1).long()).backward()
@@ -243,7 +260,7 @@ def measure(
     console: Console,
 ) -> list[dict[str, object]]:
     """All rows of one architecture and size."""
-    size = SIZES[size_name]
+    size = SIZES[architecture][size_name]
     works = [work for work in works if work in size.works]
     names = ["memspan", *([] if size.alone else peers)]
     names = [n for n in names if set(works) & set(side_class(architecture, n).works)]
@@ -315,6 +332,7 @@ def table(rows: list[dict[str, object]]) -> Table:
 
 
 def main() -> None:
+    sizes = list(dict.fromkeys(name for own in SIZES.values() for name in own))
     peers = sorted({n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"})
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -330,10 +348,10 @@ def main() -> None:
     parser.add_argument(
         "--sizes",
         nargs="+",
-        choices=SIZES,
-        default=list(SIZES),
+        choices=sizes,
+        default=sizes,
         metavar="SIZE",
-        help=f"any of {', '.join(SIZES)} (default: all)",
+        help=f"any of {', '.join(sizes)}, where the architecture has it (default: all)",
     )
     parser.add_argument(
         "--work",
@@ -371,7 +389,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
-        for size in [s for s in options.sizes if s in sizes_of(architecture)]:
+        for size in [name for name in SIZES[architecture] if name in options.sizes]:
             rows += measure(architecture, size, options.work, listed, options.rounds, console)
     Console(width=None if console.is_terminal else 130).print(table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -25,14 +25,16 @@ class Size:
     batch_size: int
     generate_batch: int = 1
     works: tuple[str, ...] = ("train", "evaluate", "generate")
-    only: str | None = None
-    """The architecture that it is for; such an architecture is measured at its own sizes alone."""
+    compressed_length: int = 0
+    """Compressed slots, each of four tokens."""
+    auxiliary_loss: bool = True
+    """Whether training adds the compression's own loss, where there is one."""
     alone: bool = False
     """Ours without peers, which would take too long."""
 
     @property
     def span(self) -> int:
-        return self.memory_length + self.segment_length
+        return self.compressed_length + self.memory_length + self.segment_length
 
 
 class Side(ABC):
