@@ -82,15 +82,16 @@ class FastWeightsAttention(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
         kind = self.config.feature_map
+        epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
         if kind == "dpfp":
-            x = dpfp(x, self.config.nu)
-        elif kind == "elu":
+            return dpfp(x, self.config.nu, epsilon)
+        if kind == "elu":
             x = elu_plus_one(x)
         elif kind == "favor":
             x = favor(x, self.projection.to(x.dtype))
         elif kind == "softmax":
             x = x.softmax(-1)
-        return sum_to_one(x, self.config.epsilon) if self.config.normalisation == "sum" else x
+        return x if epsilon is None else sum_to_one(x, epsilon)
 
     def forward(self, x: Tensor, weights: Tensor, key_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Read ``x [B, T, D]`` after ``weights [B, H, F, V]`` and ``key_sum [B, H, F]``."""
