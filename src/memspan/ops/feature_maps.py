@@ -39,8 +39,22 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
         epsilon: if given, features are divided by their sum plus this, as by :func:`sum_to_one`,
             in the same pass.
     """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return _dpfp(x, nu, epsilon)[0]
     apply: Any = _DPFP.apply
     return apply(x, nu, epsilon)
+
+
+def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:
+    """The features, and what they were divided by."""
+    r = _rollable(x, nu)
+    now, width = r[..., nu:], 2 * x.shape[-1]
+    products = [now * r[..., nu - i : nu - i + width] for i in range(1, nu + 1)]
+    features = products[0] if nu == 1 else torch.cat(products, -1)
+    if epsilon is None:
+        return features, None
+    sums = features.sum(-1, keepdim=True).add_(epsilon)
+    return features.div_(sums), sums
 
 
 class _DPFP(torch.autograd.Function):
@@ -51,14 +65,7 @@ class _DPFP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, nu: int, epsilon: float | None) -> Tensor:
-        r = _rollable(x, nu)
-        now, width = r[..., nu:], 2 * x.shape[-1]
-        products = [now * r[..., nu - i : nu - i + width] for i in range(1, nu + 1)]
-        features = products[0] if nu == 1 else torch.cat(products, -1)
-        sums = None
-        if epsilon is not None:
-            sums = features.sum(-1, keepdim=True).add_(epsilon)
-            features.div_(sums)
+        features, sums = _dpfp(x, nu, epsilon)
         ctx.nu = nu
         ctx.save_for_backward(x, sums, None if sums is None else features)
         return features
