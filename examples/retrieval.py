@@ -32,7 +32,7 @@ MODELS = {
     "updates": ["sum dpfp-1", "delta dpfp-1", "sum dpfp-2", "delta dpfp-2"],
 }
 KEYS = {
-    "capacity": [8, 16, 32, 48, 64, 96, 128],
+    "capacity": [8, 16, 32, 48, 64, 96],
     "updates": [8, 16, 24, 32, 48],
 }
 EPSILON = 1e-6

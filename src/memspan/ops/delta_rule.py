@@ -188,11 +188,12 @@ def _in_chunks(
 
 def _chunks_at_once(weights: Tensor, recompute: bool) -> int:
     """On a CPU, as many chunks as keep what is worked on in its cache; elsewhere all."""
-    many = RECOMPUTED_CHUNKS if recompute else 1 << 30
+    if recompute:
+        return RECOMPUTED_CHUNKS
     if weights.device.type != "cpu":
-        return many
+        return 1 << 30
     memory = weights.numel() * weights.element_size()
-    return max(RECOMPUTED_CHUNKS if recompute else 1, min(many, CACHE_BYTES // memory))
+    return max(1, CACHE_BYTES // max(1, memory))
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:
@@ -224,8 +225,7 @@ class _ChunkedDeltaRule(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        gram = k @ k.mT
-        # Of a unit triangular matrix the solver reads what is below the diagonal only.
+        gram = (k @ k.mT).tril_(-1)
         inverse = torch.linalg.solve_triangular(
             gram * beta.mT, _eye(gram), upper=False, unitriangular=True
         )
@@ -279,7 +279,7 @@ def _delta_backward(
         d_asked.append(d_v)
     d_u, d_v, d_after = (torch.stack(t[::-1]) for t in (d_written, d_asked, after))
     u = beta * z
-    d_beta = (z * (d_u - gram.tril(-1).mT @ d_v)).sum(-1, keepdim=True)
+    d_beta = (z * (d_u - gram.mT @ d_v)).sum(-1, keepdim=True)
     d_scores = (d_y @ u.mT).tril_()
     d_gram = (d_v @ u.mT).tril_(-1)
     d_gram = d_gram + d_gram.mT
