@@ -7,6 +7,7 @@ the feature maps in :mod:`memspan.ops.feature_maps`.
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -70,27 +71,32 @@ class FastWeightsAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values ``[B, H, T, K]``, and beta's logits ``[B, H, T]`` (delta rule)."""
-        names = ("query", "key", "value", "beta")
-        layers = [getattr(self, n) for n in names if hasattr(self, n)]
-        widths = [layer.out_features for layer in layers]
-        parts = list(F.linear(x, torch.cat([layer.weight for layer in layers])).split(widths, -1))
+        inner = self.key.out_features
+        widths = [inner] * (2 + hasattr(self, "query")) + [self.n_heads] * hasattr(self, "beta")
+        parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
         if self.config.rule == "outer-product":
             parts.insert(0, x)
         q, k, v = (self.heads(part) for part in parts[:3])
         return q, k, v, parts[3].transpose(1, 2) if len(parts) > 3 else None
 
+    def fused_weight(self) -> Tensor:
+        """The weights of all projections as one, in the order query, key, value, beta."""
+        names = ("query", "key", "value", "beta")
+        return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
+
     def features(self, x: Tensor) -> Tensor:
         """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
         kind = self.config.feature_map
+        epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
         if kind == "dpfp":
-            x = dpfp(x, self.config.nu)
-        elif kind == "elu":
+            return dpfp(x, self.config.nu, epsilon)
+        if kind == "elu":
             x = elu_plus_one(x)
         elif kind == "favor":
             x = favor(x, self.projection.to(x.dtype))
         elif kind == "softmax":
             x = x.softmax(-1)
-        return sum_to_one(x, self.config.epsilon) if self.config.normalisation == "sum" else x
+        return x if epsilon is None else sum_to_one(x, epsilon)
 
     def forward(self, x: Tensor, weights: Tensor, key_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Read ``x [B, T, D]`` after ``weights [B, H, F, V]`` and ``key_sum [B, H, F]``."""
@@ -333,25 +339,27 @@ class FastWeightsReader:
         backbone.check_feature_map(memory)
         parameter = next(backbone.parameters())
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
-        self.tokens_seen, self.feature_map = memory.tokens_seen, memory.feature_map
+        self._start, self._n_read = memory, 0
         # Copies, since they are written to.
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
+        self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
 
     @property
     def memory(self) -> FastWeightsMemory:
         """The memory after all that was read, a value of its own."""
+        start, feature_id = self._start, self.backbone.feature_id
         return FastWeightsMemory(
-            tokens_seen=self.tokens_seen,
+            tokens_seen=start.tokens_seen + self._n_read,
             weights=torch.stack(self._weights, 1),
             key_sum=torch.stack(self._key_sums, 1),
-            feature_map=self.feature_map,
+            feature_map=feature_id.repeat(start.batch_size) if self._n_read else start.feature_map,
         )
 
     def read(self, x: Tensor) -> Tensor:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
         backbone = self.backbone
-        h = backbone.add_positions(x, self.tokens_seen)
+        h = backbone.add_positions(x, self._start.tokens_seen + self._n_read)
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
             if one:
@@ -360,38 +368,45 @@ class FastWeightsReader:
                 h, self._weights[n], self._key_sums[n] = layer(
                     h, self._weights[n], self._key_sums[n]
                 )
-        self.tokens_seen = self.tokens_seen + x.shape[1]
-        self.feature_map = backbone.feature_id.expand(len(x)).clone()
+        self._n_read += x.shape[1]
         hidden = backbone.final_norm(h)
         refuse_non_finite(hidden)
         return hidden
 
     def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
-        """The attention of layer ``n`` for one token per row: ``[B, 1, D] -> [B, 1, D]``."""
-        attention = layer.attention
-        q, k, v, beta = attention.project(layer.attention_norm(h))
+        """The attention of layer ``n`` for one token per row: ``[B, 1, D] -> [B, 1, D]``.
+
+        Query and key read the old weights in one product. What the token writes adds
+        ``(q . k) u`` to what its query has read.
+        """
+        attention, config = layer.attention, self.backbone.config
+        x = F.linear(layer.attention_norm(h), self._projections[n])
+        batch, n_heads, width = len(h), config.n_heads, config.head_width
         with torch.autocast(h.device.type, enabled=False):
-            q, k, v = (t.to(self._dtype).flatten(0, 1) for t in (q, k, v))
-            # Queries and keys share every call of the feature map: [B * H, 2, F].
-            both = attention.features(torch.cat([q, k], 1))
-            q, k = both.split(1, 1)
+            x = x.view(batch, -1).to(self._dtype)
+            inner = n_heads * width
+            both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
+            both = attention.features(both).reshape(batch * n_heads, 2, -1)
+            q, k = both[:, :1], both[:, 1:]
+            u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
             weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)
-            divided = attention.config.normalisation == "attention"
-            if beta is not None:
-                old = torch.bmm(k, weights)
+            divided = config.normalisation == "attention"
+            y, old = torch.bmm(both, weights).split(1, 1)
+            if config.rule == "delta":
                 if divided:
                     old = old / attention.overlap((k * z[:, None]).sum(-1, keepdim=True))
-                v = (v - old) * beta.to(self._dtype).sigmoid().flatten()[:, None, None]
-            y = torch.bmm(q, weights.baddbmm_(k.mT, v))
+                u = (u - old) * x[:, 3 * inner :].sigmoid().view(-1, 1, 1)
+            y = torch.addcmul(y, (q * k).sum(-1, keepdim=True), u)
+            weights.baddbmm_(k.mT, u)
             if divided:
                 z.add_(k[:, 0])
-                y = y / ((q * z[:, None]).sum(-1, keepdim=True) + attention.config.epsilon)
-        return attention.output(y.view(len(h), 1, -1).to(h.dtype))
+                y = y / ((q * z[:, None]).sum(-1, keepdim=True) + config.epsilon)
+        return attention.output(y.view(batch, 1, -1).to(h.dtype))
 
 
 def refuse_non_finite(hidden: Tensor) -> None:
     """A key, query or value that is not finite spoils its row's weights, and all outputs from there."""
-    if torch.compiler.is_compiling() or hidden.sum(dtype=torch.float32).isfinite():
+    if torch.compiler.is_compiling() or math.isfinite(hidden.sum(dtype=torch.float32).item()):
         return
     rows = ~hidden.isfinite().flatten(1).all(1)
     if rows.any():

@@ -25,6 +25,8 @@ from memspan.errors import MemspanError
 
 CHUNK = 32
 """Tokens that are worked on at once."""
+CACHE_BYTES = 1 << 20
+"""Memories of consecutive chunks that are worked on at once on a CPU."""
 RECOMPUTED_CHUNKS = 16
 """With ``recompute``, chunks between two memories that are kept for the backward pass."""
 
@@ -166,11 +168,13 @@ def _in_chunks(
     batch, n_heads, length = tensors[0].shape[:3]
     size = min(chunk_size, length)
     whole = length - length % size
-    step = size * RECOMPUTED_CHUNKS if recompute else whole
-    starts = [*range(0, whole, step), *([whole] if whole < length else [])]
+    block = size * _chunks_at_once(weights, recompute)
+    lengths = [min(block, whole - start) for start in range(0, whole, block)]
+    lengths += [length - whole] if whole < length else []
     memory, outputs = weights.flatten(0, 1), []
-    for start, end in zip(starts, [*starts[1:], length], strict=True):
-        laid_out = [_to_chunks(t[:, :, start:end], min(size, end - start)) for t in tensors]
+    # Split once: the backward of slices would write a gradient of the whole length for each.
+    for parts in zip(*(t.split(lengths, 2) for t in tensors), strict=True):
+        laid_out = [_to_chunks(t, min(size, t.shape[2])) for t in parts]
         if recompute:
             y, memory = checkpoint(  # type: ignore[misc]
                 run, memory, *laid_out, use_reentrant=False, preserve_rng_state=False
@@ -178,8 +182,18 @@ def _in_chunks(
         else:
             y, memory = run(memory, *laid_out)
         outputs.append(_from_chunks(y, batch))
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
-    return y, memory.unflatten(0, (batch, n_heads))
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return y.transpose(1, 2), memory.unflatten(0, (batch, n_heads))
+
+
+def _chunks_at_once(weights: Tensor, recompute: bool) -> int:
+    """On a CPU, as many chunks as keep what is worked on in its cache; elsewhere all."""
+    if recompute:
+        return RECOMPUTED_CHUNKS
+    if weights.device.type != "cpu":
+        return 1 << 30
+    memory = weights.numel() * weights.element_size()
+    return max(1, CACHE_BYTES // max(1, memory))
 
 
 def _to_chunks(x: Tensor, size: int) -> Tensor:
@@ -188,9 +202,8 @@ def _to_chunks(x: Tensor, size: int) -> Tensor:
 
 
 def _from_chunks(y: Tensor, batch: int) -> Tensor:
-    """``[N, B * H, G, V] -> [B, H, N * G, V]``, in memory ``[B, T, H, V]``, as it is used next."""
-    y = y.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4)
-    return y.flatten(1, 2).transpose(1, 2)
+    """``[N, B * H, G, V] -> [B, N * G, H, V]``: in memory as it is used next."""
+    return y.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
 def _chunked_sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,32 +216,30 @@ def _chunked_sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple
 class _ChunkedDeltaRule(torch.autograd.Function):
     """A chunk writes ``u = beta z``, where ``z = (I + tril(K K^T, -1) diag(beta))^-1 (V - K S)``.
 
-    The inverse ``R`` is computed for all chunks at once, so that the chain over chunks is two
-    products per chunk, ``u = beta R V - (beta R K) S`` and ``S' = S + K^T u``; backward likewise.
-    Nothing is divided by beta, which may be zero.
+    The inverse ``R`` is computed for all chunks at once, as is all that does not hang on ``S``: the
+    chain over chunks is ``z = R (V - K S)`` and ``S' = S + K^T u``, and its reverse in the backward
+    pass. Nothing is divided by beta, which may be zero.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        gram = k @ k.mT
-        # Of a unit triangular matrix the solver reads what is below the diagonal only.
+        gram = (k @ k.mT).tril_(-1)
         inverse = torch.linalg.solve_triangular(
             gram * beta.mT, _eye(gram), upper=False, unitriangular=True
         )
-        scaled = inverse * beta
-        new, erased = scaled @ v, scaled @ k
-        before, written = [], []
-        for k_n, new_n, erased_n in zip(k.unbind(), new.unbind(), erased.unbind(), strict=True):
+        before, asked = [], []
+        parts = zip(k.unbind(), v.unbind(), beta.unbind(), inverse.unbind(), strict=True)
+        for k_n, v_n, beta_n, inverse_n in parts:
             before.append(weights)
-            u = torch.baddbmm(new_n, erased_n, weights, alpha=-1)
-            weights = torch.baddbmm(weights, k_n.mT, u)
-            written.append(u)
-        u, s = torch.stack(written), torch.stack(before)
+            z = torch.bmm(inverse_n, torch.baddbmm(v_n, k_n, weights, alpha=-1))
+            weights = torch.baddbmm(weights, k_n.mT, beta_n * z)
+            asked.append(z)
+        z, s = torch.stack(asked), torch.stack(before)
         scores = (q @ k.mT).tril_()
-        y = _add_product(scores @ u, q, s)
-        ctx.save_for_backward(q, k, v, beta, gram, inverse, erased, scores, u, s)
+        y = _add_product(scores @ (beta * z), q, s)
+        ctx.save_for_backward(q, k, beta, gram, inverse, scores, z, s)
         return y, weights
 
     @staticmethod
@@ -243,42 +254,44 @@ class _ChunkedDeltaRule(torch.autograd.Function):
 def _delta_backward(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     beta: Tensor,
     gram: Tensor,
     inverse: Tensor,
-    erased: Tensor,
     scores: Tensor,
-    u: Tensor,
+    z: Tensor,
     s: Tensor,
     d_y: Tensor,
     d_weights: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients of ``q, k, v, beta, weights``; names as in the forward pass."""
     by_reading, d_s = scores.mT @ d_y, q.mT @ d_y
-    parts = zip(k.unbind(), erased.unbind(), by_reading.unbind(), d_s.unbind(), strict=True)
-    after, d_written = [], []
-    for k_n, erased_n, by_reading_n, d_s_n in reversed(list(parts)):
+    parts = [k, beta, inverse, by_reading, d_s]
+    after, d_written, d_asked = [], [], []
+    for k_n, beta_n, inverse_n, by_reading_n, d_s_n in zip(
+        *(reversed(t.unbind()) for t in parts), strict=True
+    ):
         after.append(d_weights)
         d_u = torch.baddbmm(by_reading_n, k_n, d_weights)
-        d_weights = torch.baddbmm(d_weights + d_s_n, erased_n.mT, d_u, alpha=-1)
+        # Also the gradient of v.
+        d_v = torch.bmm(inverse_n.mT, beta_n * d_u)
+        d_weights = torch.baddbmm(d_weights + d_s_n, k_n.mT, d_v, alpha=-1)
         d_written.append(d_u)
-    d_u, d_after = torch.stack(d_written[::-1]), torch.stack(after[::-1])
-    d_v = inverse.mT @ (beta * d_u)
-    # With z the change asked for and u = beta z: d beta = z . (d u - tril(gram, -1)^T d v).
-    asked = inverse @ (v - k @ s)
-    d_beta = (asked * (d_u - gram.tril(-1).mT @ d_v)).sum(-1, keepdim=True)
+        d_asked.append(d_v)
+    d_u, d_v, d_after = (torch.stack(t[::-1]) for t in (d_written, d_asked, after))
+    u = beta * z
+    d_beta = (z * (d_u - gram.mT @ d_v)).sum(-1, keepdim=True)
     d_scores = (d_y @ u.mT).tril_()
     d_gram = (d_v @ u.mT).tril_(-1)
+    d_gram = d_gram + d_gram.mT
     d_q = _add_product(d_scores @ k, d_y, s.mT)
     d_k = _add_product(d_scores.mT @ q, u, d_after.mT)
-    d_k = d_k - d_v @ s.mT - (d_gram + d_gram.mT) @ k
+    _add_product(_add_product(d_k, d_v, s.mT, -1.0), d_gram, k, -1.0)
     return d_q, d_k, d_v, d_beta, d_weights
 
 
-def _add_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``x + a b``, into ``x``."""
-    x.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1))
+def _add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """``x + alpha a b``, into ``x``."""
+    x.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1), alpha=alpha)
     return x
 
 

@@ -24,7 +24,7 @@ FAVOR_FLOOR = 1e-4
 """Added to every exponential, as the Performer's authors do: no feature underflows to zero."""
 
 
-def dpfp(x: Tensor, nu: int = 1) -> Tensor:
+def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
     """Deterministic parameter-free projection: ``[..., K] -> [..., 2 K nu]``.
 
     With ``r = relu([x, -x])`` the map is ``[r * roll(r, 1), ..., r * roll(r, nu)]``: of each pair
@@ -36,38 +36,68 @@ def dpfp(x: Tensor, nu: int = 1) -> Tensor:
     Args:
         x: keys or queries.
         nu: number of rolls, ``1 .. 2K - 1``; beyond, pairs come twice.
+        epsilon: if given, features are divided by their sum plus this, as by :func:`sum_to_one`,
+            in the same pass.
     """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return _dpfp(x, nu, epsilon)[0]
     apply: Any = _DPFP.apply
-    return apply(x, nu)
+    return apply(x, nu, epsilon)
+
+
+def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:
+    """The features, and what they were divided by."""
+    r = _rollable(x, nu)
+    now, width = r[..., nu:], 2 * x.shape[-1]
+    products = [now * r[..., nu - i : nu - i + width] for i in range(1, nu + 1)]
+    features = products[0] if nu == 1 else torch.cat(products, -1)
+    if epsilon is None:
+        return features, None
+    sums = features.sum(-1, keepdim=True).add_(epsilon)
+    return features.div_(sums), sums
 
 
 class _DPFP(torch.autograd.Function):
-    """Keeps ``x`` only. Plain autograd would keep ``r`` and every rolled copy of it."""
+    """Keeps ``x``, the features and their sums; plain autograd would keep every rolled copy too.
+
+    ``r`` is made with its last ``nu`` entries in front: a roll is then a view.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, nu: int) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(ctx: Any, x: Tensor, nu: int, epsilon: float | None) -> Tensor:
+        features, sums = _dpfp(x, nu, epsilon)
         ctx.nu = nu
-        r = _both_signs(x)
-        products = [r * r.roll(i, -1) for i in range(1, nu + 1)]
-        return products[0] if nu == 1 else torch.cat(products, -1)
+        ctx.save_for_backward(x, sums, None if sums is None else features)
+        return features
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        r = _both_signs(x)
-        d_r: Tensor | None = None
-        for i, g in enumerate(grad.chunk(ctx.nu, -1), 1):
-            both = torch.addcmul((g * r).roll(-i, -1), g, r.roll(i, -1))
-            d_r = both if d_r is None else d_r + both
-        assert d_r is not None
-        up, down = (d_r * (r > 0)).chunk(2, -1)
-        return up - down, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, sums, features = ctx.saved_tensors
+        if sums is not None:
+            grad = (grad - (grad * features).sum(-1, keepdim=True)).div_(sums)
+        nu, width = ctx.nu, 2 * x.shape[-1]
+        r = _rollable(x, nu)
+        d_r = torch.zeros_like(r)
+        for i, g in enumerate(grad.split(width, -1), 1):
+            before = slice(nu - i, nu - i + width)
+            d_r[..., nu:].addcmul_(g, r[..., before])
+            d_r[..., before].addcmul_(g, r[..., nu:])
+        # The entries in front are the last ones.
+        d_r[..., -nu:] += d_r[..., :nu]
+        positive, negative = d_r[..., nu:].chunk(2, -1)
+        relu_backward = torch.ops.aten.threshold_backward
+        return relu_backward(positive, x, 0).sub_(relu_backward(negative, -x, 0)), None, None
 
 
-def _both_signs(x: Tensor) -> Tensor:
-    return torch.cat([x, -x], -1).relu_()
+def _rollable(x: Tensor, nu: int) -> Tensor:
+    """``relu([x, -x])`` behind a copy of its last ``nu`` entries."""
+    width = x.shape[-1]
+    r = x.new_empty(*x.shape[:-1], nu + 2 * width)
+    r[..., nu : nu + width] = x
+    r[..., nu + width :] = -x
+    r[..., :nu] = r[..., -nu:]
+    return r.relu_()
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
