@@ -571,14 +571,14 @@ with torch.set_grad_enabled({gradient}):
         assert_memories_equal(out.memory, expected.memory, 1e-9)
         memory = out.memory
     if {gradient}:
-        out.logits.sum().backward()
+        (out.logits.sum() + out.auxiliary_loss).backward()
         ours = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         memory = model.initial_memory(2)
         for n in range(3):
             expected = model(text(2, 4, n), memory)
             memory = expected.memory
-        expected.logits.sum().backward()
+        (expected.logits.sum() + expected.auxiliary_loss).backward()
         for gradient, p in zip(ours, model.parameters(), strict=True):
             assert_same(gradient, p.grad, 1e-9, "gradient")
 print("compiled")
@@ -591,6 +591,8 @@ print("compiled")
     [
         ("xl-segment", True),
         ("xl-fixed-learned", False),
+        ("compressive", True),
+        ("compressive-max-learned", False),
         ("fast-delta", True),
         ("fast-sum-attention", False),
     ],
