@@ -70,6 +70,11 @@ SIZES: dict[str, dict[str, Size]] = {
             M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
         ),
     },
+    # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
+    "feedback": {
+        f"T{n}": Size(128, 4, 4, 512, segment_length=n, memory_length=2 * n, batch_size=16)
+        for n in (64, 128, 256)
+    },
     "fast-weights": {f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
 }
 # Architecture: our side, then its peers, each "module:class". Imported when used.
@@ -84,6 +89,10 @@ ARCHITECTURES = {
     "compressive": {
         "memspan": "peers.memspan_compressive:MemspanCompressive",
         "labml": "peers.labml_compressive:LabmlCompressive",
+    },
+    "feedback": {
+        "memspan": "peers.memspan_feedback:MemspanFeedback",
+        "labml": "peers.labml_feedback:LabmlFeedback",
     },
     "fast-weights": {
         "memspan": "peers.memspan_fw:MemspanFW",

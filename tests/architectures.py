@@ -16,6 +16,7 @@ from memspan.config import (
     CompressiveConfig,
     EmbeddingConfig,
     FastWeightsConfig,
+    FeedbackConfig,
     TransformerXLConfig,
 )
 from memspan.memory import Memory
@@ -109,6 +110,13 @@ def fast_weights(embedding: EmbeddingConfig | None = None, **options: Any) -> Ca
     return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
 
 
+def feedback(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """Feedback Transformer: it reads token by token, so cuts never matter."""
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
+    config = FeedbackConfig(**small | options)
+    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
+
+
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
 UNTIED = EmbeddingConfig(tie=False, scale=False)
 
@@ -165,4 +173,14 @@ CASES: dict[str, Case] = {
         normalisation="none",
         outer_activation="identity",
     ),
+    "feedback": feedback(),
+    "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
+    "feedback-gelu": feedback(activation="gelu", attention_bias=True),
+    # Last and mean with post-norm: without it, weights this large make memory vectors grow.
+    "feedback-mean-post": feedback(UNTIED, memory_vector="mean", normalisation="post"),
+    "feedback-last-post": feedback(
+        memory_vector="last", normalisation="post", projections="per-layer", attention_bias=True
+    ),
+    "feedback-long-table": feedback(max_distance=9, d_head=3, n_layers=3, final_norm=False),
+    "feedback-shortest": feedback(n_layers=1, memory_length=2),
 }

@@ -333,16 +333,7 @@ CHECKS = {
 }
 
 
-def compressive(path: Path | None) -> bool:
-    """These sets hold other architectures, too."""
-    return (
-        path is None
-        or "Compressive" in Golden(path).json["peer"]["class"]
-        or (path.parent.name == "labml_compressive")
-    )
-
-
-@pytest.mark.parametrize("path", [p for p in parameters(*CHECKS) if compressive(p.values[0])])
+@pytest.mark.parametrize("path", parameters(*CHECKS, of="CompressiveTransformer"))
 def test_golden(path: Path) -> None:
     for dtype in (torch.float64, torch.float32):
         CHECKS[path.parent.name](Golden(path), dtype)

@@ -48,6 +48,9 @@ class TrainArguments(Generic[M]):
     """A preset: a TOML file, or the name of one in configs/. Flags override its values."""
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
+    init_from: Path | None = None
+    """Start with the weights of this run where they fit, for instance a Feedback Transformer with
+    those of a Transformer-XL of the same width; says which were taken."""
     resume: Path | None = None
     """Run folder to continue, bit for bit, with the options it was started with."""
 
@@ -189,7 +192,8 @@ def _train(arguments: list[str]) -> None:
     if parsed.resume is not None:
         train.resume(parsed.resume, console)
     else:
-        train.train(parsed.config, parsed.out or _new_folder(parsed.config), console)
+        folder = parsed.out or _new_folder(parsed.config)
+        train.train(parsed.config, folder, console, parsed.init_from)
 
 
 def _with_preset(arguments: list[str]) -> list[str]:

@@ -170,6 +170,71 @@ class CompressiveConfig:
 
 
 @dataclass(frozen=True)
+class FeedbackConfig:
+    """Feedback Transformer backbone (Fan et al. 2020, arXiv 2002.09402)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
+    memory_length: int = 64
+    """Tokens back that a token sees, the attention span S; one memory vector is kept of each. May be
+    lowered at evaluation, and raised up to max_distance."""
+    max_distance: int | None = None
+    """Rows of the position tables, the longest span in use (None: memory_length)."""
+    projections: Literal["shared", "per-layer"] = "shared"
+    """Keys and values of the memory vectors: one projection for all layers, so that they are
+    computed once, or one for each layer."""
+    memory_vector: Literal["learned", "last", "mean"] = "learned"
+    """A token's memory vector: its states in all layers by learned weights, its last layer's, or
+    their mean."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper. Only
+    pre has a fast path."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings and sub-layer outputs. With dropout, training takes the
+    reference, which is several times slower."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights, likewise."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
+        _probability(self, "dropout", "attention_dropout")
+        if self.d_head is not None:
+            _at_least(1, self, "d_head")
+        elif self.d_model % self.n_heads:
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
+                "change one of them, or set d_head"
+            )
+        if self.max_distance is not None and self.memory_length > self.max_distance:
+            raise MemspanError(
+                f"memory_length {self.memory_length} exceeds the position table's max_distance "
+                f"{self.max_distance}: lower the one or raise the other"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        return self.memory_length if self.max_distance is None else self.max_distance
+
+
+@dataclass(frozen=True)
 class FastWeightsConfig:
     """Fast Weights backbone (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174)."""
 
@@ -377,6 +442,11 @@ class TrainConfig:
     """Parallel streams of text, each with its own memory, B."""
     segment_length: int = 64
     """Tokens that a stream advances per pass, T; gradients stop at its border."""
+    first_segment_length: int | None = None
+    """Training curriculum: segments start this long and double, in equal shares of the steps up to
+    curriculum_steps, to segment_length (None: segment_length from the start)."""
+    curriculum_steps: int = 0
+    """Step from which segment_length holds, with first_segment_length."""
     accumulate: int = 1
     """Segments whose gradients are averaged into one update."""
     accumulate_later: int | None = None
@@ -404,6 +474,30 @@ class TrainConfig:
     tracker: Literal["none", "tensorboard", "trackio"] = "none"
     """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
 
+    def curriculum(self) -> list[tuple[int, int]]:
+        """Stages ``(first step, segment length)``, ascending."""
+        lengths = []
+        length = self.first_segment_length or self.segment_length
+        while length < self.segment_length:
+            lengths.append(length)
+            length *= 2
+        n = len(lengths)
+        stages = [(-(-i * self.curriculum_steps // n), length) for i, length in enumerate(lengths)]
+        return [*stages, (self.curriculum_steps if lengths else 0, self.segment_length)]
+
+    def segment_length_at(self, step: int) -> int:
+        """Tokens per segment in the update after ``step`` updates."""
+        return [length for first, length in self.curriculum() if first <= step][-1]
+
+    def tokens_read(self, step: int) -> int:
+        """Tokens of each stream that ``step`` updates have read."""
+        stages = self.curriculum()
+        ends = [first for first, _ in stages[1:]] + [step]
+        return sum(
+            length * (self.segments_read(min(end, step)) - self.segments_read(min(first, step)))
+            for (first, length), end in zip(stages, ends, strict=True)
+        )
+
     def segments_per_update(self, step: int) -> int:
         """Segments that the update after ``step`` updates averages."""
         later = self.accumulate_later
@@ -417,6 +511,19 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
         _at_least(1, self, "gradient_segments")
+        _at_least(0, self, "curriculum_steps")
+        if self.first_segment_length is not None:
+            _at_least(1, self, "first_segment_length")
+            if self.first_segment_length > self.segment_length:
+                raise MemspanError(
+                    f"a curriculum grows: first_segment_length {self.first_segment_length} is over "
+                    f"segment_length {self.segment_length}: lower it"
+                )
+        if (self.first_segment_length is None) != (self.curriculum_steps == 0):
+            raise MemspanError(
+                "a curriculum needs both first_segment_length and curriculum_steps: set both, or "
+                "neither"
+            )
         _at_least(0, self, "accumulate_from")
         if self.accumulate_later is not None:
             _at_least(1, self, "accumulate_later")
@@ -426,6 +533,7 @@ class TrainConfig:
 MODELS: dict[str, type] = {
     "transformer-xl": TransformerXLConfig,
     "compressive": CompressiveConfig,
+    "feedback": FeedbackConfig,
     "fast-weights": FastWeightsConfig,
 }
 """Architecture name -> config class: the torch-free half of ``memspan.models.ARCHITECTURES``."""
@@ -439,7 +547,8 @@ class RunConfig(Generic[ModelConfig]):
 
     model: ModelConfig
     architecture: Annotated[
-        Literal["transformer-xl", "compressive", "fast-weights"], tyro.conf.arg(name="model")
+        Literal["transformer-xl", "compressive", "feedback", "fast-weights"],
+        tyro.conf.arg(name="model"),
     ] = "transformer-xl"
     """Architecture; --model.* below are its options."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)

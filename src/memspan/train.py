@@ -29,6 +29,7 @@ from memspan.evaluate import Scores, evaluate
 from memspan.generate import Sampling, generate, read_prompt
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.warm_start import initialise_from
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
@@ -36,8 +37,10 @@ STATISTICS_SEGMENTS = 32
 """Segments of validation text that fill memory before the last of them is looked into."""
 
 
-def train(config: RunConfig[Any], folder: Path, console: Console) -> None:
-    """Start a new run in ``folder``.
+def train(
+    config: RunConfig[Any], folder: Path, console: Console, init_from: Path | None = None
+) -> None:
+    """Start a new run in ``folder``, with the weights of the run ``init_from`` where they fit.
 
     Raises:
         MemspanError: an unusable option, a folder in use, a loss that is not finite, a full disk.
@@ -46,6 +49,9 @@ def train(config: RunConfig[Any], folder: Path, console: Console) -> None:
     prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
     config = _with_position_table(config)
     trainer = Trainer(config, folder, prepared, device, console)
+    if init_from is not None:
+        source = checkpoint.load(init_from, str(device))
+        console.print(initialise_from(trainer.model, prepared.tokenizer, source).summary())
     checkpoint.create(folder, config, prepared.tokenizer)
     trainer.fit()
 
@@ -151,6 +157,7 @@ class Trainer:
         self.model.train()
         total = torch.zeros((), device=self.device)
         segments = options.segments_per_update(self.step)
+        self.streams.set_segment_length(options.segment_length_at(self.step))
         pending = torch.zeros((), device=self.device)
         for n in range(1, segments + 1):
             segment = self.streams.next()
@@ -232,6 +239,8 @@ class Trainer:
         torch.set_rng_state(groups["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in groups["random"]:
             torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
+        before = max(saved.state["step"] - 1, 0)
+        self.streams.set_segment_length(self.config.train.segment_length_at(before))
         self.streams.load_state_dict(saved.state["streams"])
         self.step = saved.state["step"]
         self.best_step = saved.state["best_step"]
@@ -320,8 +329,7 @@ class Trainer:
     def _introduce(self) -> None:
         text, count = self.prepared.splits["train"], sum(p.numel() for p in self.model.parameters())
         options = self.config.train
-        per_stream = options.segment_length * options.segments_read(options.steps)
-        passes = options.batch_size * per_stream / len(text.tokens)
+        passes = options.batch_size * options.tokens_read(options.steps) / len(text.tokens)
         self.console.print(
             f"{self.config.architecture}, {count:,} parameters, on {self.device}\n"
             f"corpus {self.config.data.corpus}: {len(text.tokens):,} training tokens "
@@ -361,7 +369,7 @@ class Trainer:
 
     def _tokens_read(self) -> int:
         options = self.config.train
-        return options.batch_size * options.segment_length * options.segments_read(self.step)
+        return options.batch_size * options.tokens_read(self.step)
 
     def _precision(self) -> torch.autocast:
         wanted = self.config.train.precision

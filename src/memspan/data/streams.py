@@ -62,32 +62,46 @@ class Streams:
             )
         self._starts = document_starts
         self.position = 0
-
-    @property
-    def epoch(self) -> int:
+        """Segments read."""
+        self.offset = 0
+        """Tokens of each row read since its start."""
+        self.epoch = 0
         """How often the text has been read to its end."""
-        return self.position // self.n_segments
+
+    def set_segment_length(self, segment_length: int) -> None:
+        """Go on from here in longer or shorter segments."""
+        _positive(self.batch_size, segment_length)
+        self.segment_length = segment_length
+        self._wrap()
+
+    def _wrap(self) -> None:
+        """Start again where no whole segment is left."""
+        if self.offset + self.segment_length > self.row_length:
+            self.offset, self.epoch = 0, self.epoch + 1
 
     def next(self) -> Segment:
         """The next segment; after the last one the text starts again and every row is reset."""
-        step = self.position % self.n_segments
-        first = np.arange(self.batch_size) * self.row_length + step * self.segment_length
+        first = np.arange(self.batch_size) * self.row_length + self.offset
         index = first[:, None] + np.arange(self.segment_length + 1)
         block = torch.from_numpy(self.tokens[index].astype(np.int64))
         reset = None
-        if step == 0 and self.position > 0:
+        if self.offset == 0 and self.position > 0:
             reset = torch.ones(self.batch_size, dtype=torch.bool)
         elif self._starts is not None:
             low = np.searchsorted(self._starts, first)
             high = np.searchsorted(self._starts, first + self.segment_length)
             reset = torch.from_numpy(high > low)
         self.position += 1
+        self.offset += self.segment_length
+        self._wrap()
         return Segment(block[:, :-1], block[:, 1:], reset)
 
     def state_dict(self) -> dict[str, int]:
         """The whole position: segments read, and what it is a position in."""
         return {
             "position": self.position,
+            "offset": self.offset,
+            "epoch": self.epoch,
             "batch_size": self.batch_size,
             "segment_length": self.segment_length,
             "n_tokens": len(self.tokens),
@@ -102,7 +116,7 @@ class Streams:
         mine = self.state_dict()
         # bool is an int to Python, but no count.
         whole = all(type(state.get(name)) is int for name in mine)
-        if not whole or state["position"] < 0:
+        if not whole or min(state["position"], state["offset"], state["epoch"]) < 0:
             raise MemspanError(
                 f"{state} is no stream position: resume from a checkpoint that is whole"
             )
@@ -112,7 +126,8 @@ class Streams:
                     f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
                     "with the same text and options"
                 )
-        self.position = state["position"]
+        self.position, self.offset = state["position"], state["offset"]
+        self.epoch = state["epoch"]
 
 
 def evaluation_segments(

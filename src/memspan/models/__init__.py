@@ -2,6 +2,7 @@
 
 from memspan.models.compressive import Compressive, CompressiveMemory
 from memspan.models.fast_weights import FastWeights, FastWeightsMemory
+from memspan.models.feedback import Feedback, FeedbackMemory
 from memspan.models.language_model import LanguageModel, Reader
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import ARCHITECTURES
@@ -14,6 +15,8 @@ __all__ = [
     "CompressiveMemory",
     "FastWeights",
     "FastWeightsMemory",
+    "Feedback",
+    "FeedbackMemory",
     "LanguageModel",
     "Output",
     "Reader",

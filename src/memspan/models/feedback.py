@@ -1,0 +1,463 @@
+"""Feedback Transformer (Fan et al. 2020, arXiv 2002.09402): memory, layer, stack, reader.
+
+Token by token. Every layer attends to the memory vectors of earlier tokens, and a token's memory
+vector is a sum over its states in all layers, so that what the highest layer found is there for the
+lowest layer of the next token. Options: :class:`memspan.config.FeedbackConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.config import FeedbackConfig
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.output import BackboneOutput
+from memspan.nn import FeedForward, initialise
+from memspan.ops.feedback_attention import Folded, TokenStep, attend, recurrence
+
+Implementation = Literal["reference", "fused"]
+
+
+@dataclass(frozen=True)
+class FeedbackMemory(Memory):
+    """The memory vectors of the last ``S`` tokens, one of each for all layers, newest right-most."""
+
+    vectors: Tensor
+    """``[B, S, D]``; empty slots are zero."""
+    length: Tensor
+    """Valid slots per row, int64 ``[B]``, counted from the right."""
+
+
+class FeedbackLayer(nn.Module):
+    """Attention to memory vectors and feed-forward, each with its residual and norm."""
+
+    def __init__(self, config: FeedbackConfig) -> None:
+        super().__init__()
+        self.pre = config.normalisation == "pre"
+        self.head_width, self.attention_dropout = config.head_width, config.attention_dropout
+        inner = config.n_heads * config.head_width
+        self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.output = nn.Linear(inner, config.d_model, bias=config.attention_bias)
+        heads = (config.n_heads, config.head_width)
+        self.content_bias = nn.Parameter(torch.zeros(heads))
+        self.position_keys = nn.Parameter(torch.empty(config.table_rows, *heads))
+        self.position_scores = nn.Parameter(torch.empty(config.table_rows, config.n_heads))
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+        """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
+
+        ``visible``: bool ``[B, S]``. Where a row sees nothing, the attention adds zero.
+        """
+        z = self.attention_norm(x) if self.pre else x
+        attended = attend(
+            self.query(z).unflatten(-1, (-1, self.head_width)),
+            keys,
+            values,
+            self.position_keys,
+            self.position_scores,
+            self.content_bias,
+            visible,
+            self.attention_dropout if self.training else 0.0,
+        )
+        attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
+        if self.pre:
+            x = x + self.dropout(attended)
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(attended))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class Feedback(nn.Module):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    A memory's number of slots is the span ``S``: it may be smaller than in training with the same
+    weights, ``initial_memory(batch_size, memory_length=...)``, or larger, up to the position table.
+
+    Back-propagation goes through all memory vectors of a segment. Nothing here stops it at the memory
+    that is passed in, either: whoever trains calls ``memory.detach()`` between segments.
+    """
+
+    def __init__(self, config: FeedbackConfig) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.n_heads * config.head_width
+        groups = 1 if config.projections == "shared" else config.n_layers
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(FeedbackLayer(config) for _ in range(config.n_layers))
+        self.key = nn.ModuleList(
+            nn.Linear(config.d_model, inner, bias=False) for _ in range(groups)
+        )
+        self.value = nn.ModuleList(
+            nn.Linear(config.d_model, inner, bias=config.attention_bias) for _ in range(groups)
+        )
+        self.layer_weights = (
+            nn.Parameter(torch.zeros(config.n_layers + 1))
+            if config.memory_vector == "learned"
+            else None
+        )
+        self.final_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.final_norm
+            else nn.Identity()
+        )
+        initialise(self)
+
+    def stack(self) -> Iterator[FeedbackLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.stack()).content_bias.device
+
+    def mix(self) -> Tensor:
+        """Weights ``[L + 1]`` of a token's states, embedding first, in its memory vector."""
+        n_states = len(self.layers) + 1
+        if self.layer_weights is not None:
+            return self.layer_weights.softmax(0)
+        one = next(self.stack()).content_bias
+        if self.config.memory_vector == "last":
+            return torch.cat([one.new_zeros(n_states - 1), one.new_ones(1)])
+        return one.new_full((n_states,), 1 / n_states)
+
+    def project(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of memory vectors ``[B, D]``, for each layer ``[B, H, K]``."""
+        heads = (-1, self.config.head_width)
+        keys = [projection(vectors).unflatten(-1, heads) for projection in self.key]
+        values = [projection(vectors).unflatten(-1, heads) for projection in self.value]
+        repeats = len(self.layers) // len(keys)
+        return keys * repeats, values * repeats
+
+    def initial_memory(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+    ) -> FeedbackMemory:
+        """A memory before the first token.
+
+        Args:
+            batch_size: rows, B.
+            memory_length: the span, S (None: as configured).
+            start: ``empty``, nothing to attend to; ``zeros``, S all-zero memory vectors that are
+                attended, as in the authors' code.
+
+        Raises:
+            MemspanError: the position table has no such distances.
+        """
+        span = self.config.memory_length if memory_length is None else memory_length
+        self._check_span(span)
+        weight = next(self.stack()).content_bias
+        counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return FeedbackMemory(
+            tokens_seen=counts,
+            vectors=weight.new_zeros(batch_size, span, self.config.d_model),
+            length=counts + span * (start == "zeros"),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: FeedbackMemory | None = None,
+        implementation: Implementation | None = None,
+    ) -> BackboneOutput[FeedbackMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            implementation: ``reference``, the loop; ``fused``, the same as one function, for pre-norm
+                without dropout. None: ``fused`` where it can be.
+        """
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self._check_memory(memory, x)
+        if implementation == "fused" and not self.can_fuse():
+            raise MemspanError(
+                "the fused implementation knows neither dropout nor normalisation post: drop them, "
+                "or use the reference"
+            )
+        if implementation is None:
+            implementation = "fused" if self.can_fuse() else "reference"
+        run = self._fused if implementation == "fused" else self._reference
+        h, vectors = run(self.dropout(x), memory)
+        span, n_new = memory.vectors.shape[1], x.shape[1]
+        kept = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
+        memory = FeedbackMemory(
+            tokens_seen=memory.tokens_seen + n_new,
+            vectors=torch.cat(kept, 1),
+            length=(memory.length + n_new).clamp(max=span),
+        )
+        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+
+    def _reference(self, x: Tensor, memory: FeedbackMemory) -> tuple[Tensor, Tensor]:
+        """The paper, token by token: outputs and memory vectors, ``[B, T, D]`` each."""
+        span, length, mix = memory.vectors.shape[1], memory.length, self.mix()
+        slot = torch.arange(span, device=x.device)
+        # For each token read, its keys and values: lists over layers of [B, H, K].
+        past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
+        outputs, vectors = [], []
+        for t, x_t in enumerate(x.unbind(1)):
+            visible = slot >= span - (length + t).clamp(max=span)[:, None]
+            states = [x_t]
+            for n, layer in enumerate(self.stack()):
+                keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
+                values = torch.stack([values[n] for _, values in past[-span:]], 2)
+                states.append(layer(states[-1], keys, values, visible))
+            vector = torch.einsum("l,lbd->bd", mix, torch.stack(states))
+            past.append(self.project(vector))
+            outputs.append(states[-1])
+            vectors.append(vector)
+        return torch.stack(outputs, 1), torch.stack(vectors, 1)
+
+    def _fused(self, x: Tensor, memory: FeedbackMemory) -> tuple[Tensor, Tensor]:
+        """The same, by one function over the whole segment."""
+        span = memory.vectors.shape[1]
+        dtype = next(self.stack()).content_bias.dtype
+        n_old = int(memory.length.max())
+        return recurrence(
+            x.to(dtype),
+            memory.vectors[:, span - n_old :].to(dtype),
+            memory.length,
+            span,
+            self.fold(span),
+            activation=self.config.activation,
+            eps=next(self.stack()).attention_norm.eps,
+        )
+
+    def can_fuse(self) -> bool:
+        """Whether the fused implementation computes what this model does now."""
+        drops = self.training and max(self.config.dropout, self.config.attention_dropout) > 0
+        return self.config.normalisation == "pre" and not drops
+
+    def fold(self, span: int) -> Folded:
+        """The weights as the fused implementation takes them, for a span of ``span``."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self._fold(span)
+
+    def _fold(self, span: int) -> Folded:
+        layers, heads = list(self.stack()), (self.config.n_heads, self.config.head_width)
+        scale = self.config.head_width**-0.5
+
+        def stacked(name: str) -> Tensor:
+            return torch.stack([attrgetter(name)(layer) for layer in layers])
+
+        def with_bias(weight: Tensor, bias: list[Tensor | None]) -> Tensor:
+            rows = [weight.new_zeros(weight.shape[1]) if b is None else b for b in bias]
+            return torch.cat([weight.transpose(1, 2), torch.stack(rows)[:, None]], 1)
+
+        query, u = stacked("query.weight"), stacked("content_bias")
+        gain, bias = stacked("attention_norm.weight"), stacked("attention_norm.bias")
+        query_bias = (query @ bias[:, :, None]).squeeze(2) + u.flatten(1)
+        # Farthest first, so that the nearest keys are a slice at the end.
+        r = stacked("position_keys")[:, :span].flip(1)
+        s = stacked("position_scores")[:, :span].flip(1)
+        s = s - torch.einsum("lhk,lshk->lsh", u, r)
+        inner = stacked("feed_forward.inner.weight")
+        ff_gain, ff_bias = stacked("feed_forward_norm.weight"), stacked("feed_forward_norm.bias")
+        kv = [*self.key, *self.value]
+        kv_bias = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in kv]
+        return Folded(
+            query=(scale * query * gain[:, None]).unflatten(1, heads).transpose(2, 3),
+            query_bias=(scale * query_bias).unflatten(1, (heads[0], 1, heads[1])),
+            position_keys=r.permute(0, 2, 3, 1).contiguous(),
+            position_scores=(scale * s).transpose(1, 2).unsqueeze(2),
+            output=with_bias(stacked("output.weight"), [layer.output.bias for layer in layers]),
+            inner=(inner * ff_gain[:, None]).transpose(1, 2),
+            inner_bias=stacked("feed_forward.inner.bias")
+            + (inner @ ff_bias[:, :, None]).squeeze(2),
+            outer=with_bias(
+                stacked("feed_forward.outer.weight"),
+                [layer.feed_forward.outer.bias for layer in layers],
+            ),
+            memory=torch.cat([projection.weight for projection in kv]).t(),
+            memory_bias=torch.cat(kv_bias),
+            mix=self.mix(),
+        )
+
+    def adapted(self, source: dict[str, Tensor], sinusoids: Tensor | None) -> dict[str, Tensor]:
+        """What can be taken from a Transformer-XL or parallel transformer, under our names.
+
+        Queries, outputs, feed-forwards and norms mean the same. Keys and values are taken with
+        projections per layer; shared ones start afresh. Its score ``(q + u) . k + (q + v) . W R_d`` is
+        ours with the position keys ``W R_d`` and the position scores ``v . W R_d``.
+
+        Args:
+            source: its backbone's state, by name.
+            sinusoids: the codes ``R_d`` of the distances ``1 .. P``, ``[P, D]``, where it has no table.
+
+        Returns:
+            Tensors by our names; of a position table, as many rows as there are.
+        """
+        taken = {n: t for n, t in source.items() if n.startswith("final_norm.")}
+        heads = (self.config.n_heads, self.config.head_width)
+        for n in range(len(self.layers)):
+            here, attention = f"layers.{n}.", f"layers.{n}.attention."
+            for name, tensor in source.items():
+                if name.startswith((f"{attention}query.", f"{attention}output.")):
+                    taken[here + name.removeprefix(attention)] = tensor
+                elif name.startswith((f"{here}feed_forward", f"{here}attention_norm.")):
+                    taken[name] = tensor
+                elif name.startswith((f"{attention}key.", f"{attention}value.")):
+                    kind, _, part = name.removeprefix(attention).partition(".")
+                    if len(self.key) > 1:
+                        taken[f"{kind}.{n}.{part}"] = tensor
+            if f"{attention}query.weight" not in source:
+                continue
+            tied = len(source["content_bias"]) == 1
+            row = 0 if tied else n
+            taken[f"{here}content_bias"] = source["content_bias"][row]
+            if sinusoids is None:
+                # Its row d is the distance d, and ours d - 1.
+                taken[f"{here}position_keys"] = source[f"{attention}position_keys"][1:]
+                taken[f"{here}position_scores"] = source[f"{attention}position_scores"][1:]
+            else:
+                keys = (sinusoids @ source[f"{attention}position.weight"].t()).unflatten(1, heads)
+                taken[f"{here}position_keys"] = keys
+                bias = source["position_bias"][row]
+                taken[f"{here}position_scores"] = torch.einsum("phk,hk->ph", keys, bias)
+        return taken
+
+    def reader(self, memory: FeedbackMemory | None, batch_size: int) -> FeedbackReader:
+        """Reads on without gradients, keeping the keys and values of memory."""
+        return FeedbackReader(self, memory or self.initial_memory(batch_size))
+
+    def _check_span(self, span: int) -> None:
+        if not 1 <= span <= self.config.table_rows:
+            raise MemspanError(
+                f"a span of {span} tokens does not fit the position table of "
+                f"{self.config.table_rows} rows: use --memory-length 1 to "
+                f"{self.config.table_rows}, or train with a larger --model.max-distance"
+            )
+
+    def _check_memory(self, memory: FeedbackMemory, x: Tensor) -> None:
+        b, span, d = memory.vectors.shape
+        if (b, d) != (x.shape[0], self.config.d_model):
+            raise MemspanError(
+                f"the memory is for (rows, width) {(b, d)} and the input needs "
+                f"{(x.shape[0], self.config.d_model)}: use memory.select for rows, or this model's "
+                "initial_memory"
+            )
+        if span > self.config.table_rows:
+            raise MemspanError(
+                f"the memory is of another span: {span} tokens, and this model's position table has "
+                f"{self.config.table_rows} rows: use this model's initial_memory"
+            )
+
+
+class FeedbackReader:
+    """Reads a stream without gradients; a token's keys and values are computed once, for all layers.
+
+    They live in a buffer with room to grow; when it is full its last ``S`` columns move to a fresh
+    one, so the cost per token is constant.
+    """
+
+    def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
+        backbone._check_span(memory.vectors.shape[1])
+        self.backbone = backbone
+        self.span = memory.vectors.shape[1]
+        self.length, self.tokens_seen = memory.length, memory.tokens_seen
+        self._uniform = self._uniform_length()
+        weights = backbone.fold(self.span)
+        self._step = None
+        if backbone.can_fuse():
+            eps = next(backbone.stack()).attention_norm.eps
+            self._step = TokenStep(weights, backbone.config.activation, eps)
+        # Laid out once for the products of every token.
+        self._memory_weight, self._memory_bias = weights.memory.contiguous(), weights.memory_bias
+        self._groups = weights.n_groups
+        # Buffers hold [memory | room]; self._end is one past the newest column.
+        self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
+        with torch.autocast(backbone.device.type, enabled=False):
+            self._kv = self._projected(self._vectors)
+        self._end = self.span
+
+    @property
+    def memory(self) -> FeedbackMemory:
+        """The memory after all that was read, a value of its own."""
+        recent = self._vectors[self._end - self.span : self._end]
+        return FeedbackMemory(
+            tokens_seen=self.tokens_seen,
+            vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
+            length=self.length,
+        )
+
+    def read(self, x: Tensor) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
+        self._make_room(x.shape[1])
+        x = x.to(self._vectors.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            h = torch.stack([self._read_one(x_t) for x_t in x.unbind(1)], 1)
+            return self.backbone.final_norm(h)
+
+    def _read_one(self, x: Tensor) -> Tensor:
+        # Rows of one length need no mask: only the valid end is looked at.
+        valid = self.span if self._uniform is None else self._uniform
+        keys, values = self._kv[:, :, :, self._end - valid : self._end].unbind(0)
+        slot = torch.arange(self.span - valid, self.span, device=x.device)
+        absent = slot < self.span - self.length[:, None]
+        if self._step is None:
+            h, vector = self._by_layers(x, keys, values, ~absent)
+        else:
+            hidden = absent if self._uniform is None else None
+            h, vector = self._step(x, keys, values, hidden)
+        self._vectors[self._end] = vector
+        self._kv[:, :, :, self._end : self._end + 1] = self._projected(vector[None])
+        self._end += 1
+        self._count()
+        return h
+
+    def _by_layers(
+        self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The reference's step, for what the fast one does not know."""
+        batch, states = len(x), [x]
+        for n, layer in enumerate(self.backbone.stack()):
+            group = n if self._groups > 1 else 0
+            k, v = (t[group].unflatten(0, (-1, batch)).transpose(0, 1) for t in (keys, values))
+            states.append(layer(states[-1], k, v, visible))
+        return states[-1], torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states))
+
+    def _projected(self, vectors: Tensor) -> Tensor:
+        """Keys and values of ``[N, B, D]``, for all layers: ``[2, G, H * B, N, K]``."""
+        kv = F.linear(vectors, self._memory_weight.t(), self._memory_bias)
+        kv = kv.unflatten(-1, (2, self._groups, -1, self.backbone.config.head_width))
+        return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)
+
+    def _count(self) -> None:
+        self.tokens_seen = self.tokens_seen + 1
+        if self._uniform is None:
+            self.length = (self.length + 1).clamp(max=self.span)
+            self._uniform = self._uniform_length()
+        elif self._uniform < self.span:
+            self._uniform += 1
+            self.length = torch.full_like(self.length, self._uniform)
+
+    def _uniform_length(self) -> int | None:
+        lengths = self.length.tolist()
+        return lengths[0] if len(set(lengths)) == 1 else None
+
+    def _make_room(self, n_new: int) -> None:
+        if self._end + n_new <= len(self._vectors):
+            return
+        room = self.span + n_new + max(self.span, 64)
+        recent = slice(self._end - self.span, self._end)
+        vectors = self._vectors.new_empty(room, *self._vectors.shape[1:])
+        vectors[: self.span] = self._vectors[recent]
+        kv = self._kv.new_empty(*self._kv.shape[:3], room, self._kv.shape[4])
+        kv[:, :, :, : self.span] = self._kv[:, :, :, recent]
+        self._vectors, self._kv, self._end = vectors, kv, self.span

@@ -1,0 +1,511 @@
+"""The Feedback Transformer's attention (Fan et al. 2020, section 3) and its fast path.
+
+A token attends to the memory vectors of the ``S`` tokens before it, one of each. With ``d = 1 .. S``
+the distance back, ``k`` and ``v`` the keys and values of the memory vectors::
+
+    A_d = ( (q + u) . k_d  +  q . R_d  +  S_d ) / sqrt(K)        attention = softmax_d(A) v
+
+:func:`attend` is this equation; the loop over tokens and layers around it, in plain autograd, is
+``FeedbackTransformer`` in ``models/feedback.py``, which is the reference. :func:`recurrence` is that
+whole loop as one autograd function: see ``docs/feedback.md`` for its derivation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_keys: Tensor,
+    position_scores: Tensor,
+    content_bias: Tensor,
+    visible: Tensor,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention of one token per row.
+
+    Args:
+        q: queries ``[B, H, K]``.
+        k: keys ``[B, H, S, K]`` of the tokens before, newest last; likewise ``v``.
+        position_keys: ``R``, ``[P, H, K]`` with ``P >= S``; row ``d - 1`` belongs to distance ``d``.
+        position_scores: ``S_d``, ``[P, H]``, likewise.
+        content_bias: ``u``, ``[H, K]``.
+        visible: bool ``[B, S]``, true where there is a token. A row that sees none gets zero.
+        dropout: probability with which an attention weight is dropped.
+
+    Returns:
+        ``[B, H, K]``.
+    """
+    slots, width = k.shape[2:]
+    by_distance = position_keys[:slots].flip(0), position_scores[:slots].flip(0)
+    scores = torch.einsum("bhk,bhsk->bhs", q + content_bias, k)
+    scores = scores + torch.einsum("bhk,shk->bhs", q, by_distance[0]) + by_distance[1].t()
+    scores = scores * width**-0.5
+    # The lowest number, not -inf: a row that sees nothing must not turn into NaN.
+    scores = scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min)
+    weights = F.dropout(scores.softmax(-1), dropout) * visible.any(-1)[:, None, None]
+    return torch.einsum("bhs,bhsk->bhk", weights, v)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """All weights of a stack, each the layers' one above the other, with the constant parts folded in.
+
+    Folded are: each norm's gain and bias, into the product that follows; ``1 / sqrt(K)`` and ``u``,
+    into the query; ``u . R_d``, out of the position scores; biases that follow a product with a
+    residual sum, as a last row that meets a constant one. ``G`` is 1 where all layers share keys and
+    values, else ``L``.
+    """
+
+    query: Tensor
+    """``[L, H, D, K]``."""
+    query_bias: Tensor
+    """``[L, H, 1, K]``."""
+    position_keys: Tensor
+    """``[L, H, K, S]``, farthest first."""
+    position_scores: Tensor
+    """``[L, H, 1, S]``, farthest first."""
+    output: Tensor
+    """``[L, H * K + 1, D]``."""
+    inner: Tensor
+    """``[L, D, F]``."""
+    inner_bias: Tensor
+    """``[L, F]``."""
+    outer: Tensor
+    """``[L, F + 1, D]``."""
+    memory: Tensor
+    """Keys, then values: ``[D, 2 * G * H * K]``."""
+    memory_bias: Tensor
+    """``[2 * G * H * K]``."""
+    mix: Tensor
+    """Weights of a token's states in its memory vector, ``[L + 1]``."""
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, f.name) for f in fields(self)]
+
+    @property
+    def n_groups(self) -> int:
+        n_heads, _, width = self.query.shape[1:]
+        return self.memory.shape[1] // (2 * n_heads * width)
+
+
+def recurrence(
+    x: Tensor,
+    old: Tensor,
+    length: Tensor,
+    span: int,
+    weights: Folded,
+    *,
+    activation: str = "relu",
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """Read a segment, token by token, through all layers; pre-norm and without dropout.
+
+    Args:
+        x: ``[B, T, D]``.
+        old: the newest memory vectors of what was read before, ``[B, O, D]``, newest last, ``O`` at
+            least the largest ``length`` and at most ``span``.
+        length: int64 ``[B]``: how many of them the row has.
+        span: ``S``, how far a token sees.
+        activation: ``relu`` or ``gelu``.
+
+    Returns:
+        The last layer's output and the memory vectors, ``[B, T, D]`` each.
+    """
+    n_old = old.shape[1]
+    missing = n_old - length
+    hidden = seen = None
+    if bool((missing > 0).any()):
+        absent = torch.arange(n_old, device=x.device) < missing[:, None]
+        # Large enough that its exponential is zero, and finite: see `attend`.
+        lowest = torch.finfo(x.dtype).min / 4
+        hidden = torch.zeros_like(absent, dtype=x.dtype).masked_fill_(absent, lowest)
+        seen = (length > 0).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
+        apply: Any = _Recurrence.apply
+        out, vectors = apply(
+            x.transpose(0, 1), projected, hidden, seen, span, activation, eps, *weights.tensors()
+        )
+    return out.transpose(0, 1), vectors.transpose(0, 1)
+
+
+class TokenStep:
+    """One token through all layers without gradients: the recurrence for reading on.
+
+    The weights' views of every layer are made once, when the weights are frozen.
+    """
+
+    def __init__(self, weights: Folded, activation: str, eps: float) -> None:
+        self.weights, self.eps = weights, eps
+        self.activation = F.gelu if activation == "gelu" else torch.relu_
+        self.layers = list(
+            zip(
+                weights.query.unbind(0),
+                weights.query_bias.unbind(0),
+                weights.output[:, :-1].unbind(0),
+                weights.output[:, -1].unbind(0),
+                weights.inner.unbind(0),
+                weights.inner_bias.unbind(0),
+                weights.outer[:, :-1].unbind(0),
+                weights.outer[:, -1].unbind(0),
+                strict=True,
+            )
+        )
+        self.n_heads, _, self.width = weights.query.shape[1:]
+        self.has_output_bias = bool(weights.output[:, -1].any())
+
+    def __call__(
+        self, x: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Read ``x [B, D]`` after the tokens with ``keys`` and ``values [G, H * B, N, K]``.
+
+        Args:
+            hidden: bool ``[B, N]``, true where a row has no such token.
+
+        Returns:
+            The last layer's output and the memory vector, ``[B, D]`` each.
+        """
+        w, (batch, d_model), n_keys = self.weights, x.shape, keys.shape[2]
+        rows, size = self.n_heads * batch, (d_model,)
+        n_layers = len(self.layers)
+        seen: Tensor | float = 1.0
+        if n_keys:
+            by_layer = keys.transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
+            values_by_layer = values.expand(n_layers, -1, -1, -1).unbind(0)
+            r_keys = w.position_keys[..., -n_keys:].unbind(0)
+            r_scores = w.position_scores[..., -n_keys:].unbind(0)
+        if hidden is not None:
+            seen = (~hidden.all(-1, keepdim=True)).to(x.dtype)
+        states = [x]
+        for n, (q_w, q_b, o_w, o_b, i_w, i_b, f_w, f_b) in enumerate(self.layers):
+            if n_keys:
+                z = torch.native_layer_norm(x, size, None, None, self.eps)[0]
+                q = torch.baddbmm(q_b, z.expand(self.n_heads, -1, -1), q_w)
+                scores = torch.baddbmm(r_scores[n], q, r_keys[n]).view(rows, 1, n_keys)
+                scores.baddbmm_(q.view(rows, 1, -1), by_layer[n])
+                if hidden is not None:
+                    lowest = torch.finfo(x.dtype).min
+                    scores.view(-1, batch, n_keys).masked_fill_(hidden, lowest)
+                drawn = torch.bmm(scores.softmax(-1), values_by_layer[n])
+                drawn = drawn.view(-1, batch, self.width).transpose(0, 1).reshape(batch, -1)
+                if hidden is not None:
+                    drawn = drawn * seen
+                x = torch.addmm(x, drawn, o_w)
+                if self.has_output_bias:
+                    x += o_b * seen
+            z = torch.native_layer_norm(x, size, None, None, self.eps)[0]
+            z = self.activation(torch.addmm(i_b, z, i_w))
+            x = torch.addmm(x, z, f_w).add_(f_b)
+            states.append(x)
+        return x, (w.mix @ torch.stack(states).view(n_layers + 1, -1)).view(batch, d_model)
+
+
+class _Recurrence(torch.autograd.Function):
+    """The loop over tokens without a graph, and back-propagation through time by hand.
+
+    Inside, time comes first, and heads before rows. What every step computes goes into buffers made
+    once, whose views of each step are made once, too. Nothing outlives a call but what its own
+    backward needs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        old: Tensor,
+        hidden: Tensor | None,
+        seen: Tensor | None,
+        span: int,
+        activation: str,
+        eps: float,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        w = Folded(*tensors)
+        n_steps, batch, d_model = x.shape
+        n_layers, n_heads, _, width = w.query.shape
+        d_ff, rows, groups, n_old = w.inner.shape[2], n_heads * batch, w.n_groups, len(old)
+        inner_width, size = n_heads * width, (d_model,)
+
+        states = x.new_empty(n_layers + 1, n_steps, batch, d_model)
+        states[0] = x
+        middles = x.new_empty(n_layers, n_steps, batch, d_model)
+        queries = x.new_empty(n_steps, n_layers, rows, width)
+        attended = x.new_empty(n_layers, n_steps, batch, inner_width + 1)
+        activated = x.new_empty(n_layers, n_steps, batch, d_ff + 1)
+        attended[..., -1] = activated[..., -1] = 1
+        before = activated[..., :d_ff]
+        if activation == "gelu":
+            before = x.new_empty(n_layers, n_steps, batch, d_ff)
+        vectors = x.new_empty(n_steps, batch, d_model)
+        kv = x.new_empty(2, groups, rows, n_old + n_steps, width)
+        _by_slot(kv[..., :n_old, :], batch).copy_(old.view(n_old, batch, 2, groups, n_heads, width))
+        if n_old == 0:
+            # The first token attends to nothing: that sub-layer adds zero, its bias included.
+            attended[:, 0] = 0
+        elif seen is not None:
+            attended[:, 0, :, -1] = seen
+
+        # One view per step of everything: cheaper than to select step by step.
+        state, middle = _views(states), _views(middles)
+        heads = attended[..., :inner_width].unflatten(-1, (n_heads, width)).transpose(-3, -2)
+        head, out, act = _views(heads), _views(attended), _views(activated)
+        pre, post = _views(before), _views(activated[..., :d_ff])
+        query = [step.unbind(0) for step in queries.unbind(0)]
+        query_heads = _views(queries.view(n_steps, n_layers, n_heads, batch, width))
+        slots = _by_slot(kv[..., n_old:, :], batch).unbind(0)
+        step_states = states.view(n_layers + 1, n_steps, -1).unbind(1)
+        q_w, q_b, o_w = w.query.unbind(0), w.query_bias.unbind(0), w.output.unbind(0)
+        i_w, i_b, f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
+        scratch = x.new_empty(batch, 2 * groups * inner_width)
+        scratch_slot = scratch.view(batch, 2, groups, n_heads, width)
+        drawn = x.new_empty(rows, 1, width)
+        drawn_heads = drawn.view(n_heads, batch, width)
+        mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
+        rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
+        probabilities: list[Any] = []
+
+        # The first layer's queries do not depend on the recurrence.
+        z, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
+        mean[0], rstd[0] = list(mean0.unbind(0)), list(rstd0.unbind(0))
+        first = torch.baddbmm(q_b[0], z.view(1, -1, d_model).expand(n_heads, -1, -1), q_w[0])
+        queries[:, 0].view(n_steps, n_heads, batch, width).copy_(
+            first.view(n_heads, n_steps, batch, width).transpose(0, 1)
+        )
+
+        for t in range(n_steps):
+            low, high = max(0, n_old + t - span), n_old + t
+            n_keys = high - low
+            if n_keys:
+                keys = kv[0, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
+                values = kv[1, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
+                r_keys = w.position_keys[..., span - n_keys :].unbind(0)
+                r_scores = w.position_scores[..., span - n_keys :].unbind(0)
+                weights = x.new_empty(n_layers, rows, 1, n_keys)
+                weight = weights.unbind(0)
+                probabilities.append(weights)
+            else:
+                probabilities.append(None)
+            for n in range(n_layers):
+                h = state[n][t]
+                if n_keys:
+                    q = query[t][n].unsqueeze(1)
+                    if n:
+                        z, mean[2 * n][t], rstd[2 * n][t] = torch.native_layer_norm(
+                            h, size, None, None, eps
+                        )
+                        torch.baddbmm(
+                            q_b[n], z.expand(n_heads, -1, -1), q_w[n], out=query_heads[t][n]
+                        )
+                    scores = torch.baddbmm(r_scores[n], query_heads[t][n], r_keys[n])
+                    if hidden is not None and low < n_old:
+                        scores[..., : n_old - low].add_(hidden[:, low:])
+                    scores = scores.view(rows, 1, n_keys).baddbmm_(q, keys[n])
+                    torch.softmax(scores, -1, out=weight[n])
+                    torch.bmm(weight[n], values[n], out=drawn)
+                    head[n][t].copy_(drawn_heads)
+                    if t == 0 and seen is not None:
+                        head[n][t].mul_(seen[:, None])
+                    torch.addmm(h, out[n][t], o_w[n], out=middle[n][t])
+                else:
+                    middle[n][t].copy_(h)
+                z, mean[2 * n + 1][t], rstd[2 * n + 1][t] = torch.native_layer_norm(
+                    middle[n][t], size, None, None, eps
+                )
+                torch.addmm(i_b[n], z, i_w[n], out=pre[n][t])
+                if activation == "gelu":
+                    post[n][t].copy_(F.gelu(pre[n][t]))
+                else:
+                    pre[n][t].relu_()
+                torch.addmm(middle[n][t], act[n][t], f_w[n], out=state[n + 1][t])
+            vector = torch.mv(step_states[t].t(), w.mix, out=vectors[t].view(-1))
+            torch.addmm(w.memory_bias, vector.view(batch, d_model), w.memory, out=scratch)
+            slots[t].copy_(scratch_slot)
+
+        ctx.save_for_backward(*tensors)
+        ctx.options = (n_old, seen, span, activation, eps)
+        ctx.kept = (
+            states, middles, queries, attended, activated, before, vectors, kv, mean, rstd,
+            probabilities,
+        )  # fmt: skip
+        return states[-1].clone(), vectors.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
+        # Backward may be called under autocast, whatever forward was.
+        with torch.autocast(d_out.device.type, enabled=False):
+            return _back_through_time(ctx, d_out, d_vectors)
+
+
+def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
+    w = Folded(*ctx.saved_tensors)
+    n_old, seen, span, activation, eps = ctx.options
+    (
+        states, middles, queries, attended, activated, before, vectors, kv, mean, rstd,
+        probabilities,
+    ) = ctx.kept  # fmt: skip
+    n_layers, n_steps, batch, d_model = middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
+    inner_width, size = n_heads * width, (d_model,)
+    mix = w.mix.tolist()
+
+    new = states.new_empty
+    d_states = new(n_layers, n_steps, batch, d_model)
+    d_middles = new(n_layers, n_steps, batch, d_model)
+    d_inner = new(n_layers, n_steps, batch, d_ff)
+    d_query = new(n_layers, n_steps, batch, inner_width)
+    if n_old == 0:
+        d_query[:, 0] = 0
+    d_mixed = new(n_steps, batch, d_model)
+    d_projected = new(n_steps, batch, 2 * groups * inner_width)
+    d_kv = torch.zeros_like(kv)
+    d_position_keys = torch.zeros_like(w.position_keys).transpose(2, 3).contiguous()
+    d_position_scores = torch.zeros_like(w.position_scores)
+
+    d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
+    d_first = new(n_steps, batch, d_model)
+    d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
+    post = _views(before if activation == "gelu" else activated[..., :d_ff])
+    state, middle = _views(states), _views(middles)
+    query = queries.unbind(0)
+    d_slot = _by_slot(d_kv[..., n_old:, :], batch).unbind(0)
+    d_slot_flat = d_projected.view(n_steps, batch, 2, groups, n_heads, width).unbind(0)
+    # The transposes, laid out once.
+    f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
+    i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
+    o_w = w.output[:, :inner_width].unflatten(1, (n_heads, width)).transpose(2, 3)
+    o_w = o_w.contiguous().unbind(0)
+    q_w = w.query.transpose(2, 3).reshape(n_layers, inner_width, d_model).unbind(0)
+    m_w = w.memory.t().contiguous()
+    r_keys_all = w.position_keys.transpose(2, 3).contiguous()
+    d_drawn_all = new(n_layers, rows, 1, width)
+    d_drawn = d_drawn_all.unbind(0)
+    d_drawn_heads = d_drawn_all.view(n_layers, n_heads, batch, width).unbind(0)
+    asked = new(rows, 1, width)
+    asked_heads = asked.view(n_heads, batch, width)
+
+    for t in range(n_steps - 1, -1, -1):
+        low, high = max(0, n_old + t - span), n_old + t
+        n_keys = high - low
+        if n_keys:
+            keys = kv[0, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
+            values = kv[1, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
+            r_keys = r_keys_all[:, :, span - n_keys :].unbind(0)
+            weight = probabilities[t].unbind(0)
+            d_scores_all = new(n_layers, rows, 1, n_keys)
+            d_scores = d_scores_all.unbind(0)
+            d_scores_heads = d_scores_all.view(n_layers, n_heads, batch, n_keys).unbind(0)
+        # What later tokens asked of this one's keys and values reaches its memory vector.
+        d_slot_flat[t].copy_(d_slot[t])
+        d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
+        torch.add(d_out[t], d_vector, alpha=mix[-1], out=d_state[-1][t])
+        for n in range(n_layers - 1, -1, -1):
+            g = torch.mm(d_state[n][t], f_w[n], out=d_pre[n][t])
+            _through_activation(g, post[n][t], activation)
+            g = _through_norm(
+                torch.mm(g, i_w[n]), middle[n][t], mean[2 * n + 1][t], rstd[2 * n + 1][t]
+            )
+            g = torch.add(d_state[n][t], g, out=d_middle[n][t])
+            if n_keys:
+                torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_drawn_heads[n])
+                if t == 0 and seen is not None:
+                    d_drawn_heads[n].mul_(seen[:, None])
+                d_weight = torch.bmm(d_drawn[n], values[n])
+                torch._softmax_backward_data(
+                    d_weight, weight[n], -1, g.dtype, grad_input=d_scores[n]
+                )
+                torch.bmm(d_scores[n], keys[n], out=asked)
+                asked_heads.baddbmm_(d_scores_heads[n], r_keys[n])
+                d_q_heads[n][t].copy_(asked_heads)
+                if n:
+                    g = g + _through_norm(
+                        torch.mm(d_q[n][t], q_w[n]), state[n][t], mean[2 * n][t], rstd[2 * n][t]
+                    )
+            below = d_state[n - 1][t] if n else d_first[t]
+            torch.add(g, d_vector, alpha=mix[n], out=below)
+        if n_keys:
+            # All layers at once; with shared projections their sum is the product's inner sum.
+            d_a = d_scores_all.view(n_layers, n_heads * batch, n_keys)
+            d_s = _summed(d_a, query[t], groups)
+            d_kv[0, :, :, low:high] += d_s
+            d_kv[1, :, :, low:high] += _summed(
+                probabilities[t].squeeze(2), d_drawn_all.squeeze(2), groups
+            )
+            by_head = d_scores_all.view(n_layers * n_heads, batch, n_keys)
+            d_position_keys[:, :, span - n_keys :] += torch.bmm(
+                by_head.transpose(1, 2), query[t].view(n_layers * n_heads, batch, width)
+            ).view(n_layers, n_heads, n_keys, width)
+            d_position_scores[..., span - n_keys :] += by_head.sum(1).view(
+                n_layers, n_heads, 1, n_keys
+            )
+
+    # What does not depend on the recurrence, for all steps at once.
+    _, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
+    d_first += _through_norm(torch.matmul(d_query[0], q_w[0]), states[0], mean0, rstd0)
+    d_w_query, d_w_output, d_w_inner, d_w_outer = [], [], [], []
+    for n in range(n_layers):
+        z = F.layer_norm(states[n], size, eps=eps).flatten(0, 1)
+        d_w_query.append(z.t() @ d_query[n].flatten(0, 1))
+        d_w_output.append(attended[n].flatten(0, 1).t() @ d_middles[n].flatten(0, 1))
+        z = F.layer_norm(middles[n], size, eps=eps).flatten(0, 1)
+        d_w_inner.append(z.t() @ d_inner[n].flatten(0, 1))
+        d_w_outer.append(activated[n].flatten(0, 1).t() @ d_states[n].flatten(0, 1))
+    d_w = torch.stack(d_w_query).view(n_layers, d_model, n_heads, width).transpose(1, 2)
+    gradients = Folded(
+        query=d_w,
+        query_bias=d_query.sum((1, 2)).view(n_layers, n_heads, 1, width),
+        position_keys=d_position_keys.transpose(2, 3),
+        position_scores=d_position_scores,
+        output=torch.stack(d_w_output),
+        inner=torch.stack(d_w_inner),
+        inner_bias=d_inner.sum((1, 2)),
+        outer=torch.stack(d_w_outer),
+        memory=vectors.flatten(0, 1).t() @ d_projected.flatten(0, 1),
+        memory_bias=d_projected.sum((0, 1)),
+        mix=states.flatten(1) @ d_mixed.flatten(),
+    )
+    d_old = _by_slot(d_kv[..., :n_old, :], batch).flatten(2)
+    return d_first, d_old, None, None, None, None, None, *gradients.tensors()
+
+
+def _views(x: Tensor) -> list[tuple[Tensor, ...]]:
+    """``[L, T, ...]`` as ``L`` lists of ``T`` views."""
+    return [layer.unbind(0) for layer in x.unbind(0)]
+
+
+def _by_slot(kv: Tensor, batch: int) -> Tensor:
+    """``[2, G, H * B, N, K]`` seen as ``[N, B, 2, G, H, K]``."""
+    return kv.unflatten(2, (-1, batch)).permute(4, 3, 0, 1, 2, 5)
+
+
+def _summed(a: Tensor, b: Tensor, groups: int) -> Tensor:
+    """``a_l^T b_l`` per row, summed over a group's layers: ``[L, R, N], [L, R, K] -> [G, R, N, K]``."""
+    if groups == len(a):
+        return a.unsqueeze(-1) * b.unsqueeze(2)
+    return torch.bmm(a.permute(1, 2, 0), b.permute(1, 0, 2)).unsqueeze(0)
+
+
+def _through_norm(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """Gradient of a norm without gain and bias."""
+    size = x.shape[-1:]
+    backward = torch.ops.aten.native_layer_norm_backward.default
+    return backward(g, x, size, mean, rstd, None, None, (True, False, False))[0]
+
+
+def _through_activation(g: Tensor, x: Tensor, activation: str) -> None:
+    """In place; ``x`` is what went into gelu, and what came out of relu."""
+    if activation == "gelu":
+        g.copy_(torch.ops.aten.gelu_backward.default(g, x))
+    else:
+        g.copy_(torch.ops.aten.threshold_backward.default(g, x, 0))

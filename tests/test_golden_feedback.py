@@ -1,0 +1,428 @@
+"""Feedback Transformer against three independent implementations: outputs, memory, every gradient.
+
+One test per recorded configuration. The peer's parameters are leaves, and ours are functions of them,
+so what a peer ties, turns round or adds up is one expression, and gradients arrive at the peer's own
+parameters. What a peer does differently is put together here from our pieces; each docstring names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from golden import Golden, assert_same, parameters
+from golden_rows import GRADIENT, OUTPUT, PREFIX, assert_all_seen, check_loss
+from memspan.config import EmbeddingConfig, FeedbackConfig
+from memspan.models import Feedback, FeedbackMemory, LanguageModel
+
+pytestmark = pytest.mark.golden
+
+Theirs = dict[str, Tensor]
+Keys = tuple[list[Tensor], list[Tensor]]
+"""Keys and values of one token, for each layer ``[B, H, K]``."""
+
+
+# ----- The peer's parameters as leaves
+
+
+def leaves(g: Golden, dtype: torch.dtype) -> Theirs:
+    """Tied parameters are one leaf under all their names."""
+    found: Theirs = {}
+    for name, tensor in g.named("param."):
+        first = next((n for n in found if n in g.tied_to(name)), None)
+        if first is None:
+            found[name] = tensor.to(dtype).requires_grad_()
+        else:
+            assert_same(tensor, found[first], 0.0, f"{name} is tied")
+            found[name] = found[first]
+    return found
+
+
+class Call(nn.Module):
+    """A function of a model, for :func:`torch.func.functional_call`."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.function(self.model, *args, **options)
+
+
+def called(
+    model: nn.Module, ours: Theirs, function: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    """``function(model, ...)`` with ``ours`` in place of the model's parameters, all of them."""
+    own = dict(model.named_parameters())
+    assert set(own) == set(ours), f"without counterpart: {set(own) ^ set(ours)}"
+    for name, tensor in ours.items():
+        assert tensor.shape == own[name].shape, name
+    given = {f"model.{name}": tensor for name, tensor in ours.items()}
+    return functional_call(Call(model, function), given, args, options)
+
+
+def check_gradients(
+    g: Golden, theirs: Theirs, dtype: torch.dtype, vanishing: tuple[str, ...] = ()
+) -> None:
+    """All gradients of the peer. ``vanishing``: what it gives one that is nothing but rounding."""
+    compared = set()
+    for name, gradient in g.named("f64.grad."):
+        if name in vanishing:
+            assert gradient.abs().max() < 1e-9, f"{name} has a gradient"
+            compared |= g.tied_to(name)
+            continue
+        got = theirs[name].grad
+        assert got is not None, f"{name} is not used"
+        assert_same(got, gradient, GRADIENT[dtype], f"gradient of {name}")
+        compared |= g.tied_to(name)
+    for name in g.json["parameters_without_gradient"]:
+        got = theirs[name].grad
+        assert got is None or not got.any(), f"{name}: a gradient from nowhere"
+        compared |= g.tied_to(name)
+    assert compared == set(theirs), f"not compared: {set(theirs) ^ compared}"
+
+
+def clear(theirs: Theirs) -> None:
+    for tensor in theirs.values():
+        tensor.grad = None
+
+
+def linear(name: str, theirs: Theirs, peer: str) -> Theirs:
+    kinds = [k for k in ("weight", "bias") if f"{peer}.{k}" in theirs]
+    return {f"{name}.{kind}": theirs[f"{peer}.{kind}"] for kind in kinds}
+
+
+def token_by_token(
+    model: Feedback,
+    x: Tensor,
+    past: list[Keys],
+    span: int,
+    context: Callable[[int, Tensor], Tensor] = lambda n, m: m,
+) -> tuple[Tensor, list[Tensor], list[Keys]]:
+    """The reference's loop with a ``context`` before the projections and keys and values carried on.
+
+    Returns outputs ``[B, T, D]``, memory vectors, and the keys and values of the last ``span`` tokens.
+    """
+    outputs, vectors, past = [], [], list(past)
+    for x_t in x.unbind(1):
+        seen = past[-span:]
+        states = [x_t]
+        for n, layer in enumerate(model.stack()):
+            if seen:
+                keys = torch.stack([k[n] for k, _ in seen], 2)
+                values = torch.stack([v[n] for _, v in seen], 2)
+            else:
+                empty = x_t.new_zeros(len(x_t), model.config.n_heads, 1, model.config.head_width)
+                keys = values = empty
+            visible = torch.full((len(x_t), keys.shape[2]), bool(seen))
+            states.append(layer(states[-1], keys, values, visible))
+        vector = torch.einsum("l,lbd->bd", model.mix(), torch.stack(states))
+        past.append(keys_of(model, vector, context))
+        outputs.append(states[-1])
+        vectors.append(vector)
+    return torch.stack(outputs, 1), vectors, past[-span:]
+
+
+def keys_of(model: Feedback, vector: Tensor, context: Callable[[int, Tensor], Tensor]) -> Keys:
+    by_layer = [model.project(context(n, vector)) for n in range(len(model.layers))]
+    return [k[n] for n, (k, _) in enumerate(by_layer)], [v[n] for n, (_, v) in enumerate(by_layer)]
+
+
+def detached(past: list[Keys]) -> list[Keys]:
+    return [([k.detach() for k in keys], [v.detach() for v in values]) for keys, values in past]
+
+
+# ----- labml: both versions, the same function as ours
+
+
+def check_labml(g: Golden, dtype: torch.dtype) -> None:
+    """labml has no memory between calls, and its tables start at the farthest distance. Where it has
+    no bias on the values, ours has none."""
+    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    theirs = leaves(g, dtype)
+    shared = "key.linear.weight" in theirs
+    model = Feedback(
+        FeedbackConfig(
+            n_layers=c["n_layers"],
+            d_model=c["d_model"],
+            n_heads=c["heads"],
+            d_ff=c["d_ff"],
+            memory_length=min(c["P"], c["seq_len"]),
+            max_distance=c["P"],
+            projections="shared" if shared else "per-layer",
+            attention_bias=True,
+        )
+    ).to(dtype)
+    ours: Theirs = {"layer_weights": theirs["weights"]} | linear("final_norm", theirs, "norm")
+    for n in range(c["n_layers"]):
+        here, there = f"layers.{n}", f"layers.{n}.attn"
+        ours |= linear(f"{here}.query", theirs, f"{there}.query.linear")
+        ours |= linear(f"{here}.output", theirs, f"{there}.output")
+        ours[f"{here}.content_bias"] = theirs[f"{there}.query_pos_bias"]
+        ours[f"{here}.position_keys"] = theirs[f"{there}.key_pos_embeddings"].flip(0)
+        ours[f"{here}.position_scores"] = theirs[f"{there}.key_pos_bias"].flip(0)
+        ours |= linear(f"{here}.feed_forward.inner", theirs, f"{here}.feed_forward.layer1")
+        ours |= linear(f"{here}.feed_forward.outer", theirs, f"{here}.feed_forward.layer2")
+        ours |= linear(f"{here}.attention_norm", theirs, f"{here}.norm_self_attn")
+        ours |= linear(f"{here}.feed_forward_norm", theirs, f"{here}.norm_ff")
+    for n in range(1 if shared else c["n_layers"]):
+        there = "" if shared else f"layers.{n}.attn."
+        ours |= linear(f"key.{n}", theirs, f"{there}key.linear")
+        ours |= linear(f"value.{n}", theirs, f"{there}value.linear")
+        if f"value.{n}.bias" not in ours:
+            model.value[n].bias = None
+
+    weights = g.input("w", dtype).transpose(0, 1)
+    by_layer: dict[int, list[Tensor]] = {n: [] for n in range(c["n_layers"])}
+    hooks = [
+        layer.register_forward_hook(lambda _, args, out, n=n: by_layer[n].append(out))
+        for n, layer in enumerate(model.layers)
+    ]
+    for implementation in ("reference", "fused"):
+        clear(theirs)
+        x = g.input("x", dtype).transpose(0, 1).requires_grad_()
+        out = called(model, ours, Feedback.forward, x, implementation=implementation)
+        assert_same(out.hidden.transpose(0, 1), g[f"{f}.out"], tol, "out")
+        vectors = out.memory.vectors.transpose(0, 1)
+        if f"{f}.memory_seen_at_last_step" in g:
+            seen = g[f"{f}.memory_seen_at_last_step"]
+            assert_same(vectors[-len(seen) - 1 : -1], seen, tol, "memory vectors")
+        if f"{f}.memory_keys" in g:
+            keys, values = called(model, ours, Feedback.project, vectors)
+            assert_same(keys[0], g[f"{f}.memory_keys"], tol, "keys")
+            assert_same(values[-1], g[f"{f}.memory_values"], tol, "values")
+        loss = (out.hidden * weights).sum()
+        check_loss(loss, (out.hidden * weights).abs().sum().item(), g[f"{f}.loss"], dtype)
+        loss.backward(retain_graph=True)
+        check_gradients(g, theirs, dtype)
+        assert_same(x.grad.transpose(0, 1), g["f64.gradin.x"], GRADIENT[dtype], "gradient of x")
+    for n in range(c["n_layers"]):
+        if f"{f}.layer_output{n}" in g:
+            assert_same(torch.stack(by_layer[n]), g[f"{f}.layer_output{n}"], tol, "layer's output")
+    for hook in hooks:
+        hook.remove()
+    assert_all_seen(g, dtype)
+
+
+# ----- Meta's, by the paper's authors
+
+
+def check_meta(g: Golden, dtype: torch.dtype) -> None:
+    """The start is a memory of zero vectors that are attended; one table of position keys serves all
+    layers and heads, without biases. With post-norm this is our model.
+
+    With pre-norm, memory vectors are normalised by each layer's norm before the projections, and what
+    is carried to the next block was normalised by the first layer's already.
+    """
+    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    if c.get("adapt_span", False):
+        pytest.fail("adapt_span is another model")
+    theirs = leaves(g, dtype)
+    span, shared = c["attn_lim"], c["share_proj_kv"]
+    model = LanguageModel(
+        c["vocab_sz"],
+        FeedbackConfig(
+            n_layers=c["nlayers"],
+            d_model=c["hid_sz"],
+            n_heads=c["nheads"],
+            d_head=c["head_dim"],
+            d_ff=c["inner_hid_sz"],
+            memory_length=span,
+            projections="shared" if shared else "per-layer",
+            normalisation="pre" if c["pre_norm"] else "post",
+        ),
+        EmbeddingConfig(tie=False, scale=False),
+    ).to(dtype)
+    b = "backbone."
+    ours = {
+        "embedding.tables.0": theirs["in_emb.weight"],
+        "head.tables.0": theirs["out.out_emb.weight"],
+        "head.biases.0": theirs["out.out_emb.bias"],
+        f"{b}layer_weights": theirs["single_memory_attn_params"].squeeze(0),
+    } | linear(f"{b}final_norm", theirs, "out_norm")
+    for n in range(c["nlayers"]):
+        here, there = f"{b}layers.{n}", f"layers.{n}"
+        ours |= linear(f"{here}.query", theirs, f"{there}.attn.proj_query")
+        ours |= linear(f"{here}.output", theirs, f"{there}.attn.proj_out")
+        # [1, K, S], the oldest first, to [S, H, K], the nearest first.
+        table = theirs[f"{there}.attn.attn.key_pe"][0, :, -span:].flip(1).t()
+        ours[f"{here}.position_keys"] = table[:, None].expand(-1, c["nheads"], -1)
+        ours[f"{here}.position_scores"] = table.new_zeros(span, c["nheads"])
+        ours[f"{here}.content_bias"] = table.new_zeros(c["nheads"], c["head_dim"])
+        ours |= linear(f"{here}.feed_forward.inner", theirs, f"{there}.ff.fc1")
+        ours |= linear(f"{here}.feed_forward.outer", theirs, f"{there}.ff.fc2")
+        ours |= linear(f"{here}.attention_norm", theirs, f"{there}.norm1")
+        ours |= linear(f"{here}.feed_forward_norm", theirs, f"{there}.norm2")
+    for n in range(1 if shared else c["nlayers"]):
+        ours |= linear(f"{b}key.{n}", theirs, f"layers.{n}.attn.proj_key")
+        ours |= linear(f"{b}value.{n}", theirs, f"layers.{n}.attn.proj_val")
+
+    def read_post(
+        model: LanguageModel, tokens: Tensor, cache: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        memory = model.initial_memory(len(tokens), start="zeros")
+        if cache is not None:
+            memory = FeedbackMemory(memory.tokens_seen, cache, memory.length)
+        out = model(tokens, memory)
+        return out.logits, out.memory.vectors
+
+    def read_pre(
+        model: LanguageModel, tokens: Tensor, cache: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        backbone, x = model.backbone, model.embedding(tokens)
+        norms = [layer.attention_norm for layer in backbone.layers]
+
+        def context(n: int, m: Tensor) -> Tensor:
+            return norms[n](m)
+
+        if cache is None:
+            cache = x.new_zeros(len(x), span, c["hid_sz"])
+        past = [keys_of(backbone, m, context) for m in cache.unbind(1)]
+        h, vectors, _ = token_by_token(backbone, x, past, span, context)
+        kept = [*cache.unbind(1), *(norms[0](m) for m in vectors)][-span:]
+        return model.head(backbone.final_norm(h)), torch.stack(kept, 1)
+
+    check_segments(g, dtype, model, ours, theirs, read_pre if c["pre_norm"] else read_post)
+    left = [k for k in g.unseen("in.", "param.", f"{f}.", "f64.grad.") if ".buf." not in k]
+    assert not left, f"recorded, but not compared: {left}"
+    mix = called(model, ours, lambda m: m.backbone.mix())
+    assert_same(mix[None], g[f"{f}.buf.single_memory_attn_buf"], tol, "layer weights")
+
+
+def check_segments(
+    g: Golden,
+    dtype: torch.dtype,
+    model: LanguageModel,
+    ours: Theirs,
+    theirs: Theirs,
+    read: Callable[[LanguageModel, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+) -> None:
+    f, tol = PREFIX[dtype], OUTPUT[dtype]
+    total, magnitude, cache = torch.zeros((), dtype=dtype), 0.0, None
+    for i in g.segments:
+        key = f"{f}.seg{i}"
+        logits, cache = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), cache)
+        cache = cache.detach()
+        logprobs = logits.log_softmax(-1)
+        assert_same(logprobs, g[f"{key}.logprobs"], tol, f"logprobs {i}")
+        assert_same(cache.transpose(0, 1), g[f"{key}.cache0"], tol, f"cache {i}")
+        terms = logprobs * g.input(f"seg{i}.w", dtype)
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{key}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(g, theirs, dtype)
+
+
+# ----- lucidrains
+
+
+class Gated(nn.Module):
+    """Their feed-forward: ``W_2 (a * gelu(b))`` with ``[a, b] = W_1 x``."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(d_model, 8 * d_model), nn.Linear(4 * d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.inner(x).chunk(2, -1)
+        return self.outer(a * F.gelu(b))
+
+
+def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
+    """Agrees with the paper one token at a time (``seq_len`` 1) only. Larger chunks attend to
+    themselves in parallel, each layer to its own normalised input, which is not feedback.
+
+    Its relative positions count the query from 0 whatever the memory: one token at a time, the bias is
+    the same for all keys and does nothing, so ours are zero. The memory between segments is keys and
+    values, detached: no gradient reaches the projections through it. The feed-forward is gated.
+    """
+    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    if c["seq_len"] > 1:
+        pytest.skip(f"chunks of {c['seq_len']} tokens attend within themselves: not the paper's")
+    theirs = leaves(g, dtype)
+    heads = (c["heads"], c["dim_head"])
+    model = LanguageModel(
+        c["num_tokens"],
+        FeedbackConfig(
+            n_layers=c["depth"],
+            d_model=c["dim"],
+            n_heads=c["heads"],
+            d_head=c["dim_head"],
+            memory_length=c["mem_len"],
+            memory_vector="last" if c.get("keep_last_hidden", False) else "learned",
+            attention_bias=True,
+        ),
+        EmbeddingConfig(tie=False, scale=False),
+    )
+    backbone = model.backbone
+    backbone.value[0].bias = None
+    for layer in backbone.layers:
+        layer.feed_forward = Gated(c["dim"])
+    model.to(dtype)
+    b = "backbone."
+    key, value = theirs["shared_kv_proj.weight"].chunk(2)
+    ours = {
+        "embedding.tables.0": theirs["token_emb.weight"],
+        "head.tables.0": theirs["to_logits.1.weight"],
+        "head.biases.0": theirs["to_logits.1.bias"],
+        f"{b}key.0.weight": key,
+        f"{b}value.0.weight": value,
+    } | linear(f"{b}final_norm", theirs, "to_logits.0")
+    if backbone.layer_weights is not None:
+        ours[f"{b}layer_weights"] = theirs["layer_weight"]
+    for n in range(c["depth"]):
+        here, attention, ff = f"{b}layers.{n}", f"layers.{n}.0.fn.fn", f"layers.{n}.1.fn"
+        ours |= linear(f"{here}.query", theirs, f"{attention}.fn.to_q")
+        ours |= linear(f"{here}.output", theirs, f"{attention}.fn.to_out")
+        ours |= linear(f"{here}.attention_norm", theirs, f"{attention}.norm")
+        ours |= linear(f"{here}.feed_forward_norm", theirs, f"{ff}.norm")
+        ours |= linear(f"{here}.feed_forward.inner", theirs, f"{ff}.fn.net.0")
+        ours |= linear(f"{here}.feed_forward.outer", theirs, f"{ff}.fn.net.3")
+        ours[f"{here}.content_bias"] = key.new_zeros(heads)
+        ours[f"{here}.position_keys"] = key.new_zeros(c["mem_len"], *heads)
+        ours[f"{here}.position_scores"] = key.new_zeros(c["mem_len"], c["heads"])
+
+    def read(model: LanguageModel, tokens: Tensor, past: list[Keys]) -> tuple[Tensor, list[Keys]]:
+        x = model.embedding(tokens)
+        h, _, past = token_by_token(model.backbone, x, past, c["mem_len"])
+        return model.head(model.backbone.final_norm(h)), past
+
+    total, magnitude, past = torch.zeros((), dtype=dtype), 0.0, []
+    for i in g.segments:
+        at = f"{f}.seg{i}"
+        logits, past = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), past)
+        past = detached(past)
+        assert_same(logits, g[f"{at}.logits"], tol, f"logits {i}")
+        for kind, name in enumerate(("mem_keys", "mem_values")):
+            kept = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
+            assert_same(kept, g[f"{at}.{name}"], tol, name)
+        terms = logits * g.input(f"seg{i}.w", dtype)
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{at}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(g, theirs, dtype, ("pos_emb.relative_attention_bias.weight",))
+    assert_all_seen(g, dtype)
+
+
+CHECKS = {
+    "labml_feedback": check_labml,
+    "labml_feedback_kv": check_labml,
+    "fb_feedback": check_meta,
+    "lucidrains": check_lucidrains,
+}
+
+
+@pytest.mark.parametrize("path", parameters(*CHECKS, of="FeedbackTransformer"))
+def test_golden(path: Path) -> None:
+    for dtype in (torch.float64, torch.float32):
+        g = Golden(path)
+        CHECKS[g.json["set"]](g, dtype)

@@ -1,0 +1,72 @@
+"""Small programs: what they are said to print is what running them prints."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memspan.data.synthetic import IDS, VARIABLES, WORDS, Programs, execute
+from memspan.errors import MemspanError
+
+STATEMENT = r"(?:(\w) = (\d+)|(\w) (?:\+\+|--)|print (\w) (\d+)|if (\w) [<>] (\d+) : .+)"
+
+
+@given(n=st.integers(1, 5), seed=st.integers(0, 2**16))
+def test_programs_print_what_they_compute(n: int, seed: int) -> None:
+    words = Programs(n).program(200, np.random.default_rng(seed))
+    said = [int(words[i + 2]) for i, word in enumerate(words) if word == "print"]
+    assert execute(words) == said
+    assert len(words) >= 200
+    for statement in " ".join(words).removesuffix(" ;").split(" ; "):
+        assert re.fullmatch(STATEMENT, statement), statement
+    assert set(words) & set(VARIABLES) == set(VARIABLES[:n])
+
+
+def test_running_is_independent_of_the_answers() -> None:
+    program = "x = 3 ; y = 9 ; x ++ ; if x > 3 : y -- ; print y 1 ; if x < 2 : x = 1 ; print x 1 ;"
+    assert execute(program.split()) == [8, 4]
+
+
+def test_every_statement_and_value_occurs() -> None:
+    """And conditions both hold and fail: a printed value needs them."""
+    task, random = Programs(3), np.random.default_rng(0)
+    words = task.program(20_000, random)
+    said = [int(words[i + 2]) for i, word in enumerate(words) if word == "print"]
+    assert set(said) == set(range(1, 11))
+    counts = {w: words.count(w) for w in ("print", "if", "++", "--", "=")}
+    assert all(count > 500 for count in counts.values()), counts
+    # Printed values are not given away by what was printed last.
+    assert max(said.count(v) for v in range(1, 11)) < len(said) / 5
+    without_bodies = re.sub(r"if [^;]*;", "", " ".join(words))
+    assert execute(without_bodies.split()) != said
+
+
+def test_batches_are_rows_of_programs() -> None:
+    task = Programs(2)
+    tokens, printed = task.batch(4, 150, np.random.default_rng(1))
+    again, _ = task.batch(4, 150, np.random.default_rng(1))
+    assert tokens.shape == printed.shape == (4, 150)
+    assert torch.equal(tokens, again)
+    assert tokens.max() < task.vocab_size == len(WORDS)
+    for row, mask in zip(tokens, printed, strict=True):
+        words = [WORDS[i] for i in row]
+        assert words[1] == "="
+        expected = [i >= 2 and words[i - 2] == "print" for i in range(150)]
+        assert mask.tolist() == expected
+        # What is printed last may be cut off.
+        whole = words[: 150 - words[::-1].index(";")]
+        assert execute(whole) == [
+            int(whole[i + 2]) for i, word in enumerate(whole) if word == "print"
+        ]
+    assert len(IDS) == len(WORDS)
+
+
+@pytest.mark.parametrize("n", [0, 6])
+def test_numbers_of_variables_are_checked(n: int) -> None:
+    with pytest.raises(MemspanError, match="1 to 5"):
+        Programs(n)

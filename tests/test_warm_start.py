@@ -1,0 +1,171 @@
+"""Starting from another run: what is taken means the same, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import randomise
+from golden import assert_same
+from memspan.checkpoint import Run
+from memspan.config import CompressiveConfig, EmbeddingConfig, FeedbackConfig, RunConfig
+from memspan.config import TransformerXLConfig as XL
+from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.ops.feedback_attention import attend
+from memspan.ops.relative_attention import relative_attention
+from memspan.warm_start import initialise_from
+
+SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
+BYTES = ByteTokenizer()
+
+
+def run_of(model: Any, tokenizer: Tokenizer = BYTES, name: str = "transformer-xl") -> Run:
+    made = randomise(LanguageModel(tokenizer.vocab_size, model, EmbeddingConfig()), seed=3)
+    config = RunConfig(model=model, architecture=name)  # type: ignore[arg-type]
+    return Run(Path("source"), config, tokenizer, made, 0)
+
+
+def feedback_of(**options: Any) -> LanguageModel:
+    return randomise(LanguageModel(256, FeedbackConfig(**SIZE | options)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None:
+    """Attention over the same keys, one token back and more: the same numbers."""
+    table = {"max_distance": 12} if positions == "learned" else {}
+    source = run_of(XL(**SIZE, positions=positions, tie_position_biases=tied, **table))
+    model = feedback_of(max_distance=9)
+    initialise_from(model, BYTES, source)
+    q, k, v = (torch.randn(1, 2, n, 4) for n in (1, 6, 6))
+    for n, layer in enumerate(model.backbone.layers):
+        theirs = source.model.backbone
+        u, w = theirs.biases(n)
+        attention = next(a for i, a in enumerate(theirs.stack()) if i == n).attention
+        keys, scores = attention.distances(theirs.position_codes(7, 5))
+        # Ours does not see itself: the distance 0 is left out.
+        expected = relative_attention(
+            q, torch.cat([k, q], 2), torch.cat([v, q], 2), keys,
+            content_bias=u, position_bias=w, position_scores=scores,
+            mask=(torch.arange(7) < 6)[None, None], implementation="reference",
+        )  # fmt: skip
+        ours = attend(
+            q[:, :, 0], k, v, layer.position_keys, layer.position_scores, layer.content_bias,
+            torch.ones(1, 6, dtype=torch.bool),
+        )  # fmt: skip
+        assert_same(ours, expected[:, :, 0], 1e-5, "attention")
+
+
+def test_the_report_is_the_truth() -> None:
+    """What is said to be mapped is the source's, what is said to be new is as it was."""
+    source = run_of(XL(**SIZE, positions="learned", max_distance=4))
+    model = feedback_of(projections="per-layer")
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    report = initialise_from(model, BYTES, source)
+    theirs = {t.sum().item() for t in source.model.state_dict().values()}
+    theirs |= {t.sum().item() for t in source.model.backbone.content_bias}
+    after = model.state_dict()
+    assert sorted([*report.mapped, *report.partly, *report.fresh]) == sorted(after)
+    assert report.fresh == ["backbone.layer_weights"]
+    for name in report.mapped:
+        assert after[name].sum().item() in theirs, name
+        assert not torch.equal(after[name], before[name]), name
+    for n, layer in enumerate(model.backbone.layers):
+        table = list(source.model.backbone.layers)[n].attention.position_keys
+        name = f"backbone.layers.{n}.position_keys"
+        assert name in report.partly
+        assert torch.equal(layer.position_keys[:3], table[1:])
+        assert torch.equal(layer.position_keys[3:], before[name][3:])
+    for name in report.fresh:
+        assert torch.equal(after[name], before[name])
+    summary = report.summary()
+    assert f"{len(report.mapped)} tensors mapped" in summary
+    assert "in part: backbone.layers.*.position_keys" in summary
+    assert "new: backbone.layer_weights" in summary
+
+
+def test_shared_projections_and_further_layers_start_afresh() -> None:
+    source = run_of(XL(**SIZE | {"memory_length": 0}, normalisation="pre"))
+    model = feedback_of(n_layers=3)
+    report = initialise_from(model, BYTES, source)
+    assert {n for n in report.fresh if "layers.2." not in n} == {
+        "backbone.layer_weights",
+        "backbone.key.0.weight",
+        "backbone.value.0.weight",
+    }
+    assert not any("layers.2." in n for n in report.mapped)
+
+
+def test_the_same_architecture_is_taken_whole() -> None:
+    config = FeedbackConfig(**SIZE)
+    source = run_of(config, name="feedback")
+    model = feedback_of()
+    report = initialise_from(model, BYTES, source)
+    assert report.fresh == report.partly == []
+    assert model.fingerprint() == source.model.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (XL(**SIZE | {"d_model": 12}), "same width, set --model.d-model 12"),
+        (XL(**SIZE | {"n_heads": 4}), "--model.n-heads"),
+        (XL(**SIZE, d_head=3), "--model.d-head"),
+        (CompressiveConfig(**SIZE), "transformer-xl"),
+    ],
+)
+def test_what_does_not_fit_is_refused(source: Any, message: str) -> None:
+    model = feedback_of()
+    before = model.fingerprint()
+    with pytest.raises(MemspanError, match=message) as caught:
+        initialise_from(model, BYTES, run_of(source))
+    assert "\n" not in str(caught.value)
+    assert model.fingerprint() == before
+
+
+def test_another_vocabulary_is_refused() -> None:
+    """Another size, and the same size with other words."""
+    for ours, theirs in (("abc", "abcd"), ("abc", "abd")):
+        model = LanguageModel(
+            CharacterTokenizer(ours).vocab_size, FeedbackConfig(**SIZE), EmbeddingConfig()
+        )
+        source = run_of(XL(**SIZE), CharacterTokenizer(theirs))
+        with pytest.raises(MemspanError, match="another vocabulary"):
+            initialise_from(model, CharacterTokenizer(ours), source)
+
+
+def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the training verb: a learning rate of zero leaves the source's weights."""
+    from rich.console import Console
+
+    from memspan import checkpoint, train
+    from memspan.config import DataConfig, OptimConfig, TrainConfig
+
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text("memory " * 200)
+    loop = TrainConfig(
+        steps=2, batch_size=2, segment_length=8, evaluate_tokens=32, sample_tokens=0, device="cpu"
+    )
+    base = RunConfig(
+        model=XL(**SIZE),
+        data=DataConfig(corpus=str(tmp_path / "text.txt")),
+        optim=OptimConfig(learning_rate=0.0, min_learning_rate=0.0),
+        train=loop,
+    )
+    quiet = Console(quiet=True)
+    train.train(base, tmp_path / "xl", quiet)
+    config = dataclasses.replace(base, model=FeedbackConfig(**SIZE), architecture="feedback")
+    train.train(config, tmp_path / "feedback", quiet, tmp_path / "xl")  # type: ignore[arg-type]
+    ours: dict[str, Tensor] = checkpoint.load(tmp_path / "feedback").model.state_dict()
+    theirs = checkpoint.load(tmp_path / "xl").model.state_dict()
+    for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):
+        assert torch.equal(ours[name], theirs[name])
+    with pytest.raises(MemspanError, match="no run at"):
+        train.train(config, tmp_path / "other", quiet, tmp_path / "none")  # type: ignore[arg-type]
