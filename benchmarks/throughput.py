@@ -1,11 +1,12 @@
 """Speed and memory of memspan against its peers, on one CPU thread.
 
-Work: train, a segment forward, backward and an AdamW step; evaluate, the losses of a segment without
-gradients; generate, one token. All with full memory, carried from call to call. Ratios are the peer's
-CPU time over ours within one round, sides taking turns; shown are the median and the lowest and
-highest round. Where a peer computes the same function, its weights are copied into our model first and
-logits, losses and a gradient are compared: on a difference nothing is measured. Peak memory is what
-training takes beyond the model itself, each side in a process of its own.
+Work: train, a segment forward, backward and an AdamW step; attention, one attention layer forward and
+backward by itself; evaluate, the losses of a segment without gradients; generate, one token. All with
+full memory, carried from call to call, where the peer has one. Ratios are the peer's CPU time over ours
+within one round, sides taking turns; shown are the median and the lowest and highest round. Where a
+peer computes the same function, its weights are copied into our model first and logits, losses and a
+gradient are compared: on a difference nothing is measured. Peak memory is what training takes beyond
+the model itself, each side in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,21 +32,50 @@ from torch import Tensor
 from peers.side import VOCAB_SIZE, Side, Size
 from timing import interleaved, machine, ratio
 
+S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
+M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
+
+
+def fast_weights_size(length: int) -> Size:
+    return Size(
+        128,
+        4,
+        1,
+        512,
+        segment_length=length,
+        memory_length=0,
+        batch_size=16,
+        generate_batch=16,
+        works=("train", "attention") + (("generate",) if length == 64 else ()),
+        alone=length > 1024,
+    )
+
 
 # Architecture: its sizes.
 SIZES: dict[str, dict[str, Size]] = {
     "transformer-xl": {
-        "S": Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16),
-        "M": Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16),
+        "S": S,
+        "M": M,
         "L": L,
         "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+    },
+    "compressive": {
+        "S": replace(S, compressed_length=S.memory_length),
+        "M": replace(M, compressed_length=M.memory_length),
+        "S-no-loss": replace(
+            S, compressed_length=S.memory_length, auxiliary_loss=False, works=("train",)
+        ),
+        "M-no-loss": replace(
+            M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
+        ),
     },
     # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
     "feedback": {
         f"T{n}": Size(128, 4, 4, 512, segment_length=n, memory_length=2 * n, batch_size=16)
         for n in (64, 128, 256)
     },
+    "fast-weights": {f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
 }
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {
@@ -56,12 +86,21 @@ ARCHITECTURES = {
         "x-transformers": "peers.x_transformers_xl:XTransformersXL",
         "plain-gpt": "peers.plain_gpt:PlainGPT",
     },
+    "compressive": {
+        "memspan": "peers.memspan_compressive:MemspanCompressive",
+        "labml": "peers.labml_compressive:LabmlCompressive",
+    },
     "feedback": {
         "memspan": "peers.memspan_feedback:MemspanFeedback",
         "labml": "peers.labml_feedback:LabmlFeedback",
     },
+    "fast-weights": {
+        "memspan": "peers.memspan_fw:MemspanFW",
+        "labml": "peers.labml_fw:LabmlFW",
+        "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
+    },
 }
-WORKS = ("train", "evaluate", "generate")
+WORKS = ("train", "attention", "evaluate", "generate")
 TOLERANCE = 1e-4
 
 
@@ -97,6 +136,7 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     theirs.weights_to(ours.model)
     worst = 0.0
     results: list[list[Tensor]] = []
+    x = torch.randn(2, size.segment_length, size.d_model, requires_grad=True)
     for side in (ours, theirs):
         result: list[Tensor] = []
         side.model.train()
@@ -113,6 +153,11 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
             result.append(side.read(text()[0]))
         tokens, _ = text()
         result += [side.read(tokens[:, i : i + 1]) for i in range(3)]
+        if "attention" in size.works:
+            result += [
+                side.attention(x),
+                torch.autograd.grad(side.attention(x).square().sum(), x)[0],
+            ]
         results.append(result)
     for a, b in zip(*results, strict=True):
         worst = max(worst, (a - b).abs().max().item())
@@ -137,6 +182,13 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
             call()
         return call
 
+    if work == "attention":
+        shape = (size.batch_size, size.segment_length, size.d_model)
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        side.model.train()
+        return lambda: side.attention(x).backward(upstream)
+
     side.model.eval()
     if work == "evaluate":
         side.forget(size.batch_size)
@@ -147,7 +199,7 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
 
     side.forget(size.generate_batch)
     text = segments(size, size.generate_batch, size.segment_length)
-    for _ in range(full_after(size)):
+    for _ in range(max(1, full_after(size))):
         logits = side.read(text()[0])
     token = logits[:, -1:].argmax(-1)
 
@@ -159,8 +211,8 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
 
 
 def full_after(size: Size) -> int:
-    """Segments until memory is full."""
-    return -(-size.memory_length // size.segment_length)
+    """Segments until memory is full, compressed memory at one slot for four tokens."""
+    return -(-(size.memory_length + 4 * size.compressed_length) // size.segment_length)
 
 
 def tokens_per_call(size: Size, work: str) -> int:
@@ -219,9 +271,9 @@ def measure(
     """All rows of one architecture and size."""
     size = SIZES[architecture][size_name]
     works = [work for work in works if work in size.works]
-    names = ["memspan", *peers]
+    names = ["memspan", *([] if size.alone else peers)]
     names = [n for n in names if set(works) & set(side_class(architecture, n).works)]
-    if not works or names == ["memspan"]:
+    if not works or (names == ["memspan"] and not size.alone):
         return []
     torch.manual_seed(1)
     sides = {name: side_class(architecture, name)(size) for name in names}
@@ -243,25 +295,26 @@ def measure(
         calls = {n: prepared(s, work) for n, s in sides.items() if work in s.works}
         times = interleaved(calls, rounds)
         tokens = tokens_per_call(size, work)
+        own: dict[str, object] = {
+            "architecture": architecture,
+            "work": work,
+            "size": size_name,
+            "tokens_per_second": round(tokens / median(times["memspan"]), 1),
+            "peak_megabytes": round(peaks["memspan"], 1) if work == "train" else None,
+        }
+        if size.alone:
+            rows.append(own)
         for name in list(calls)[1:]:
             r = ratio(times[name], times["memspan"])
-            row: dict[str, object] = {
-                "architecture": architecture,
-                "work": work,
-                "size": size_name,
+            row = own | {
                 "peer": name,
                 "ratio": round(r.middle, 3),
                 "low": round(r.low, 3),
                 "high": round(r.high, 3),
-                "tokens_per_second": round(tokens / median(times["memspan"]), 1),
                 "peer_tokens_per_second": round(tokens / median(times[name]), 1),
                 "same_function": sides[name].same_function,
-                "peak_megabytes": None,
-                "peer_peak_megabytes": None,
+                "peer_peak_megabytes": round(peaks[name], 1) if work == "train" else None,
             }
-            if work == "train":
-                row["peak_megabytes"] = round(peaks["memspan"], 1)
-                row["peer_peak_megabytes"] = round(peaks[name], 1)
             rows.append(row)
     return rows
 
@@ -273,20 +326,22 @@ def table(rows: list[dict[str, object]]) -> Table:
     for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's"):
         shown.add_column(column, justify="right")
     for row in rows:
-        peaks = (row["peak_megabytes"], row["peer_peak_megabytes"])
+        # A row of ours alone has none of the peer's.
+        peer = row.keys() >= {"peer"}
+        peaks = (row["peak_megabytes"], row.get("peer_peak_megabytes"))
         shown.add_row(
-            *(str(row[c]) for c in ("architecture", "size", "work", "peer")),
-            f"{row['ratio']:.2f}",
-            f"{row['low']:.2f}-{row['high']:.2f}",
+            *(str(row.get(c, "")) for c in ("architecture", "size", "work", "peer")),
+            f"{row['ratio']:.2f}" if peer else "",
+            f"{row['low']:.2f}-{row['high']:.2f}" if peer else "",
             f"{row['tokens_per_second']:,.0f}",
-            f"{row['peer_tokens_per_second']:,.0f}",
+            f"{row['peer_tokens_per_second']:,.0f}" if peer else "",
             *("" if p is None else f"{p:,.0f}" for p in peaks),
         )
     return shown
 
 
 def main() -> None:
-    sizes = sorted({name for own in SIZES.values() for name in own})
+    sizes = list(dict.fromkeys(name for own in SIZES.values() for name in own))
     peers = sorted({n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"})
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -305,7 +360,7 @@ def main() -> None:
         choices=sizes,
         default=sizes,
         metavar="SIZE",
-        help=f"any of {', '.join(sizes)} (default: all)",
+        help=f"any of {', '.join(sizes)}, where the architecture has it (default: all)",
     )
     parser.add_argument(
         "--work",
@@ -343,7 +398,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
-        for size in (name for name in SIZES[architecture] if name in options.sizes):
+        for size in [name for name in SIZES[architecture] if name in options.sizes]:
             rows += measure(architecture, size, options.work, listed, options.rounds, console)
     Console(width=None if console.is_terminal else 130).print(table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.config import CompressiveConfig, EmbeddingConfig, FeedbackConfig, TransformerXLConfig
+from memspan.config import (
+    CompressiveConfig,
+    EmbeddingConfig,
+    FastWeightsConfig,
+    FeedbackConfig,
+    TransformerXLConfig,
+)
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 
@@ -39,7 +45,10 @@ class Case:
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """The same weights at every call, large enough that everything matters."""
-        model = LanguageModel(VOCABULARY, self.backbone, self.embedding)
+        with torch.random.fork_rng():
+            # Random features are drawn when a model is made.
+            torch.manual_seed(0)
+            model = LanguageModel(VOCABULARY, self.backbone, self.embedding)
         return randomise(model).to(dtype).eval()
 
 
@@ -94,6 +103,13 @@ def compressive(embedding: EmbeddingConfig | None = None, **options: Any) -> Cas
     )
 
 
+def fast_weights(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """Fast weights: cuts never matter."""
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "chunk_size": 4}
+    config = FastWeightsConfig(**small | options)
+    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
+
+
 def feedback(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
     """Feedback Transformer: it reads token by token, so cuts never matter."""
     small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
@@ -137,6 +153,26 @@ CASES: dict[str, Case] = {
     ),
     "compressive-shortest": compressive(memory_length=2, compression_rate=3, compressed_length=1),
     "compressive-none": compressive(compressed_length=0, final_norm=False),
+    "fast-delta": fast_weights(),
+    "fast-delta-dpfp-3": fast_weights(UNTIED, nu=3, recompute=True, final_norm=False),
+    "fast-delta-elu-attention": fast_weights(feature_map="elu", normalisation="attention"),
+    "fast-delta-favor": fast_weights(feature_map="favor", favor_features=6, d_head=3),
+    "fast-delta-favor-redraw": fast_weights(feature_map="favor", favor_redraw=True),
+    "fast-delta-softmax": fast_weights(
+        ADAPTIVE, feature_map="softmax", normalisation="none", positions="sinusoidal"
+    ),
+    "fast-sum": fast_weights(rule="sum", activation="gelu"),
+    "fast-sum-attention": fast_weights(rule="sum", feature_map="elu", normalisation="attention"),
+    "fast-sum-identity": fast_weights(rule="sum", feature_map="identity", normalisation="none"),
+    "fast-outer-product": fast_weights(
+        rule="outer-product", feature_map="identity", normalisation="none"
+    ),
+    "fast-outer-product-identity": fast_weights(
+        rule="outer-product",
+        feature_map="identity",
+        normalisation="none",
+        outer_activation="identity",
+    ),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-gelu": feedback(activation="gelu", attention_bias=True),

@@ -25,9 +25,15 @@ def folder() -> Path:
     return (ROOT / os.environ.get("MEMSPAN_GOLDEN", "../shared/golden")).resolve()
 
 
-def parameters(*sets: str) -> list[Any]:
-    """One pytest parameter per configuration of the sets; one that is skipped if there is none."""
+def parameters(*sets: str, of: str | None = None) -> list[Any]:
+    """One pytest parameter per configuration of the sets; one that is skipped if there is none.
+
+    ``of``: only configurations of this class, where they name theirs: some sets hold several.
+    """
     paths = [path for name in sets for path in sorted((folder() / name).glob("*.json"))]
+    paths = [
+        p for p in paths if of is None or json.loads(p.read_text())["config"].get("cls", of) == of
+    ]
     if not paths:
         reason = f"no golden tensors of {', '.join(sets)} in {folder()}: set MEMSPAN_GOLDEN"
         return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]

@@ -571,14 +571,14 @@ with torch.set_grad_enabled({gradient}):
         assert_memories_equal(out.memory, expected.memory, 1e-9)
         memory = out.memory
     if {gradient}:
-        out.logits.sum().backward()
+        (out.logits.sum() + out.auxiliary_loss).backward()
         ours = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         memory = model.initial_memory(2)
         for n in range(3):
             expected = model(text(2, 4, n), memory)
             memory = expected.memory
-        expected.logits.sum().backward()
+        (expected.logits.sum() + expected.auxiliary_loss).backward()
         for gradient, p in zip(ours, model.parameters(), strict=True):
             assert_same(gradient, p.grad, 1e-9, "gradient")
 print("compiled")
@@ -586,7 +586,17 @@ print("compiled")
 """One graph, and the same numbers. Run in a process without the type-checking hook."""
 
 
-@pytest.mark.parametrize(("name", "gradient"), [("xl-segment", True), ("xl-fixed-learned", False)])
+@pytest.mark.parametrize(
+    ("name", "gradient"),
+    [
+        ("xl-segment", True),
+        ("xl-fixed-learned", False),
+        ("compressive", True),
+        ("compressive-max-learned", False),
+        ("fast-delta", True),
+        ("fast-sum-attention", False),
+    ],
+)
 def test_compiles_as_one_graph(name: str, gradient: bool) -> None:
     program = COMPILE.format(tests=str(Path(__file__).parent), name=name, gradient=gradient)
     done = subprocess.run(

@@ -17,12 +17,30 @@ from rich.console import Console
 
 import memspan
 from memspan import checkpoint, train
-from memspan.config import DataConfig, EmbeddingConfig, OptimConfig, RunConfig, TrainConfig
+from memspan.config import (
+    MODELS,
+    CompressiveConfig,
+    DataConfig,
+    EmbeddingConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
 from memspan.config import TransformerXLConfig as XL
 from memspan.errors import MemspanError
 from memspan.tensor_files import load_tensors
 
 MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
+COMPRESSIVE = CompressiveConfig(
+    n_layers=2,
+    d_model=16,
+    n_heads=2,
+    d_ff=32,
+    memory_length=8,
+    compressed_length=3,
+    compression_rate=3,
+    dropout=0.1,
+)
 LOOP = TrainConfig(
     steps=24,
     batch_size=2,
@@ -43,9 +61,10 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text(" ".join(words))
 
 
-def config(**loop: object) -> RunConfig[XL]:
+def config(model: object = MODEL, **loop: object) -> RunConfig:  # type: ignore[type-arg]
     return RunConfig(
-        model=MODEL,
+        model=model,
+        architecture=next(n for n, kind in MODELS.items() if isinstance(model, kind)),
         data=DataConfig(corpus="text.txt", tokenizer="characters"),
         optim=OptimConfig(warmup_steps=5),
         train=dataclasses.replace(LOOP, **loop),  # type: ignore[arg-type]
@@ -70,9 +89,19 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         assert torch.equal(a[name], b[name]), name
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_resume_continues_bit_for_bit(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = config(accumulate=accumulate)
+@pytest.mark.parametrize(
+    ("model", "loop"),
+    [
+        (MODEL, {}),
+        (MODEL, {"accumulate": 3}),
+        (COMPRESSIVE, {}),
+        (COMPRESSIVE, {"accumulate": 2, "accumulate_later": 4, "accumulate_from": 13}),
+    ],
+)
+def test_resume_continues_bit_for_bit(
+    model: object, loop: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = config(model, **loop)
     train.train(options, Path("whole"), quiet())
     original, calls = train.Trainer.update, 0
 
@@ -234,6 +263,86 @@ def test_accumulation_equals_longer_batches() -> None:
     options = config(accumulate=2, steps=1, evaluate_every=0)
     train.train(options, Path("two"), quiet())
     assert checkpoint.latest(Path("two")).state["streams"]["position"] == 2
+
+
+def test_effective_batches_grow() -> None:
+    """The text is read on by what each update takes; the loss is a mean over all of it."""
+    loop = {"accumulate": 2, "accumulate_later": 5, "accumulate_from": 3}
+    options = config(steps=6, evaluate_every=0, **loop)
+    assert [options.train.segments_read(n) for n in range(7)] == [0, 2, 4, 6, 11, 16, 21]
+    train.train(options, Path("run"), quiet())
+    last = train.metrics.read(Path("run/metrics.jsonl"))[-1]
+    assert (last["step"], last["tokens"]) == (6, 21 * 2 * 8)
+    streams = checkpoint.latest(Path("run")).state["streams"]
+    trainer = trainer_of(config(steps=6))
+    for _ in range(21):
+        trainer.streams.next()
+    assert streams == trainer.streams.state_dict()
+
+
+def trainer_of(options: RunConfig) -> train.Trainer:  # type: ignore[type-arg]
+    prepared = train.prepare("text.txt", "characters", None)
+    return train.Trainer(options, Path("run"), prepared, torch.device("cpu"), quiet())
+
+
+def test_an_architecture_and_a_config_that_differ() -> None:
+    with pytest.raises(MemspanError, match="goes with a TransformerXLConfig"):
+        RunConfig(model=COMPRESSIVE)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_gradients_through_several_segments(segments: int) -> None:
+    """Only by way of memory does the task reach the compression."""
+    model = dataclasses.replace(COMPRESSIVE, auxiliary_loss="none", task_gradient=True)
+    trainer = trainer_of(config(model, accumulate=4, gradient_segments=segments))
+    compression = trainer.model.backbone.auxiliary_parameters()
+    before = [p.detach().clone() for p in compression]
+    for _ in range(3):
+        trainer.update()
+    moved = [
+        not torch.equal(p, old) for p, old in zip(compression, before, strict=True) if p.dim() == 1
+    ]
+    # Matrices move by weight decay alone.
+    assert all(moved) if segments == 2 else not any(moved)
+    assert not any(t.requires_grad for t in trainer.memory.tensors().values())
+
+
+def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the task's gradients are, the compression's are clipped by their own norm."""
+    trainer = trainer_of(config(COMPRESSIVE))
+    norms = []
+    step = trainer.optimizer.step
+
+    def spy() -> None:
+        for group in trainer.model.clip_groups():
+            gradients = [p.grad.norm() for p in group if p.grad is not None]
+            norms.append(torch.stack(gradients).norm().item() if gradients else 0.0)
+        step()
+
+    monkeypatch.setattr(trainer.optimizer, "step", spy)
+    for parameter in trainer.model.backbone.auxiliary_parameters():
+        parameter.register_hook(lambda g: g * 1e6)
+    for _ in range(3):
+        trainer.update()
+    task, auxiliary = norms[-2:]
+    assert auxiliary == pytest.approx(1.0, rel=1e-3)
+    assert task > 0.3
+
+
+def test_statistics_are_logged_and_drawn() -> None:
+    """Per layer, in training and at validation; the shares of attention as a picture."""
+    train.train(config(COMPRESSIVE), Path("run"), quiet())
+    records = train.metrics.read(Path("run/metrics.jsonl"))
+    validations = [r for r in records if "validation_bits_per_byte" in r]
+    for record in validations:
+        for layer in (1, 2):
+            parts = ("compressed", "memory", "segment")
+            shares = [record[f"attention_{part}/layer_{layer}"] for part in parts]
+            assert sum(shares) == pytest.approx(1.0)
+            assert min(shares) > 0
+            assert record[f"auxiliary_loss/layer_{layer}"] > 0
+    assert any("train_auxiliary_loss/layer_2" in r for r in records)
+    assert (Path("run") / "attention.png").stat().st_size > 1000
 
 
 def test_training_learns() -> None:

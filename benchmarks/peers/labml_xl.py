@@ -56,6 +56,9 @@ class LabmlXL(Side):
         )
         stack = TransformerXL(layer, size.n_layers)
         self.model = AutoregressiveModel(VOCAB_SIZE, size.d_model, stack)
+        self.number_tables()
+
+    def number_tables(self) -> None:
         for block in self.model.transformer.layers:
             attention = block.self_attn
             # Zero at the start in labml: numbers, so that the comparison of both sides sees them.
@@ -98,6 +101,10 @@ class LabmlXL(Side):
 
     @torch.no_grad()
     def weights_to(self, ours: nn.Module) -> None:
+        ours.load_state_dict(self.own_weights())
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """Theirs under our names."""
         source, own = self.model.state_dict(), {}
         own["embedding.tables.0"] = source["src_embed.weight"]
         own["head.tables.0"] = source["generator.weight"]
@@ -132,7 +139,7 @@ class LabmlXL(Side):
             own[here + "attention.position_scores"] = attention.key_pos_bias[rows]
             biases.append(attention.query_pos_bias)
         own["backbone.content_bias"] = torch.stack(biases)
-        ours.load_state_dict(own)
+        return own
 
 
 class LabmlShortTable(LabmlXL):

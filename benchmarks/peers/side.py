@@ -25,10 +25,16 @@ class Size:
     batch_size: int
     generate_batch: int = 1
     works: tuple[str, ...] = ("train", "evaluate", "generate")
+    compressed_length: int = 0
+    """Compressed slots, each of four tokens."""
+    auxiliary_loss: bool = True
+    """Whether training adds the compression's own loss, where there is one."""
+    alone: bool = False
+    """Ours without peers, which would take too long."""
 
     @property
     def span(self) -> int:
-        return self.memory_length + self.segment_length
+        return self.compressed_length + self.memory_length + self.segment_length
 
 
 class Side(ABC):
@@ -55,6 +61,10 @@ class Side(ABC):
     @abstractmethod
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Without gradients: logits ``[B, T, V]``, or losses ``[B, T]``; the memory moves on."""
+
+    def attention(self, x: Tensor) -> Tensor:
+        """The first layer's attention by itself, ``[B, T, D]``, nothing remembered; with its graph."""
+        raise NotImplementedError
 
     def weights_to(self, ours: nn.Module) -> None:
         """Copy the weights into our model; only where ``same_function``."""

@@ -1,4 +1,11 @@
-"""Made-up tasks whose answers are known: small programs to be executed (Fan et al. 2020, section 4)."""
+"""Made-up tasks whose answers are known.
+
+*Retrieval* (Schlag et al. 2021, section 6.1): pairs of key and value are read, then one key is asked
+for. Capacity: every key once, in as many pairs as there are keys. Updates: twice as many pairs as
+keys, drawn with repetition, where the last value of a key is the right one.
+
+*Programs* (Fan et al. 2020, section 4): small programs to be executed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,68 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
+
+# ----- Associative retrieval
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of pairs with one question each."""
+
+    keys: Tensor
+    """int64 ``[B, T]``, in ``0 .. n_keys - 1``."""
+    values: Tensor
+    """int64 ``[B, T]``, in the same range."""
+    query: Tensor
+    """The key that is asked for, int64 ``[B]``."""
+    answer: Tensor
+    """The last value that was written under it, int64 ``[B]``."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The task with ``n_keys`` keys, and as many values."""
+
+    n_keys: int
+    """Unique keys, the paper's S."""
+    repeat: bool = False
+    """Draw keys and values with repetition, in twice as many pairs."""
+
+    def __post_init__(self) -> None:
+        if self.n_keys < 1:
+            raise MemspanError(f"n_keys must be at least 1, not {self.n_keys}")
+
+    @property
+    def length(self) -> int:
+        """Pairs of a sequence, T."""
+        return self.n_keys * (2 if self.repeat else 1)
+
+    def batch(self, batch_size: int, generator: torch.Generator) -> Batch:
+        """Random sequences. The question is the key of a random pair."""
+        keys, values = (self._draw(batch_size, generator) for _ in range(2))
+        asked = torch.randint(self.length, (batch_size, 1), generator=generator)
+        return self._with_answers(keys, values, keys.gather(1, asked)[:, 0])
+
+    def every_query(self, generator: torch.Generator) -> Batch:
+        """One random sequence, once for each key that is in it."""
+        keys, values = (self._draw(1, generator) for _ in range(2))
+        query = keys.unique()
+        rows = len(query)
+        return self._with_answers(keys.expand(rows, -1), values.expand(rows, -1), query)
+
+    def _draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        shape = (batch_size, self.length)
+        if self.repeat:
+            return torch.randint(self.n_keys, shape, generator=generator)
+        return torch.rand(shape, generator=generator).argsort(1)
+
+    def _with_answers(self, keys: Tensor, values: Tensor, query: Tensor) -> Batch:
+        position = torch.arange(self.length)
+        last = torch.where(keys == query[:, None], position, -1).argmax(1, keepdim=True)
+        return Batch(keys, values, query, values.gather(1, last)[:, 0])
+
+
+# ----- Small programs
 
 VARIABLES = ("x", "y", "z", "p", "r")
 HIGHEST = 10

@@ -1,6 +1,7 @@
 """The architectures, and the language model around any of them."""
 
 from memspan.models.compressive import Compressive, CompressiveMemory
+from memspan.models.fast_weights import FastWeights, FastWeightsMemory
 from memspan.models.feedback import Feedback, FeedbackMemory
 from memspan.models.language_model import LanguageModel, Reader
 from memspan.models.output import BackboneOutput, Output
@@ -12,6 +13,8 @@ __all__ = [
     "BackboneOutput",
     "Compressive",
     "CompressiveMemory",
+    "FastWeights",
+    "FastWeightsMemory",
     "Feedback",
     "FeedbackMemory",
     "LanguageModel",

@@ -569,7 +569,9 @@ class CompressiveReader:
         self._length, self._compressed = after.length, after.compressed_length
 
     def _compress(self, after: ops.Append, runs: int, received: list[Tensor]) -> None:
-        end, width = self._end, self.slots + self.compressed_slots
+        # Of the buffers, the part that holds any row's slots; columns are counted from its start.
+        first = max(0, self._end - int(after.total.max()) - self.compressed_slots)
+        end, width = self._end - first, self.slots + self.compressed_slots
         total, n_compressed, length = (
             t.to(self._device) for t in (after.total, after.n_compressed, after.length)
         )
@@ -581,22 +583,22 @@ class CompressiveReader:
         columns = torch.cat([compressed, memory], 1).gather(
             1, ops.newest(width, width, length, self.compressed_slots)
         )
+        by_head = columns.clamp(min=0).repeat_interleave(self.backbone.config.n_heads, 0)
         for n, layer in self._stack():
             assert layer.compression is not None
+            hidden = self._hidden[n][:, first : self._end]
             use = None
             if received:
                 # Counted from the first column that was looked at.
-                first = end - received[n].shape[1]
-                use = ops.pick(received[n], (sources - first).clamp(min=0))
-            new = layer.compression(ops.pick(self._hidden[n], sources), use)
-            keys, values = self._project(layer, new)
-            self._hidden[n][:, :width] = ops.pick(
-                torch.cat([self._hidden[n][:, :end], new], 1), columns
-            )
-            for buffer, fresh in ((self._keys[n], keys), (self._values[n], values)):
-                buffer[:, :, :width] = _pick_heads(
-                    torch.cat([buffer[:, :, :end], fresh], 2), columns
-                )
+                looked_at = end - received[n].shape[1]
+                use = ops.pick(received[n], (sources - looked_at).clamp(min=0))
+            new = layer.compression(ops.pick(hidden, sources), use)
+            self._hidden[n][:, :width] = ops.pick(torch.cat([hidden, new], 1), columns.clamp(min=0))
+            fresh = self._project(layer, new)
+            for buffer, slots in zip((self._keys[n], self._values[n]), fresh, strict=True):
+                both = torch.cat([buffer[:, :, first : self._end], slots], 2)
+                picked = ops.pick(both.flatten(0, 1), by_head)
+                buffer[:, :, :width] = picked.unflatten(0, both.shape[:2])
         self._end = width
 
     def _recent(self, end: int, length: Tensor, width: int) -> Tensor:

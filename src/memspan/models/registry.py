@@ -8,12 +8,14 @@ from torch import nn
 
 from memspan.config import MODELS
 from memspan.models.compressive import Compressive
+from memspan.models.fast_weights import FastWeights
 from memspan.models.feedback import Feedback
 from memspan.models.transformer_xl import TransformerXL
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {
     "transformer-xl": TransformerXL,
     "compressive": Compressive,
+    "fast-weights": FastWeights,
     "feedback": Feedback,
 }
 """Architecture name -> backbone class, with the names of ``memspan.config.MODELS``."""

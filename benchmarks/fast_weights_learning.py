@@ -1,0 +1,146 @@
+"""Delta rule against sum rule against Transformer-XL: equal parameters, equal tokens, several seeds.
+
+All train on Tiny Shakespeare by memspan's trainer, memory carried from segment to segment, with the
+optimiser of the Fast Weights preset. Each is scored on the whole last tenth of the text twice: every
+segment by itself, and as one stream with the memory carried from the first byte to the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from memspan.config import RunConfig, TransformerXLConfig
+from memspan.config_files import read_config
+from memspan.data.prepared import prepare
+from memspan.errors import MemspanError
+from memspan.evaluate import evaluate
+from memspan.train import Trainer
+from timing import machine
+
+HERE = Path(__file__).resolve().parent
+
+
+def contestants(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
+    """Three models of nearly the same number of parameters."""
+    delta = preset.model
+    # The width that Fast Weights' feed-forward has more is Transformer-XL's position projection.
+    xl = TransformerXLConfig(
+        n_layers=delta.n_layers,
+        d_model=delta.d_model,
+        n_heads=delta.n_heads,
+        d_ff=delta.d_ff - delta.d_model // 2,
+        activation=delta.activation,
+        memory_length=preset.train.segment_length,
+    )
+    return {
+        "delta": preset,
+        "sum": dataclasses.replace(preset, model=dataclasses.replace(delta, rule="sum")),
+        "sum, attention": dataclasses.replace(
+            preset, model=dataclasses.replace(delta, rule="sum", normalisation="attention")
+        ),
+        "transformer-xl": dataclasses.replace(preset, model=xl, architecture="transformer-xl"),
+    }
+
+
+def run(config: RunConfig[Any], text: Path, validation: np.ndarray) -> dict[str, float]:
+    torch.manual_seed(config.train.seed)
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        console = Console(quiet=True)
+        prepared = prepare(str(text), "bytes")
+        trainer = Trainer(config, Path(folder), prepared, torch.device("cpu"), console)
+        for _ in range(config.train.steps):
+            trainer.update()
+    model, length = trainer.model.eval(), config.train.segment_length
+    found: dict[str, float] = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "cpu_seconds": time.process_time() - start,
+    }
+    for name, streams in (("segments", len(validation) // length), ("carried", 1)):
+        try:
+            found[name] = evaluate(
+                model, validation, validation.tobytes(), batch_size=streams, segment_length=length
+            ).nats_per_token
+        except MemspanError as error:
+            print(f"{name}: {error}")
+            found[name] = float("inf")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
+        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="per run (default: 1000)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per model (default: 3)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=HERE / "results",
+        help="folder for fast-weights-learning.json and .png (default: benchmarks/results)",
+    )
+    options = parser.parse_args()
+    if not options.text.is_file():
+        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
+    torch.set_num_threads(1)
+    text = np.frombuffer(options.text.read_bytes(), np.uint8)
+    validation = text[len(text) * 9 // 10 :]
+    preset = read_config(HERE.parent / "configs" / "tiny-shakespeare-fast-weights.toml")
+    rows: list[dict[str, Any]] = []
+    for seed in range(1, options.seeds + 1):
+        loop = dataclasses.replace(preset.train, steps=options.steps, seed=seed)
+        for name, config in contestants(dataclasses.replace(preset, train=loop)).items():
+            rows.append({"model": name, "seed": seed} | run(config, options.text, validation))
+            print(json.dumps(rows[-1]), flush=True)
+    for name in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == name]
+        scores = []
+        for kind in ("segments", "carried"):
+            values = [row[kind] for row in mine]
+            spread = stdev(values) if len(values) > 1 else 0.0
+            scores.append(f"{kind} {mean(values):.4f} +- {spread:.4f}")
+        print(f"{name:<15} {mine[0]['parameters']:,} parameters  " + "  ".join(scores))
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / "fast-weights-learning.json"
+    tokens = options.steps * preset.train.batch_size * preset.train.segment_length
+    result = {"rows": rows, "tokens_trained": tokens, "machine": machine()}
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    plot(rows, path.with_suffix(".png"))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    for i, kind in enumerate(("segments", "carried")):
+        label = {"segments": "every segment by itself", "carried": "memory carried throughout"}
+        at = [names.index(row["model"]) + 0.2 * i - 0.1 for row in rows]
+        axes.scatter(at, [row[kind] for row in rows], label=label[kind])
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylabel="validation loss, nats per byte", title="Tiny Shakespeare, one point per seed")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

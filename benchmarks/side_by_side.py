@@ -1,0 +1,190 @@
+"""Two architectures side by side on Tiny Shakespeare: equal parameters, equal tokens, several seeds.
+
+Both sides are trained by memspan's trainer from the architecture's preset; Transformer-XL's inner
+feed-forward width is chosen so that it has as many parameters. Validation is the whole last tenth of
+the text, in bits per byte, memory carried; the final score reads it as one stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from memspan.config import RunConfig, TransformerXLConfig
+from memspan.config_files import read_config
+from memspan.data.prepared import prepare
+from memspan.evaluate import evaluate
+from memspan.models import LanguageModel
+from memspan.train import Trainer
+from timing import machine
+
+HERE = Path(__file__).resolve().parent
+VOCABULARY = 256
+# Comparison -> preset of the side that Transformer-XL is compared with.
+COMPARISONS = {"compressive": "tiny-shakespeare-compressive"}
+
+
+def parameters(config: RunConfig[Any]) -> int:
+    model = LanguageModel(VOCABULARY, config.model, config.embedding)
+    return sum(p.numel() for p in model.parameters())
+
+
+def transformer_xl(preset: RunConfig[Any]) -> RunConfig[Any]:
+    """As many parameters, the same optimiser and uncompressed memory."""
+    model, train = preset.model, preset.train
+
+    def sized(d_ff: int) -> RunConfig[Any]:
+        xl = TransformerXLConfig(
+            n_layers=model.n_layers,
+            d_model=model.d_model,
+            n_heads=model.n_heads,
+            d_ff=d_ff,
+            activation=model.activation,
+            memory_length=model.memory_length,
+            positions="learned",
+            max_distance=model.memory_length + train.segment_length,
+        )
+        return dataclasses.replace(preset, model=xl, architecture="transformer-xl")
+
+    wanted = parameters(preset)
+    return min(map(sized, range(64, 2049, 16)), key=lambda c: abs(parameters(c) - wanted))
+
+
+def with_table(preset: RunConfig[Any]) -> RunConfig[Any]:
+    """Learned positions for the span that is in use."""
+    model = preset.model
+    span = model.memory_length + model.compressed_length + preset.train.segment_length
+    return dataclasses.replace(preset, model=dataclasses.replace(model, max_distance=span))
+
+
+def run(job: tuple[RunConfig[Any], Path, int]) -> dict[str, Any]:
+    """Train once; validation curve against tokens and CPU seconds, and the final score."""
+    config, text, every = job
+    torch.set_num_threads(1)
+    torch.manual_seed(config.train.seed)
+    data = np.frombuffer(text.read_bytes(), np.uint8)
+    validation = data[len(data) * 9 // 10 :]
+    length = config.train.segment_length
+
+    def bits(streams: int) -> float:
+        trainer.model.eval()
+        return evaluate(
+            trainer.model,
+            validation,
+            validation.tobytes(),
+            batch_size=streams,
+            segment_length=length,
+        ).bits_per_byte
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = prepare(str(text), "bytes")
+        console = Console(quiet=True)
+        trainer = Trainer(config, Path(folder), prepared, torch.device("cpu"), console)
+        curve, seconds = [], 0.0
+        for step in range(1, config.train.steps + 1):
+            start = time.process_time()
+            trainer.update()
+            seconds += time.process_time() - start
+            if step % every == 0 or step == config.train.steps:
+                tokens = step * config.train.batch_size * length
+                curve.append({"tokens": tokens, "cpu_seconds": seconds, "bits": bits(16)})
+    return {
+        "model": config.architecture,
+        "seed": config.train.seed,
+        "parameters": parameters(config),
+        "cpu_seconds": seconds,
+        "curve": curve,
+        "bits_per_byte": bits(1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("comparison", choices=COMPARISONS)
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
+        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
+    )
+    parser.add_argument("--steps", type=int, default=1500, help="per run (default: 1500)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per side (default: 3)")
+    parser.add_argument("--processes", type=int, default=2, help="runs at once (default: 2)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=HERE / "results",
+        help="folder for COMPARISON-learning.json and .png (default: benchmarks/results)",
+    )
+    options = parser.parse_args()
+    if not options.text.is_file():
+        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
+    preset = read_config(HERE.parent / "configs" / f"{COMPARISONS[options.comparison]}.toml")
+    preset = with_table(preset)
+    jobs = []
+    for seed in range(1, options.seeds + 1):
+        loop = dataclasses.replace(preset.train, steps=options.steps, seed=seed)
+        ours = dataclasses.replace(preset, train=loop)
+        every = max(1, options.steps // 10)
+        jobs += [(side, options.text, every) for side in (ours, transformer_xl(ours))]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        rows = []
+        for row in pool.imap(run, jobs, chunksize=1):
+            rows.append(row)
+            print(
+                f"{row['model']:<15} seed {row['seed']}  {row['bits_per_byte']:.4f} bits per byte",
+                flush=True,
+            )
+    for name in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == name]
+        scores = [row["bits_per_byte"] for row in mine]
+        spread = stdev(scores) if len(scores) > 1 else 0.0
+        print(
+            f"{name:<15} {mine[0]['parameters']:,} parameters  {mean(scores):.4f} +- {spread:.4f} "
+            f"bits per byte  {mean(row['cpu_seconds'] for row in mine):.0f} CPU s"
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / f"{options.comparison}-learning.json"
+    path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
+    plot(rows, path.with_suffix(".png"))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Mean and range over seeds, against tokens and against time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    by_tokens, by_time = figure.subplots(1, 2, sharey=True)
+    for name in dict.fromkeys(row["model"] for row in rows):
+        curves = [row["curve"] for row in rows if row["model"] == name]
+        bits = np.array([[point["bits"] for point in curve] for curve in curves])
+        label = f"{name}, {next(r['parameters'] for r in rows if r['model'] == name):,} parameters"
+        for axes, key in ((by_tokens, "tokens"), (by_time, "cpu_seconds")):
+            at = np.mean([[point[key] for point in curve] for curve in curves], 0)
+            (line,) = axes.plot(at, bits.mean(0), marker="o", label=label)
+            axes.fill_between(at, bits.min(0), bits.max(0), alpha=0.2, color=line.get_color())
+    by_tokens.set(xlabel="tokens read", ylabel="validation, bits per byte")
+    by_time.set(xlabel="CPU seconds of training")
+    for axes in (by_tokens, by_time):
+        axes.grid(alpha=0.3)
+    by_tokens.legend()
+    figure.suptitle("Tiny Shakespeare, mean and range over seeds")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

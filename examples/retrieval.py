@@ -1,0 +1,179 @@
+"""The synthetic experiments of Schlag et al. 2021 (arXiv 2102.11174), section 6.1, with a plot each.
+
+    python examples/retrieval.py capacity                      # minutes: keys of width 16
+    python examples/retrieval.py updates
+    python examples/retrieval.py capacity --width 64 --keys 100 200 600     # the authors' size
+
+A sequence of key-value pairs is written into fast weights; then one key is asked for. Keys and queries
+are learned, values are one-hot and are written as they are. Loss: half the squared distance from the
+right value, on held-out sequences, every key asked for. As the authors do: Adam 1e-3, batches of 32,
+a test every 100 steps, an end at a loss of 0.001 or after ten tests without progress, the best test
+counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.data.synthetic import Batch, Retrieval
+from memspan.ops.delta_rule import delta_rule, sum_rule
+from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, orthogonal_projection, sum_to_one
+
+MODELS = {
+    "capacity": ["softmax", "sum elu", "sum favor", "sum dpfp-1", "sum dpfp-2", "sum dpfp-3"],
+    "updates": ["sum dpfp-1", "delta dpfp-1", "sum dpfp-2", "delta dpfp-2"],
+}
+KEYS = {
+    "capacity": [8, 16, 32, 48, 64, 96],
+    "updates": [8, 16, 24, 32, 48],
+}
+EPSILON = 1e-6
+
+
+class Retriever(nn.Module):
+    """One head that writes every pair and reads once: ``name`` is a rule and a feature map."""
+
+    def __init__(self, name: str, n_keys: int, width: int, favor_features: int) -> None:
+        super().__init__()
+        self.rule, _, kind = name.partition(" ")
+        self.kind, _, nu = kind.partition("-")
+        self.nu, self.width, self.n_keys = int(nu or 1), width, n_keys
+        self.favor_features = favor_features
+        embedded = int(2.2 * n_keys)
+        self.embedding = nn.Embedding(n_keys, embedded)
+        # A key may depend on its value too, as in the authors' code.
+        self.key = nn.Linear(embedded + n_keys, width)
+        self.query = nn.Linear(embedded, width)
+        self.beta = nn.Linear(embedded + n_keys, 1)
+        for layer in (self.key, self.query):
+            nn.init.uniform_(layer.weight, -(width**-0.5), width**-0.5)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """What is read, ``[B, n_keys]``."""
+        values = F.one_hot(batch.values, self.n_keys).float()
+        pairs = torch.cat([values, self.embedding(batch.keys)], -1)
+        k, q = self.key(pairs)[:, None], self.query(self.embedding(batch.query))[:, None, None]
+        v = values[:, None]
+        if self.rule == "softmax":
+            return F.scaled_dot_product_attention(q, k, v)[:, 0, 0]
+        features = self.feature_map()
+        k, q = features(k), features(q)
+        empty = k.new_zeros(len(values), 1, k.shape[-1], self.n_keys)
+        if self.rule == "delta":
+            k, q = sum_to_one(k, EPSILON), sum_to_one(q, EPSILON)
+            beta = self.beta(pairs)[..., 0].sigmoid()[:, None]
+            _, memory = delta_rule(k, k, v, beta, empty)
+            return (q @ memory)[:, 0, 0]
+        _, memory = sum_rule(k, k, v, empty)
+        read = q @ memory / ((q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + EPSILON)
+        return read[:, 0, 0]
+
+    def feature_map(self):
+        if self.kind == "favor":
+            # Drawn anew for every batch.
+            return partial(favor, projection=orthogonal_projection(self.width, self.favor_features))
+        return elu_plus_one if self.kind == "elu" else partial(dpfp, nu=self.nu)
+
+
+def loss_of(model: Retriever, batch: Batch) -> Tensor:
+    target = F.one_hot(batch.answer, model.n_keys)
+    return (model(batch) - target).square().sum(-1).mean() / 2
+
+
+def train(
+    name: str, task: Retrieval, width: int, favor_features: int, steps: int, seed: int
+) -> dict[str, object]:
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model = Retriever(name, task.n_keys, width, favor_features)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    best, since, start, step = float("inf"), 0, time.perf_counter(), 0
+    while step < steps and best > 0.001 and since <= 10:
+        for _ in range(100):
+            loss = loss_of(model, task.batch(32, generator))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        step += 100
+        with torch.no_grad():
+            tests = [loss_of(model, task.every_query(generator)).item() for _ in range(20)]
+        loss = sum(tests) / len(tests)
+        best, since = (loss, 0) if loss < best else (best, since + 1)
+    seconds = time.perf_counter() - start
+    row = {"model": name, "keys": task.n_keys, "loss": best, "steps": step, "seconds": seconds}
+    print(
+        f"{name:14} {task.n_keys:4} keys  loss {best:.4f}  {step} steps, {seconds:.0f} s",
+        flush=True,
+    )
+    return row
+
+
+def plot(rows: list[dict], setting: str, width: int, favor_features: int, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for i, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        found = sorted((r["keys"], r["loss"]) for r in rows if r["model"] == name)
+        axes.plot(*zip(*found, strict=True), marker="o", color=f"C{i}", label=name)
+        if name.partition("-")[2]:
+            limit = 2 * width * int(name.partition("-")[2])
+            axes.axvline(limit, color=f"C{i}", linestyle=":", linewidth=1)
+    axes.set_xlim(0, max(r["keys"] for r in rows) * 1.03)
+    axes.set_xlabel("unique keys")
+    axes.set_ylabel("retrieval loss")
+    title = f"{setting}: keys of width {width}; dotted, the number of dpfp's features"
+    if setting == "capacity":
+        title += f"; favor {2 * favor_features}"
+    axes.set_title(title, fontsize=9)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("setting", choices=MODELS)
+    parser.add_argument("--width", type=int, default=16, help="of keys before the feature map")
+    parser.add_argument("--keys", type=int, nargs="+", help="numbers of unique keys")
+    parser.add_argument("--models", nargs="+", help="some of the models only")
+    parser.add_argument("--favor-features", type=int, default=64, help="random projections")
+    parser.add_argument("--steps", type=int, default=1500, help="at most, per model and size")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder for JSON and plot")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [
+        train(
+            name,
+            Retrieval(n_keys, repeat=options.setting == "updates"),
+            options.width,
+            options.favor_features,
+            options.steps,
+            options.seed,
+        )
+        for name in options.models or MODELS[options.setting]
+        for n_keys in options.keys or KEYS[options.setting]
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"retrieval-{options.setting}.json"
+    shown = {k: v for k, v in vars(options).items() if k != "out"}
+    path.write_text(json.dumps({"options": shown, "rows": rows}, indent=1) + "\n")
+    plot(rows, options.setting, options.width, options.favor_features, path.with_suffix(".png"))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,448 @@
+"""Fast Weights (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174): memory, layer, stack, reader.
+
+Every head has a matrix that each token writes to and reads from; that matrix is all the memory.
+Options: :class:`memspan.config.FastWeightsConfig`. The rules are in :mod:`memspan.ops.delta_rule`,
+the feature maps in :mod:`memspan.ops.feature_maps`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.config import FastWeightsConfig
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.output import BackboneOutput
+from memspan.nn import FeedForward, initialise, sinusoids
+from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, orthogonal_projection, sum_to_one
+
+
+@dataclass(frozen=True)
+class FastWeightsMemory(Memory):
+    """The fast weights of every layer and head, in float32 or better."""
+
+    weights: Tensor
+    """``[B, L, H, F, V]``: features by values, the paper's W transposed."""
+    key_sum: Tensor
+    """``z``, the sum of all keys, ``[B, L, H, F]`` with normalisation attention; else ``F`` is 0."""
+    feature_map: Tensor
+    """Which feature map wrote the row, int64 ``[B]``: a number of the map, its options and, with
+    favor, its draw. Weights written with one map mean nothing to another."""
+
+
+class FastWeightsAttention(nn.Module):
+    """Projections and feature map around one of the update rules."""
+
+    projection: Tensor
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.n_heads = config.n_heads
+        inner = config.n_heads * config.head_width
+        # The outer-product rule reads with the input itself.
+        if config.rule != "outer-product":
+            self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.key = nn.Linear(config.d_model, inner, bias=False)
+        self.value = nn.Linear(config.d_model, inner, bias=False)
+        if config.rule == "delta":
+            self.beta = nn.Linear(config.d_model, config.n_heads, bias=False)
+        self.output = nn.Linear(inner, config.d_model)
+        if config.feature_map == "favor":
+            self.register_buffer("projection", self.drawn())
+
+    def drawn(self) -> Tensor:
+        """New random projections ``[K, m]`` for favor."""
+        return orthogonal_projection(self.config.head_width, self.config.n_projections)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """``[B, T, H*K] -> [B, H, T, K]``."""
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values ``[B, H, T, K]``, and beta's logits ``[B, H, T]`` (delta rule)."""
+        inner = self.key.out_features
+        widths = [inner] * (2 + hasattr(self, "query")) + [self.n_heads] * hasattr(self, "beta")
+        parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
+        if self.config.rule == "outer-product":
+            parts.insert(0, x)
+        q, k, v = (self.heads(part) for part in parts[:3])
+        return q, k, v, parts[3].transpose(1, 2) if len(parts) > 3 else None
+
+    def fused_weight(self) -> Tensor:
+        """The weights of all projections as one, in the order query, key, value, beta."""
+        names = ("query", "key", "value", "beta")
+        return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
+
+    def features(self, x: Tensor) -> Tensor:
+        """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
+        kind = self.config.feature_map
+        epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
+        if kind == "dpfp":
+            return dpfp(x, self.config.nu, epsilon)
+        if kind == "elu":
+            x = elu_plus_one(x)
+        elif kind == "favor":
+            x = favor(x, self.projection.to(x.dtype))
+        elif kind == "softmax":
+            x = x.softmax(-1)
+        return x if epsilon is None else sum_to_one(x, epsilon)
+
+    def forward(self, x: Tensor, weights: Tensor, key_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Read ``x [B, T, D]`` after ``weights [B, H, F, V]`` and ``key_sum [B, H, F]``."""
+        q, k, v, beta = self.project(x)
+        # Sums over thousands of tokens need float32, whatever the precision of the products.
+        q, k, v = (t.to(weights.dtype) for t in (q, k, v))
+        with torch.autocast(x.device.type, enabled=False):
+            y, weights, key_sum = self.write_and_read(q, k, v, beta, weights, key_sum)
+        y = self.output(y.transpose(1, 2).flatten(2).to(x.dtype))
+        return y, weights, key_sum
+
+    def write_and_read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor | None,
+        weights: Tensor,
+        key_sum: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rule over a segment, and the denominator of attention normalisation."""
+        config = self.config
+        if config.rule == "outer-product":
+            y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
+            return y, weights, key_sum
+        options: Any = {
+            "feature_map": self.features,
+            "chunk_size": config.chunk_size,
+            "recompute": config.recompute and torch.is_grad_enabled(),
+        }
+        if beta is not None:
+            beta = beta.to(weights.dtype).sigmoid()
+        if config.normalisation != "attention":
+            if beta is not None:
+                y, weights = delta_rule(q, k, v, beta, weights, **options)
+            else:
+                y, weights = sum_rule(q, k, v, weights, **options)
+            return y, weights, key_sum
+        q, k = self.features(q), self.features(k)
+        options["feature_map"] = None
+        # z is the same recurrence as the sum rule's, with values of one.
+        ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
+        by_query, after = sum_rule(q, k, ones, z, **options)
+        if beta is not None:
+            by_key, _ = sum_rule(k, k, ones, z, **options)
+            overlap = self.overlap(by_key - k.square().sum(-1, keepdim=True))
+            y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
+        else:
+            y, weights = sum_rule(q, k, v, weights, **options)
+        return y / (by_query + config.epsilon), weights, after.squeeze(-1)
+
+    def overlap(self, z_k: Tensor) -> Tensor:
+        """``z(t-1) . k``, what attention normalisation divides a key's old value by.
+
+        One where nothing written so far overlaps with the key: its old value is zero then.
+        """
+        return torch.where(z_k > self.config.epsilon, z_k, 1.0)
+
+
+class FastWeightsLayer(nn.Module):
+    """Attention and feed-forward sub-layers, each behind a norm and within a residual."""
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.attention = FastWeightsAttention(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
+        """All that follows the attention."""
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def forward(self, x: Tensor, weights: Tensor, key_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Read ``x [B, T, D]``; also returns this layer's memory after it."""
+        attended, weights, key_sum = self.attention(self.attention_norm(x), weights, key_sum)
+        return self.residual(x, attended), weights, key_sum
+
+
+class FastWeights(nn.Module):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    Reading does not depend on how a text is cut. Nothing here stops the gradient at the memory:
+    whoever trains calls ``memory.detach()`` between segments.
+    """
+
+    feature_id: Tensor
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.config = config
+        _refuse_too_large(self.config, 1, torch.device("cpu"))
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
+        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
+        self.register_buffer("feature_id", self._feature_id())
+        initialise(self)
+
+    def stack(self) -> Iterator[FastWeightsLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def redraw_features(self) -> None:
+        """New random projections for favor; memories written so far are of another map then."""
+        for layer in self.stack():
+            old = layer.attention.projection
+            # A new tensor: the old one may be part of a graph that is still to go backward.
+            layer.attention.projection = layer.attention.drawn().to(old)
+        self.feature_id = self._feature_id().to(self.feature_id)
+
+    def _feature_id(self) -> Tensor:
+        config = self.config
+        options = (config.feature_map, config.nu, config.feature_width, config.normalisation)
+        number = zlib.crc32(repr(options).encode())
+        if config.feature_map == "favor":
+            draws = [layer.attention.projection.float().cpu() for layer in self.stack()]
+            number = zlib.crc32(torch.stack(draws).numpy().tobytes(), number)
+        # Zero is for rows that are empty.
+        return torch.tensor(number + 1)
+
+    def initial_memory(
+        self, batch_size: int, memory_length: int | None = None
+    ) -> FastWeightsMemory:
+        """A memory before the first token.
+
+        Raises:
+            MemspanError: it would not fit the device; or a ``memory_length`` was asked for, which
+                fast weights do not have.
+        """
+        if memory_length is not None:
+            raise MemspanError(
+                "fast weights have no memory length, their memory covers all that was read: drop "
+                "--memory-length"
+            )
+        config, parameter = self.config, next(self.parameters())
+        device = parameter.device
+        _refuse_too_large(config, batch_size, device)
+        heads = (batch_size, config.n_layers, config.n_heads)
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        z_width = config.feature_width if config.normalisation == "attention" else 0
+        return FastWeightsMemory(
+            tokens_seen=torch.zeros(batch_size, dtype=torch.long, device=device),
+            weights=torch.zeros(
+                *heads, config.feature_width, config.head_width, dtype=dtype, device=device
+            ),
+            key_sum=torch.zeros(*heads, z_width, dtype=dtype, device=device),
+            feature_map=torch.zeros(batch_size, dtype=torch.long, device=device),
+        )
+
+    def forward(
+        self, x: Tensor, memory: FastWeightsMemory | None = None
+    ) -> BackboneOutput[FastWeightsMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+
+        Raises:
+            MemspanError: the memory is of another size or feature map; what came out is not finite.
+        """
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self.check_memory(memory, x.shape[0])
+        if self.training and self.config.favor_redraw:
+            self.redraw_features()
+            memory = self.initial_memory(x.shape[0])
+        else:
+            self.check_feature_map(memory)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        h = self.dropout(self.add_positions(x, memory.tokens_seen))
+        weights, key_sums = [], []
+        before = zip(memory.weights.unbind(1), memory.key_sum.unbind(1), strict=True)
+        for layer, (old, old_sum) in zip(self.stack(), before, strict=True):
+            h, after, key_sum = layer(h, old.to(dtype), old_sum.to(dtype))
+            weights.append(after)
+            key_sums.append(key_sum)
+        hidden = self.final_norm(h)
+        refuse_non_finite(hidden)
+        return BackboneOutput(
+            hidden,
+            FastWeightsMemory(
+                tokens_seen=memory.tokens_seen + x.shape[1],
+                weights=torch.stack(weights, 1),
+                key_sum=torch.stack(key_sums, 1),
+                feature_map=self.feature_id.expand(x.shape[0]).clone(),
+            ),
+            h.new_zeros(()),
+        )
+
+    def reader(self, memory: FastWeightsMemory | None, batch_size: int) -> FastWeightsReader:
+        """Reads on without gradients: constant memory and time per token."""
+        return FastWeightsReader(self, memory or self.initial_memory(batch_size))
+
+    def add_positions(self, x: Tensor, tokens_seen: Tensor) -> Tensor:
+        """``x [B, T, D]`` with the sinusoids of its positions, where the option asks for them."""
+        if self.config.positions == "none":
+            return x
+        positions = tokens_seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        codes = sinusoids(positions.flatten(), x.shape[-1], x.dtype)
+        return x + codes.view(*positions.shape, -1)
+
+    def check_memory(self, memory: FastWeightsMemory, rows: int) -> None:
+        """Refuse a memory of another size."""
+        config = self.config
+        found = tuple(memory.weights.shape)
+        wanted = (rows, config.n_layers, config.n_heads, config.feature_width, config.head_width)
+        z_width = config.feature_width if config.normalisation == "attention" else 0
+        if found != wanted or memory.key_sum.shape != (*wanted[:3], z_width):
+            raise MemspanError(
+                f"the memory is for (rows, layers, heads, features, values) {found} with "
+                f"{memory.key_sum.shape[-1]} key sums, and this model needs {wanted} with "
+                f"{z_width}: use memory.select for rows, or this model's initial_memory"
+            )
+
+    def check_feature_map(self, memory: FastWeightsMemory) -> None:
+        """Refuse a memory that another feature map wrote."""
+        if torch.compiler.is_compiling():
+            return
+        written = memory.feature_map
+        other = (written != 0) & (written != self.feature_id)
+        if other.any():
+            raise MemspanError(
+                f"rows {_listed(other)} of the memory were written with another feature map than "
+                f"this model's {self.config.feature_map}, or other options or another draw of it: "
+                "reset those rows, or use the model that wrote them"
+            )
+
+
+class FastWeightsReader:
+    """Reads a stream without gradients. A single token is written in place, by few calls."""
+
+    def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
+        self.backbone = backbone
+        backbone.check_memory(memory, memory.batch_size)
+        backbone.check_feature_map(memory)
+        parameter = next(backbone.parameters())
+        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._start, self._n_read = memory, 0
+        # Copies, since they are written to.
+        self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
+        self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
+        self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
+
+    @property
+    def memory(self) -> FastWeightsMemory:
+        """The memory after all that was read, a value of its own."""
+        start, feature_id = self._start, self.backbone.feature_id
+        return FastWeightsMemory(
+            tokens_seen=start.tokens_seen + self._n_read,
+            weights=torch.stack(self._weights, 1),
+            key_sum=torch.stack(self._key_sums, 1),
+            feature_map=feature_id.repeat(start.batch_size) if self._n_read else start.feature_map,
+        )
+
+    def read(self, x: Tensor) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
+        backbone = self.backbone
+        h = backbone.add_positions(x, self._start.tokens_seen + self._n_read)
+        one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
+        for n, layer in enumerate(backbone.stack()):
+            if one:
+                h = layer.residual(h, self._read_one(n, layer, h))
+            else:
+                h, self._weights[n], self._key_sums[n] = layer(
+                    h, self._weights[n], self._key_sums[n]
+                )
+        self._n_read += x.shape[1]
+        hidden = backbone.final_norm(h)
+        refuse_non_finite(hidden)
+        return hidden
+
+    def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
+        """The attention of layer ``n`` for one token per row: ``[B, 1, D] -> [B, 1, D]``.
+
+        Query and key read the old weights in one product. What the token writes adds
+        ``(q . k) u`` to what its query has read.
+        """
+        attention, config = layer.attention, self.backbone.config
+        x = F.linear(layer.attention_norm(h), self._projections[n])
+        batch, n_heads, width = len(h), config.n_heads, config.head_width
+        with torch.autocast(h.device.type, enabled=False):
+            x = x.view(batch, -1).to(self._dtype)
+            inner = n_heads * width
+            both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
+            both = attention.features(both).reshape(batch * n_heads, 2, -1)
+            q, k = both[:, :1], both[:, 1:]
+            u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
+            weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)
+            divided = config.normalisation == "attention"
+            y, old = torch.bmm(both, weights).split(1, 1)
+            if config.rule == "delta":
+                if divided:
+                    old = old / attention.overlap((k * z[:, None]).sum(-1, keepdim=True))
+                u = (u - old) * x[:, 3 * inner :].sigmoid().view(-1, 1, 1)
+            y = torch.addcmul(y, (q * k).sum(-1, keepdim=True), u)
+            weights.baddbmm_(k.mT, u)
+            if divided:
+                z.add_(k[:, 0])
+                y = y / ((q * z[:, None]).sum(-1, keepdim=True) + config.epsilon)
+        return attention.output(y.view(batch, 1, -1).to(h.dtype))
+
+
+def refuse_non_finite(hidden: Tensor) -> None:
+    """A key, query or value that is not finite spoils its row's weights, and all outputs from there."""
+    if torch.compiler.is_compiling() or math.isfinite(hidden.sum(dtype=torch.float32).item()):
+        return
+    rows = ~hidden.isfinite().flatten(1).all(1)
+    if rows.any():
+        raise MemspanError(
+            f"keys or values of rows {_listed(rows)} are not finite, and so are their fast weights: "
+            "check the input; in training lower the learning rate, or use normalisation sum, "
+            "without which the delta rule may diverge"
+        )
+
+
+def _listed(mask: Tensor) -> str:
+    rows: list[int] = mask.nonzero().flatten().tolist()
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+
+
+def _refuse_too_large(config: FastWeightsConfig, batch_size: int, device: torch.device) -> None:
+    """Estimate what a memory, its successor and random projections take before any is made."""
+    per_row = config.n_layers * config.n_heads * config.feature_width * (config.head_width + 1)
+    needed = 4 * 2 * batch_size * per_row
+    if config.feature_map == "favor":
+        needed += 4 * config.n_layers * config.head_width * config.n_projections
+    there = _memory_of(device)
+    if needed > there:
+        raise MemspanError(
+            f"{config.feature_width:,} features per key need {needed / 1e9:,.1f} GB for the memory "
+            f"of {batch_size} rows, and {device.type} has {there / 1e9:,.1f} GB: lower "
+            "nu, favor_features, d_head, n_layers or the batch size"
+        )
+
+
+def _memory_of(device: torch.device) -> float:
+    """Bytes of memory that could be had at best."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        # Not every system says: then nothing is refused.
+        return float("inf")

@@ -1,0 +1,140 @@
+"""Feature maps of fast weights and linear attention: ``phi: [..., K] -> [..., F]``, ``F`` as listed.
+
+| map | F | from |
+| --- | --- | --- |
+| :func:`dpfp` | ``2 K nu`` | Schlag et al. 2021, eq. 37 and 38 |
+| :func:`elu_plus_one` | ``K`` | Katharopoulos et al. 2020, arXiv 2006.16236, eq. 7 |
+| :func:`favor` | ``2 m`` | Choromanski et al. 2021, arXiv 2009.14794, lemma 1, hyperbolic form |
+| softmax | ``K`` | ``softmax(k)`` over the key's own entries |
+| identity | ``K`` | linear attention without a map |
+
+All but the identity are non-negative, so that their sums can serve as denominators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+FAVOR_FLOOR = 1e-4
+"""Added to every exponential, as the Performer's authors do: no feature underflows to zero."""
+
+
+def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
+    """Deterministic parameter-free projection: ``[..., K] -> [..., 2 K nu]``.
+
+    With ``r = relu([x, -x])`` the map is ``[r * roll(r, 1), ..., r * roll(r, nu)]``: of each pair
+    ``(x_i, -x_i)`` at most one survives, so at least half the products of any roll are zero.
+
+    Differs from the paper: its formula pairs entry ``j`` with ``j + i``, its public code, as here,
+    with ``j - i``. The products are the same ones in another order.
+
+    Args:
+        x: keys or queries.
+        nu: number of rolls, ``1 .. 2K - 1``; beyond, pairs come twice.
+        epsilon: if given, features are divided by their sum plus this, as by :func:`sum_to_one`,
+            in the same pass.
+    """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return _dpfp(x, nu, epsilon)[0]
+    apply: Any = _DPFP.apply
+    return apply(x, nu, epsilon)
+
+
+def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:
+    """The features, and what they were divided by."""
+    r = _rollable(x, nu)
+    now, width = r[..., nu:], 2 * x.shape[-1]
+    products = [now * r[..., nu - i : nu - i + width] for i in range(1, nu + 1)]
+    features = products[0] if nu == 1 else torch.cat(products, -1)
+    if epsilon is None:
+        return features, None
+    sums = features.sum(-1, keepdim=True).add_(epsilon)
+    return features.div_(sums), sums
+
+
+class _DPFP(torch.autograd.Function):
+    """Keeps ``x``, the features and their sums; plain autograd would keep every rolled copy too.
+
+    ``r`` is made with its last ``nu`` entries in front: a roll is then a view.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, nu: int, epsilon: float | None) -> Tensor:
+        features, sums = _dpfp(x, nu, epsilon)
+        ctx.nu = nu
+        ctx.save_for_backward(x, sums, None if sums is None else features)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, sums, features = ctx.saved_tensors
+        if sums is not None:
+            grad = (grad - (grad * features).sum(-1, keepdim=True)).div_(sums)
+        nu, width = ctx.nu, 2 * x.shape[-1]
+        r = _rollable(x, nu)
+        d_r = torch.zeros_like(r)
+        for i, g in enumerate(grad.split(width, -1), 1):
+            before = slice(nu - i, nu - i + width)
+            d_r[..., nu:].addcmul_(g, r[..., before])
+            d_r[..., before].addcmul_(g, r[..., nu:])
+        # The entries in front are the last ones.
+        d_r[..., -nu:] += d_r[..., :nu]
+        positive, negative = d_r[..., nu:].chunk(2, -1)
+        relu_backward = torch.ops.aten.threshold_backward
+        return relu_backward(positive, x, 0).sub_(relu_backward(negative, -x, 0)), None, None
+
+
+def _rollable(x: Tensor, nu: int) -> Tensor:
+    """``relu([x, -x])`` behind a copy of its last ``nu`` entries."""
+    width = x.shape[-1]
+    r = x.new_empty(*x.shape[:-1], nu + 2 * width)
+    r[..., nu : nu + width] = x
+    r[..., nu + width :] = -x
+    r[..., :nu] = r[..., -nu:]
+    return r.relu_()
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """``elu(x) + 1``: ``[..., K] -> [..., K]``, positive."""
+    return F.elu(x) + 1
+
+
+def favor(x: Tensor, projection: Tensor) -> Tensor:
+    """FAVOR+ positive random features: ``[..., K] -> [..., 2 m]``.
+
+    ``exp(-|x|^2 / 2) [exp(x P), exp(-x P)] / sqrt(2 m)``: in expectation over ``P``,
+    ``favor(q) . favor(k) = exp(q . k)``.
+
+    Args:
+        x: keys or queries.
+        projection: ``P [K, m]``, from :func:`orthogonal_projection`.
+    """
+    projected = x @ projection
+    norm = x.square().sum(-1, keepdim=True) / 2
+    features = torch.cat([projected - norm, -projected - norm], -1).exp() + FAVOR_FLOOR
+    return features * (2 * projection.shape[1]) ** -0.5
+
+
+def orthogonal_projection(
+    width: int, n_features: int, generator: torch.Generator | None = None
+) -> Tensor:
+    """``P [K, m]`` of :func:`favor`: columns like Gaussian vectors, orthogonal in blocks of ``K``."""
+    blocks = []
+    for _ in range(-(-n_features // width)):
+        gaussian = torch.randn(width, width, generator=generator)
+        q, r = torch.linalg.qr(gaussian)
+        # Without the signs QR's own convention would decide where the vectors point.
+        blocks.append(q * r.diagonal().sign())
+    lengths = torch.randn(n_features, width, generator=generator).norm(dim=1)
+    return torch.cat(blocks, 1)[:, :n_features] * lengths
+
+
+def sum_to_one(features: Tensor, epsilon: float) -> Tensor:
+    """``phi / (sum(phi) + epsilon)``, the paper's sum normalisation (section 4.2): same shape."""
+    return features / (features.sum(-1, keepdim=True) + epsilon)

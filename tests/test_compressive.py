@@ -1,0 +1,414 @@
+"""The Compressive Transformer beyond the laws: its layout slot by slot, its functions against plain
+ones, and where the gradients of its two losses go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from architectures import VOCABULARY, compressive, randomise
+from golden import assert_same
+from memspan.config import CompressiveConfig
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.ops import compression as ops
+from memspan.ops.relative_attention import relative_attention
+
+FUNCTIONS = ("convolution", "mean", "max", "dilated-convolution", "most-used")
+LEARNED = ("convolution", "dilated-convolution")
+
+
+def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, length), generator=generator)
+
+
+# ----- Layout
+
+
+class Row:
+    """What one row's first layer holds, kept the obvious way: lists of token vectors."""
+
+    def __init__(self, memory_length: int, compressed_length: int, rate: int) -> None:
+        self.sizes = memory_length, compressed_length, rate
+        self.memory: list[Tensor] = []
+        self.compressed: list[Tensor] = []
+
+    def read(self, vectors: Tensor) -> None:
+        memory_length, compressed_length, rate = self.sizes
+        self.memory += list(vectors)
+        while len(self.memory) > memory_length:
+            run, self.memory = self.memory[:rate], self.memory[rate:]
+            self.compressed.append(torch.stack(run).mean(0))
+        self.compressed = self.compressed[max(0, len(self.compressed) - compressed_length) :]
+
+
+@given(
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    resets=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=8, max_size=8),
+    rate=st.integers(2, 4),
+    extra=st.integers(0, 5),
+    compressed_length=st.integers(0, 4),
+)
+def test_layout_slot_by_slot(
+    cuts: list[int], resets: list[list[bool]], rate: int, extra: int, compressed_length: int
+) -> None:
+    """Uneven cuts and rows reset at different times: every slot holds what it should, and no other
+    is in use; the reader agrees."""
+    memory_length = rate - 1 + extra
+    model = compressive(
+        compression="mean",
+        compression_rate=rate,
+        memory_length=memory_length,
+        compressed_length=compressed_length,
+    ).model()
+    sizes = memory_length, compressed_length, rate
+    rows = [Row(*sizes) for _ in range(3)]
+    memory = model.initial_memory(3)
+    for n, (length, reset) in enumerate(zip(cuts, resets, strict=False)):
+        memory = memory.reset(reset)
+        rows = [Row(*sizes) if gone else row for row, gone in zip(rows, reset, strict=True)]
+        text = tokens(3, length, n)
+        reader = model.reader(memory)
+        reader.read(text)
+        memory = model(text, memory).memory
+        for row, vectors in zip(rows, model.embedding(text).detach(), strict=True):
+            row.read(vectors)
+        for carried in (memory, reader.memory):
+            for b, row in enumerate(rows):
+                assert_slots(carried.hidden[b, 0], row.memory, int(carried.length[b]))
+                count = int(carried.compressed_length[b])
+                assert_slots(carried.compressed[b, 0], row.compressed, count)
+
+
+def assert_slots(ours: Tensor, expected: list[Tensor], count: int) -> None:
+    assert count == len(expected)
+    empty, used = ours.split([len(ours) - count, count])
+    assert not empty.any()
+    if expected:
+        assert_same(used, torch.stack(expected), 1e-12, "slots")
+
+
+@given(
+    n_tokens=st.integers(0, 200),
+    rate=st.integers(2, 5),
+    extra=st.integers(0, 7),
+    cuts=st.randoms(use_true_random=False),
+)
+def test_counts_depend_on_the_number_of_tokens_alone(
+    n_tokens: int, rate: int, extra: int, cuts: Any
+) -> None:
+    """``N - c * ceil((N - M) / c)`` slots, and a run per ``c`` tokens that left."""
+    slots, left = rate - 1 + extra, n_tokens
+    length = compressed = torch.zeros(1, dtype=torch.long)
+    while left:
+        step = cuts.randint(1, left)
+        left -= step
+        after = ops.append(
+            length, compressed, step, memory_slots=slots, compressed_slots=1000, rate=rate
+        )
+        assert 0 <= int(after.n_compressed) <= -(-step // rate)
+        length, compressed = after.length, after.compressed_length
+    runs = max(0, -(-(n_tokens - slots) // rate))
+    assert (int(length), int(compressed)) == (n_tokens - rate * runs, runs)
+    assert slots - rate < int(length) <= slots or n_tokens <= slots
+
+
+# ----- Functions against plain ones
+
+
+def plain(kind: str, x: Tensor, parts: list[Tensor], rate: int) -> Tensor:
+    """By torch's own layers, and loops."""
+    rows = x.transpose(1, 2)
+    if kind == "mean":
+        return F.avg_pool1d(rows, rate).transpose(1, 2)
+    if kind == "max":
+        return F.max_pool1d(rows, rate).transpose(1, 2)
+    if kind == "convolution":
+        return F.conv1d(rows, *parts, stride=rate).transpose(1, 2)
+    weights, biases = parts
+    outputs = []
+    for run in x.split(rate, 1):
+        h = F.pad(run.transpose(1, 2), (2 ** len(weights) - rate, 0))
+        for level, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            h = F.conv1d(F.relu(h) if level else h, weight, bias, dilation=2**level)
+        outputs.append(h)
+    return torch.cat(outputs, 2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("rate", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", [k for k in FUNCTIONS if k != "most-used"])
+def test_functions_and_their_gradients(kind: str, rate: int) -> None:
+    torch.manual_seed(rate)
+    x = torch.randn(2, 3 * rate, 6, dtype=torch.float64, requires_grad=True)
+    parts: list[Tensor] = []
+    if kind == "convolution":
+        parts = [torch.randn(6, 6, rate), torch.randn(6)]
+    elif kind == "dilated-convolution":
+        levels = {2: 1, 3: 2, 4: 2, 5: 3}[rate]
+        parts = [torch.randn(levels, 6, 6, 2), torch.randn(levels, 6)]
+    parts = [p.double().requires_grad_() for p in parts]
+    run = {
+        "mean": lambda: ops.mean_pooling(x, rate),
+        "max": lambda: ops.max_pooling(x, rate),
+        "convolution": lambda: ops.convolution(x, *parts),
+        "dilated-convolution": lambda: ops.dilated_convolution(x, *parts, rate),
+    }[kind]
+    ours, expected = run(), plain(kind, x, parts, rate)
+    assert_same(ours, expected, 1e-12, kind)
+    weight = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((y * weight).sum(), [x, *parts]) for y in (ours, expected)]
+    for a, b in zip(*gradients, strict=True):
+        assert_same(a, b, 1e-12, f"gradient of {kind}")
+
+
+def test_most_used_keeps_what_was_looked_at() -> None:
+    x = torch.arange(12.0).view(1, 6, 2).repeat(2, 1, 1)
+    received = torch.tensor([[0.1, 0.9, 0.2, 0.5, 0.4, 0.6], [3.0, 1, 2, 0, 0, 1]])
+    kept = ops.most_used(x, received, 3)
+    assert kept[..., 0].tolist() == [[2.0, 10.0], [0.0, 10.0]]
+
+
+@pytest.mark.parametrize("implementation", ["model", "reader"])
+def test_most_used_follows_the_attention(implementation: str) -> None:
+    """The slots that stay are those with the largest column sums of the first layer's weights."""
+    case = compressive(compression="most-used", auxiliary_loss="none", memory_length=4)
+    model = case.model()
+    text = tokens(2, 4, 3)
+    before = model(tokens(2, 4, 2)).memory
+    layer = model.backbone.layers[0]
+    # Column sums by the reference: what attention makes of the identity as values.
+    attention = layer.attention
+    memory = torch.cat([before.compressed[:, 0], before.hidden[:, 0]], 1)
+    x = model.embedding(text)
+    q, k, _ = attention.project(layer.normalise_context(x), layer.normalise_context(memory))
+    keys, scores = attention.distances(model.backbone.position_codes(k.shape[2]))
+    u, w = model.backbone.biases(0)
+    mask = torch.arange(7 + 4)[None] <= torch.arange(7, 11)[:, None]
+    mask = mask & (torch.arange(11) >= 3)
+    received = relative_attention(
+        q,
+        k,
+        torch.eye(11, dtype=torch.float64).expand(2, k.shape[1], -1, -1),
+        keys,
+        content_bias=u,
+        position_bias=w,
+        position_scores=scores,
+        mask=mask[None],
+        implementation="reference",
+    ).sum((1, 2))
+    best = received[:, 3:7].unflatten(1, (2, 2)).argmax(-1) + torch.tensor([0, 2])
+    expected = ops.pick(before.hidden[:, 0], best)
+    if implementation == "model":
+        after = model(text, before).memory
+    else:
+        reader = model.reader(before)
+        reader.read(text)
+        after = reader.memory
+    assert_same(after.compressed[:, 0, -2:], expected, 1e-12, "kept slots")
+
+
+def test_reconstruction_loss_is_what_it_says() -> None:
+    """Row by row with torch's attention over what is valid; rows without count for nothing."""
+    torch.manual_seed(0)
+    q, k, v, new_k, new_v = (
+        torch.randn(3, 2, n, 4, dtype=torch.float64, requires_grad=True) for n in (5, 6, 6, 3, 3)
+    )
+    valid = torch.tensor([[False, True, True], [True, True, True], [False, False, False]])
+    loss = ops.attention_reconstruction(q, k, v, new_k, new_v, valid)
+    errors = []
+    for b, first in ((0, 1), (1, 0)):
+        old = F.scaled_dot_product_attention(q[b], k[b, :, 2 * first :], v[b, :, 2 * first :])
+        new = F.scaled_dot_product_attention(q[b], new_k[b, :, first:], new_v[b, :, first:])
+        errors.append((old.detach() - new).square().mean())
+    assert_same(loss, torch.stack(errors).mean(), 1e-12, "loss")
+    ours = torch.autograd.grad(loss, [k, v, new_k, new_v], allow_unused=True)
+    assert ours[0] is None
+    assert ours[1] is None
+    expected = torch.autograd.grad(torch.stack(errors).mean(), [new_k, new_v])
+    for a, b in zip(ours[2:], expected, strict=True):
+        assert_same(a, b, 1e-12, "gradient")
+    assert ops.attention_reconstruction(q, k, v, new_k, new_v, valid & False) == 0
+
+
+def test_auto_encoding_loss_is_what_it_says() -> None:
+    torch.manual_seed(0)
+    decoder = nn.ConvTranspose1d(4, 4, 3, stride=3).double()
+    old, new = torch.randn(2, 6, 4).double(), torch.randn(2, 2, 4).double()
+    valid = torch.tensor([[True, True], [False, True]])
+    loss = ops.auto_encoding(old, new, decoder.weight, decoder.bias, valid)
+    error = (decoder(new.transpose(1, 2)).transpose(1, 2) - old).square().unflatten(1, (2, 3))
+    assert_same(loss, error.mean((2, 3))[valid].mean(), 1e-12, "loss")
+
+
+# ----- Whose gradient goes where
+
+
+def losses(model: LanguageModel, segments: int = 4) -> tuple[Tensor, Tensor]:
+    """The task's loss and the auxiliary one over some segments, memory never detached."""
+    memory, task, auxiliary = None, torch.zeros(()), torch.zeros(())
+    for n in range(segments):
+        out = model(tokens(2, 6, n), memory, targets=tokens(2, 6, n + 9))
+        memory = out.memory
+        task, auxiliary = task + out.losses.mean(), auxiliary + out.auxiliary_loss
+    return task, auxiliary
+
+
+def reached(model: LanguageModel, loss: Tensor) -> set[str]:
+    """Parameters that the loss has a gradient for that is not zero."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    return {n for n, g in zip(names, gradients, strict=True) if g is not None and g.any()}
+
+
+@pytest.mark.parametrize("task_gradient", [False, True])
+@pytest.mark.parametrize("auxiliary", ["attention", "auto-encoding"])
+@pytest.mark.parametrize("kind", LEARNED)
+def test_where_gradients_go(kind: str, auxiliary: str, task_gradient: bool) -> None:
+    """The auxiliary loss reaches the compression and nothing else; the task all but the compression,
+    and that too if asked."""
+    options: dict[str, Any] = {"compression": kind, "auxiliary_loss": auxiliary}
+    model = compressive(**options, task_gradient=task_gradient).model().train()
+    everything = {name for name, _ in model.named_parameters()}
+    apart = {name for name in everything if ".compression." in name}
+    decoders = {name for name in apart if "decoder" in name}
+    task, loss = losses(model)
+    assert reached(model, loss) == apart
+    assert reached(model, task) == everything - (decoders if task_gradient else apart)
+    ids = {id(p) for name, p in model.named_parameters() if name in apart}
+    assert {id(p) for p in model.backbone.auxiliary_parameters()} == ids
+    assert [len(group) for group in model.clip_groups()] == [
+        len(everything) - len(apart),
+        len(apart),
+    ]
+
+
+def test_no_auxiliary_loss_is_zero_and_the_task_trains() -> None:
+    model = compressive(auxiliary_loss="none", task_gradient=True).model().train()
+    task, auxiliary = losses(model)
+    assert auxiliary == 0
+    assert reached(model, task) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("auxiliary", ["attention", "auto-encoding"])
+def test_everything_keeps_moving(auxiliary: str) -> None:
+    """Keys and values still train after many steps with an auxiliary loss."""
+    model = compressive(auxiliary_loss=auxiliary).model(torch.float32).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    memory = None
+    for n in range(8):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        out = model(tokens(2, 6, n), memory, targets=tokens(2, 6, n + 9))
+        memory = out.memory.detach()
+        (out.losses.mean() + out.auxiliary_loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.requires_grad for p in model.parameters())
+    unmoved = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    assert not unmoved
+
+
+def test_compresses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory and auxiliary loss share one compression, of what this pass compresses only."""
+    calls = []
+    original = ops.convolution
+    monkeypatch.setattr(
+        ops, "convolution", lambda x, *args: calls.append(x.shape[1]) or original(x, *args)
+    )
+    model = compressive(memory_length=4).model().train()
+    losses(model, 3)
+    assert calls == [6] * 3 * 2
+
+
+def test_the_auxiliary_loss_learns() -> None:
+    """Minimising it alone makes the compression better, whatever the task does."""
+    torch.manual_seed(0)
+    model = randomise(compressive(n_layers=1).model(torch.float32)).train()
+    parameters = model.backbone.auxiliary_parameters()
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
+    history = []
+    for _ in range(60):
+        _, auxiliary = losses(model, 3)
+        optimizer.zero_grad()
+        auxiliary.backward()
+        optimizer.step()
+        history.append(auxiliary.item())
+    assert history[-1] < 0.7 * history[0]
+
+
+# ----- Statistics
+
+
+def test_statistics() -> None:
+    """One auxiliary loss per layer; in evaluation, shares of attention that add up to one."""
+    model = compressive().model()
+    out = model(tokens(2, 6))
+    names = ["attention_compressed", "attention_memory", "attention_segment"]
+    assert set(out.statistics) == {"auxiliary_loss", *names}
+    assert all(s.shape == (2,) and not s.requires_grad for s in out.statistics.values())
+    assert_same(out.statistics["auxiliary_loss"].sum(), out.auxiliary_loss, 1e-12, "sum")
+    # Nothing is remembered yet.
+    assert out.statistics["attention_segment"].tolist() == pytest.approx([1.0, 1.0])
+    for n in range(3):
+        out = model(tokens(2, 6, n), out.memory)
+    shares = torch.stack([out.statistics[name] for name in names])
+    assert shares.sum(0).tolist() == pytest.approx([1.0, 1.0])
+    assert (shares > 0).all()
+    assert set(model.train()(tokens(2, 6)).statistics) == {"auxiliary_loss"}
+
+
+# ----- Other sizes, and what is refused
+
+
+def test_other_sizes_at_evaluation() -> None:
+    """Weights know neither M nor C: a model made with other ones computes the same."""
+    made = compressive(memory_length=7, compressed_length=6).model()
+    model = compressive().model()
+    memory = model.initial_memory(2, memory_length=7, compressed_length=6)
+    expected = made.initial_memory(2)
+    for n in range(6):
+        text = tokens(2, 4, n)
+        ours, theirs = model(text, memory), made(text, expected)
+        assert torch.equal(ours.logits, theirs.logits)
+        memory, expected = ours.memory, theirs.memory
+    none = model.initial_memory(2, compressed_length=0)
+    assert model(tokens(2, 4), none).memory.compressed.shape[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"memory_length": 2, "compression_rate": 4}, "at least 3"),
+        ({"memory_length": 0}, "too short to compress"),
+        ({"compression_rate": 1}, "at least 2"),
+        ({"auxiliary_loss": "none"}, "nothing would train"),
+        ({"compressed_length": -1}, "compressed_length"),
+        ({"d_model": 9, "n_heads": 2}, "not divisible"),
+        ({"positions": "learned"}, "max_distance"),
+    ],
+)
+def test_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(MemspanError, match=says):
+        LanguageModel(5, CompressiveConfig(**options))
+
+
+def test_refused_memories(tmp_path: Any) -> None:
+    model = compressive(compression="mean", auxiliary_loss="none").model()
+    with pytest.raises(MemspanError, match="too short"):
+        model.initial_memory(1, memory_length=0)
+    with pytest.raises(MemspanError, match="compressed_length 0"):
+        compressive(compressed_length=0).model().initial_memory(1, compressed_length=2)
+    path = tmp_path / "memory"
+    model(tokens(1, 6)).memory.save(path, model.fingerprint())
+    for other in ({"compression_rate": 3}, {"compression": "max"}):
+        made = compressive(**({"compression": "mean", "auxiliary_loss": "none"} | other)).model()
+        kind = type(model.initial_memory(1))
+        kind.load(path, model.fingerprint())
+        with pytest.raises(MemspanError, match="another model"):
+            kind.load(path, made.fingerprint())

@@ -1,0 +1,292 @@
+"""The rules of fast weights: the loops against the equations, the chunked forms against the loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from golden import assert_same
+from memspan.errors import MemspanError
+from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.feature_maps import dpfp, sum_to_one
+
+RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
+LENGTHS = [1, 7, 63, 64, 100, 1000]
+
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def inputs(
+    rule: str,
+    length: int,
+    *,
+    batch: int = 2,
+    n_heads: int = 3,
+    features: int = 6,
+    width: int = 4,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> dict[str, Tensor]:
+    """Random tensors under the operations' own names, from a memory that is not empty."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    heads = (batch, n_heads, length)
+    t = {
+        "q": draw(*heads, features),
+        # Longer keys than this would make the delta rule diverge: beta |k|^2 < 2.
+        "k": torch.nn.functional.normalize(draw(*heads, features), dim=-1),
+        "v": draw(*heads, width),
+        "weights": draw(batch, n_heads, features, width),
+    }
+    if rule == "delta":
+        t["beta"] = draw(*heads).sigmoid()
+        # The ends of its range, where a division by beta would fail.
+        t["beta"][:, :, ::5] = 0.0
+        t["beta"][:, :, 1::5] = 1.0
+    return {name: tensor.to(dtype) for name, tensor in t.items()}
+
+
+def with_gradient(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.clone().requires_grad_() for name, t in tensors.items()}
+
+
+def by_hand(t: dict[str, Tensor], squash: Callable[[float], float] = lambda x: x) -> list[Tensor]:
+    """The equations at the top of the module, entry by entry."""
+    batch, n_heads, length, features = t["q"].shape
+    width = t["v"].shape[-1]
+    q, k, v, weights = (t[name].tolist() for name in ("q", "k", "v", "weights"))
+    out = torch.zeros_like(t["v"])
+    for b, h in itertools.product(range(batch), range(n_heads)):
+        w = weights[b][h]
+        for n in range(length):
+            for j in range(width):
+                change = v[b][h][n][j]
+                if "beta" in t:
+                    change -= sum(k[b][h][n][i] * w[i][j] for i in range(features))
+                    change *= t["beta"][b, h, n].item()
+                for i in range(features):
+                    w[i][j] = squash(w[i][j] + k[b][h][n][i] * change)
+                out[b, h, n, j] = sum(q[b][h][n][i] * w[i][j] for i in range(features))
+    return [out, torch.tensor(weights, dtype=torch.float64)]
+
+
+def assert_all_same(ours: tuple[Tensor, ...], theirs: list[Tensor], tolerance: float) -> None:
+    for name, a, b in zip(("y", "weights"), ours, theirs, strict=True):
+        assert_same(a, b, tolerance, name)
+
+
+# ----- The loops
+
+
+@every_rule
+def test_reference_is_the_equation(rule: str) -> None:
+    t = inputs(rule, 5)
+    assert_all_same(RULES[rule](**t, implementation="reference"), by_hand(t), 1e-12)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "identity"])
+def test_outer_product_is_the_equation(activation: str) -> None:
+    t = inputs("sum", 5)
+    squash = math.tanh if activation == "tanh" else lambda x: x
+    assert_all_same(outer_product_rule(**t, activation=activation), by_hand(t, squash), 1e-12)
+    tensors = tuple(with_gradient(inputs("sum", 3, batch=1)).values())
+    assert torch.autograd.gradcheck(partial(outer_product_rule, activation=activation), tensors)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_delta_rule_replaces_and_sum_rule_adds(implementation: str) -> None:
+    """Six orthonormal keys, each written twice: delta reads the second value, sum reads both."""
+    keys = torch.eye(6, dtype=torch.float64)[None, None]
+    first, second = torch.randn(2, 1, 1, 6, 4, dtype=torch.float64).unbind()
+    k, v = torch.cat([keys, keys], 2), torch.cat([first, second], 2)
+    empty = torch.zeros(1, 1, 6, 4, dtype=torch.float64)
+    beta = torch.ones(1, 1, 12, dtype=torch.float64)
+    y, after = delta_rule(k, k, v, beta, empty, implementation=implementation)
+    assert_all_same((y, after), [v, second], 1e-12)
+    y, after = sum_rule(k, k, v, empty, implementation=implementation)
+    assert_all_same((y, after), [torch.cat([first, first + second], 2), first + second], 1e-12)
+
+
+def test_sum_rule_is_causal_linear_attention() -> None:
+    """``y_i = sum_(j <= i) (q_i . k_j) v_j / sum_(j <= i) q_i . k_j``: with ones for denominators."""
+    t = inputs("sum", 70)
+    q, k, v = t["q"].exp(), t["k"].exp(), t["v"]
+    scores = (q @ k.mT).tril()
+    expected = scores @ v / scores.sum(-1, keepdim=True)
+    ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    y, after = sum_rule(q, k, ones, torch.zeros(2, 3, 6, 5, dtype=torch.float64))
+    assert_same(y[..., :-1] / y[..., -1:], expected, 1e-12, "y")
+    assert_same(after[..., -1], k.sum(2), 1e-12, "z")
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_beta_of_zero_writes_nothing_and_beta_one_stores_exactly(implementation: str) -> None:
+    t = inputs("delta", 40)
+    t["beta"] = torch.zeros_like(t["beta"])
+    y, after = delta_rule(**t, implementation=implementation)
+    assert_all_same((y, after), [t["q"] @ t["weights"], t["weights"]], 1e-12)
+    t["beta"] = torch.ones_like(t["beta"])
+    t["q"] = t["k"]
+    y, _ = delta_rule(**t, implementation=implementation)
+    assert_same(y, t["v"], 1e-12, "what is read under the key just written")
+
+
+# ----- The chunked forms
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
+@pytest.mark.parametrize("length", LENGTHS)
+@every_rule
+def test_chunked_is_the_reference(rule: str, length: int, recompute: bool) -> None:
+    """Outputs, final memory, and the gradient of every input through both of them."""
+    given = inputs(rule, length)
+    theirs, ours = with_gradient(given), with_gradient(given)
+    expected = RULES[rule](**theirs, implementation="reference")
+    found = RULES[rule](**ours, recompute=recompute)
+    assert_all_same(found, list(expected), 1e-11)
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(e.shape, generator=generator, dtype=torch.float64) for e in expected]
+    torch.autograd.backward(expected, upstream)
+    torch.autograd.backward(found, upstream)
+    for name, tensor in ours.items():
+        assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 16, 64, 500])
+@every_rule
+def test_any_chunk_size(rule: str, chunk_size: int) -> None:
+    t = inputs(rule, 130)
+    expected = RULES[rule](**t, implementation="reference")
+    assert_all_same(RULES[rule](**t, chunk_size=chunk_size), list(expected), 1e-11)
+
+
+@pytest.mark.parametrize("cuts", [[1, 99], [63, 37], [50, 1, 49], [32, 32, 36], [1] * 100])
+@every_rule
+def test_cuts_do_not_matter(rule: str, cuts: list[int]) -> None:
+    t = inputs(rule, 100)
+    expected = RULES[rule](**t)
+    weights, outputs = t.pop("weights"), []
+    starts = itertools.accumulate([0, *cuts])
+    for start, n in zip(starts, cuts, strict=False):
+        part = {name: tensor[:, :, start : start + n] for name, tensor in t.items()}
+        y, weights = RULES[rule](**part, weights=weights)
+        outputs.append(y)
+    assert_all_same((torch.cat(outputs, 2), weights), list(expected), 1e-12)
+
+
+@every_rule
+def test_feature_map_inside(rule: str) -> None:
+    """Applied by the operation, or before: the same numbers and gradients."""
+
+    def features(x: Tensor) -> Tensor:
+        return sum_to_one(dpfp(x, 1), 1e-6)
+
+    given = inputs(rule, 70, features=5)
+    given["weights"] = torch.randn(2, 3, 10, 4, dtype=torch.float64)
+    upstream = torch.randn(2, 3, 70, 4, dtype=torch.float64)
+    results = []
+    for implementation in ("chunked", "reference"):
+        t = with_gradient(given)
+        y, after = RULES[rule](**t, feature_map=features, implementation=implementation)
+        (y * upstream).sum().backward()
+        results.append([y, after, *(x.grad for x in t.values())])
+    t = with_gradient(given)
+    outside = t | {"q": features(t["q"]), "k": features(t["k"])}
+    y, after = RULES[rule](**outside)
+    (y * upstream).sum().backward()
+    for result in results:
+        for a, b in zip(result, [y, after, *(x.grad for x in t.values())], strict=True):
+            assert_same(a, b, 1e-11, "inside against outside")
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
+@pytest.mark.parametrize("length", [1, 5, 7])
+@every_rule
+def test_gradients_are_the_derivatives(rule: str, length: int, recompute: bool) -> None:
+    t = with_gradient(inputs(rule, length, batch=1, n_heads=2, features=3, width=2))
+
+    def run(*values: Tensor) -> tuple[Tensor, Tensor]:
+        arguments = dict(zip(t, values, strict=True))
+        return RULES[rule](**arguments, chunk_size=3, recompute=recompute)
+
+    assert torch.autograd.gradcheck(run, tuple(t.values()))
+
+
+@every_rule
+def test_a_part_of_the_gradients(rule: str) -> None:
+    """Where only some inputs, or only one output, take part."""
+    given = inputs(rule, 40)
+    for name in given:
+        for output in (0, 1):
+            grads = []
+            for implementation in ("chunked", "reference"):
+                t = dict(given) | {name: given[name].clone().requires_grad_()}
+                found = RULES[rule](**t, implementation=implementation)[output]
+                if found.requires_grad:
+                    grads.append(torch.autograd.grad(found.square().sum(), t[name])[0])
+            # The final memory knows nothing of the queries; a fused path may say so with zeros.
+            if len(grads) == 2:
+                assert_same(grads[0], grads[1], 1e-11, name)
+            else:
+                assert (name, output) == ("q", 1)
+                assert not any(g.any() for g in grads)
+
+
+def test_float32_does_not_drift() -> None:
+    """100,000 tokens in single precision against double: the error stays that of one step."""
+    t = inputs("delta", 100_000, batch=1, n_heads=1)
+    y, weights = delta_rule(**t)
+    rough, rough_weights = delta_rule(**{name: x.float() for name, x in t.items()})
+    error = (rough - y).abs().amax((0, 1, 3)).view(10, -1).amax(1)
+    assert error.max() < 2e-5 * y.abs().max()
+    assert error[-1] < 3 * error[0]
+    assert_same(rough_weights, weights, 1e-5, "weights")
+
+
+@every_rule
+def test_memory_between_tokens_is_not_kept(rule: str) -> None:
+    """For the backward pass one memory is kept per chunk, or per 16 chunks: not one per token."""
+    length, features, width = 1024, 32, 32
+    t = with_gradient(inputs(rule, length, batch=1, n_heads=1, features=features, width=width))
+    kept: list[int] = []
+
+    def pack(x: Tensor) -> Tensor:
+        kept.append(x.untyped_storage().nbytes())
+        return x
+
+    sizes = []
+    for recompute in (False, True):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            RULES[rule](**t, recompute=recompute)
+        sizes.append(sum(kept))
+    one_memory = features * width * 8
+    assert sizes[0] < length * one_memory / 2
+    assert sizes[1] < sizes[0]
+
+
+# ----- What does not fit
+
+
+def test_misuse_is_refused_with_a_reason() -> None:
+    t = inputs("delta", 4)
+    cases: dict[str, dict[str, object]] = {
+        "do not belong together": {"v": t["v"][:, :, :3]},
+        "beta must be [B, H, T]": {"beta": t["beta"][..., None]},
+        "no token": {name: x[:, :, :0] for name, x in t.items() if name != "weights"},
+        "chunk_size": {"chunk_size": 0},
+        "does not fit": {"weights": t["weights"][:1]},
+    }
+    for message, change in cases.items():
+        with pytest.raises(MemspanError, match=re.escape(message)):
+            delta_rule(**t | change)

@@ -1,0 +1,339 @@
+"""Fast Weights' own: options, precision, feature maps of memories, misuse, training and its files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from architectures import VOCABULARY, fast_weights
+from golden import assert_same
+from memspan import cli, train
+from memspan.config import DataConfig, FastWeightsConfig, OptimConfig, RunConfig, TrainConfig
+from memspan.errors import MemspanError
+from memspan.models import FastWeights, LanguageModel
+from memspan.tensor_files import load_tensors
+
+SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
+
+
+def text(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, length), generator=generator)
+
+
+# ----- Options
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"nu": 0}, "nu must lie in 1 .. 7"),
+        ({"nu": 8}, "nu must lie in 1 .. 7"),
+        ({"feature_map": "elu", "nu": 2}, "nu belongs to feature_map dpfp"),
+        ({"favor_features": 4}, "belong to feature_map favor"),
+        ({"favor_redraw": True}, "belong to feature_map favor"),
+        ({"feature_map": "favor", "favor_features": 0}, "favor_features must be at least 1"),
+        ({"feature_map": "identity"}, "may be zero or negative"),
+        ({"feature_map": "identity", "normalisation": "attention"}, "may be zero or negative"),
+        ({"rule": "outer-product"}, "linear maps of its input"),
+        ({"outer_activation": "identity"}, "belongs to rule outer-product"),
+        ({"d_model": 9, "positions": "sinusoidal", "n_heads": 3}, "even d_model"),
+        ({"d_model": 9}, "not divisible"),
+        ({"epsilon": -1.0}, "epsilon must be at least 0"),
+        ({"chunk_size": 0}, "chunk_size must be at least 1"),
+    ],
+)
+def test_meaningless_options_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MemspanError, match=reason) as caught:
+        FastWeightsConfig(**SMALL | options)
+    assert "\n" not in str(caught.value)
+
+
+def test_meaningless_options_of_the_outer_product_are_refused() -> None:
+    outer = SMALL | {
+        "rule": "outer-product",
+        "feature_map": "identity",
+        "normalisation": "none",
+    }
+    FastWeightsConfig(**outer)
+    for options, reason in (({"d_head": 3}, "d_head"), ({"recompute": True}, "recompute")):
+        with pytest.raises(MemspanError, match=reason):
+            FastWeightsConfig(**outer | options)
+
+
+@pytest.mark.parametrize("normalisation", ["sum", "attention", "none"])
+@pytest.mark.parametrize("feature_map", ["dpfp", "elu", "favor", "softmax", "identity"])
+@pytest.mark.parametrize("rule", ["delta", "sum"])
+def test_every_other_combination_works(rule: str, feature_map: str, normalisation: str) -> None:
+    if feature_map == "identity" and normalisation != "none":
+        return
+    options = {"rule": rule, "feature_map": feature_map, "normalisation": normalisation}
+    model = LanguageModel(VOCABULARY, FastWeightsConfig(**SMALL | options)).double()
+    out = model(text(2, 40), targets=text(2, 40, 1))
+    out.losses.sum().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    reader = model.eval().reader(batch_size=2)
+    for token in text(2, 40).split(1, 1):
+        reader.read(token)
+    assert_same(reader.memory.weights, out.memory.weights, 1e-9, "weights")
+    width = model.backbone.config.feature_width
+    assert out.memory.weights.shape == (2, 2, 2, width, 4)
+
+
+def test_feature_widths() -> None:
+    """As docs/fast_weights.md lists them; heads are 4 wide."""
+    widths = {
+        ("dpfp", 1): 8,
+        ("dpfp", 3): 24,
+        ("elu", 1): 4,
+        ("softmax", 1): 4,
+    }
+    for (kind, nu), width in widths.items():
+        config = FastWeightsConfig(**SMALL, feature_map=kind, nu=nu)
+        assert config.feature_width == width
+    assert FastWeightsConfig(**SMALL, feature_map="favor").feature_width == 8
+    assert FastWeightsConfig(**SMALL, feature_map="favor", favor_features=5).feature_width == 10
+
+
+def test_options_change_what_is_computed() -> None:
+    logits = [
+        fast_weights(**options).model()(text(2, 9)).logits
+        for options in (
+            {},
+            {"rule": "sum"},
+            {"normalisation": "none"},
+            {"normalisation": "attention"},
+            {"positions": "sinusoidal"},
+            {"final_norm": False},
+            {"activation": "gelu"},
+            {"epsilon": 0.1},
+        )
+    ]
+    for i, a in enumerate(logits):
+        assert not any(torch.allclose(a, b) for b in logits[:i])
+
+
+@pytest.mark.parametrize("option", [{"recompute": True}, {"chunk_size": 3}, {"chunk_size": 64}])
+def test_options_that_change_the_work_only(option: dict[str, Any]) -> None:
+    results = []
+    for options in ({}, option):
+        model = fast_weights(**options).model().train()
+        out = model(text(2, 50), targets=text(2, 50, 1))
+        out.losses.sum().backward()
+        results.append([out.losses, out.memory.weights, *(p.grad for p in model.parameters())])
+    for ours, expected in zip(*results, strict=True):
+        assert_same(ours, expected, 1e-9, str(option))
+
+
+def test_attention_reads_the_normalised_input() -> None:
+    """The norm before the attention is used: its gain matters, the scale of the input does not."""
+    layer = next(fast_weights().model().backbone.stack())
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    empty = torch.zeros(2, 2, 8, 4, dtype=torch.float64), torch.zeros(2, 2, 0).double()
+    seen = [layer(scale * x, *empty)[1] for scale in (1.0, 100.0)]
+    assert_same(seen[0], seen[1], 1e-4, "fast weights")
+    with torch.no_grad():
+        layer.attention_norm.weight.mul_(2)
+    assert not torch.allclose(layer(x, *empty)[1], seen[0])
+
+
+def test_dropout_is_for_training_only() -> None:
+    model = fast_weights(dropout=0.3).model()
+    assert torch.equal(model(text(2, 5)).logits, model(text(2, 5)).logits)
+    model.train()
+    assert not torch.allclose(model(text(2, 5)).logits, model(text(2, 5)).logits)
+
+
+# ----- Precision
+
+
+def test_memory_is_float32_whatever_the_rest() -> None:
+    model = fast_weights().model(torch.float32).bfloat16()
+    out = model(text(2, 5))
+    assert out.logits.dtype == torch.bfloat16
+    assert out.memory.weights.dtype == torch.float32
+    reader = model.reader()
+    reader.read(text(1, 1))
+    assert reader.memory.weights.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fast_weights().model(torch.float32)(text(2, 5))
+    assert out.memory.weights.dtype == torch.float32
+
+
+# ----- Favor's random features
+
+
+def test_fixed_features_are_part_of_the_model() -> None:
+    torch.manual_seed(0)
+    options = SMALL | {"feature_map": "favor"}
+    one, two = (LanguageModel(VOCABULARY, FastWeightsConfig(**options)).eval() for _ in range(2))
+    assert not torch.equal(one(text(1, 5)).logits, two(text(1, 5)).logits)
+    memory = one(text(1, 5)).memory
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(one(text(1, 5), memory).logits, two(text(1, 5), memory).logits)
+    first = one.state_dict()["backbone.layers.0.attention.projection"].clone()
+    one.train()(text(1, 5))
+    assert torch.equal(one.state_dict()["backbone.layers.0.attention.projection"], first)
+
+
+def test_redrawn_features() -> None:
+    """New ones for every segment of training, which then starts empty; the last ones stay."""
+    model = fast_weights(feature_map="favor", favor_redraw=True).model()
+    memory = model(text(2, 5)).memory
+    before = model.state_dict()
+    model.train()
+    torch.manual_seed(1)
+    with_memory = model(text(2, 5), memory)
+    torch.manual_seed(1)
+    without = model(text(2, 5))
+    assert torch.equal(with_memory.logits, without.logits)
+    assert with_memory.memory.tokens_seen.tolist() == [5, 5]
+    after = model.state_dict()
+    drawn = [name for name in before if not torch.equal(before[name], after[name])]
+    assert drawn == [
+        "backbone.feature_id",
+        *(f"backbone.layers.{n}.attention.projection" for n in range(2)),
+    ]
+    model.eval()
+    assert_same(model(text(2, 5)).logits, without.logits, 1e-12, "with the last draw")
+    with pytest.raises(MemspanError, match="another feature map"):
+        model(text(2, 5), memory)
+
+
+# ----- What does not fit
+
+
+def test_a_memory_of_another_feature_map_is_refused() -> None:
+    dpfp, favor = fast_weights().model(), fast_weights(feature_map="favor").model()
+    memory = dpfp(text(2, 5)).memory
+    assert memory.weights.shape == favor.initial_memory(2).weights.shape
+    for attempt in (lambda: favor(text(2, 1), memory), lambda: favor.reader(memory)):
+        with pytest.raises(MemspanError, match=r"rows 0, 1 .* another feature map"):
+            attempt()
+    # Empty rows may be read on from with any.
+    favor(text(2, 1), memory.reset([True, True]))
+    with pytest.raises(MemspanError, match="rows 1 of the memory"):
+        favor(text(2, 1), memory.reset([True, False]))
+    for options in ({"nu": 2}, {"d_head": 3}, {"normalisation": "attention"}):
+        with pytest.raises(MemspanError, match="this model needs"):
+            fast_weights(**options).model()(text(2, 1), memory)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_keys_that_are_not_finite_are_refused(value: float) -> None:
+    backbone = fast_weights().model().backbone
+    x = torch.randn(3, 6, 8, dtype=torch.float64)
+    x[1, 2, 0] = value
+    for attempt in (backbone, backbone.reader(None, 3).read):
+        with torch.no_grad(), pytest.raises(MemspanError, match="rows 1 are not finite"):
+            attempt(x)
+
+
+def test_what_does_not_fit_memory_is_refused_before_it_is_made() -> None:
+    config = FastWeightsConfig(feature_map="favor", favor_features=10**12)
+    with pytest.raises(MemspanError, match=r"GB for the memory of 1 rows.*lower nu"):
+        FastWeights(config)
+    with pytest.raises(MemspanError, match=r"rows.*lower nu"):
+        FastWeights(FastWeightsConfig()).initial_memory(10**9)
+
+
+def test_memory_length_is_refused() -> None:
+    with pytest.raises(MemspanError, match="no memory length"):
+        fast_weights().model().initial_memory(1, memory_length=5)
+
+
+# ----- Training, and the files it writes
+
+
+@pytest.fixture
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    words = random.Random(1).choices(["memory", "segment", "the", "of", "a\n"], k=400)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+
+
+@pytest.mark.usefixtures("_own_folders")
+@pytest.mark.parametrize("options", [{}, {"feature_map": "favor", "favor_redraw": True}])
+def test_resume_continues_bit_for_bit(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = TrainConfig(
+        steps=12,
+        batch_size=2,
+        segment_length=8,
+        evaluate_every=5,
+        evaluate_tokens=64,
+        save_every=3,
+        sample_tokens=0,
+        device="cpu",
+    )
+    config = RunConfig(
+        model=FastWeightsConfig(**SMALL | {"dropout": 0.1} | options),
+        architecture="fast-weights",
+        data=DataConfig(corpus="text.txt", tokenizer="characters"),
+        optim=OptimConfig(warmup_steps=5),
+        train=loop,
+    )
+    quiet = Console(quiet=True)
+    train.train(config, Path("whole"), quiet)
+    original, calls = train.Trainer.update, 0
+
+    def update(self: train.Trainer) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise RuntimeError("power cut")
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train.train(config, Path("cut"), quiet)
+    train.resume(Path("cut"), quiet)
+    for name in ("model", "training"):
+        files = [
+            load_tensors(sorted((Path(run) / "checkpoints").iterdir())[-1] / f"{name}.safetensors")
+            for run in ("whole", "cut")
+        ]
+        assert files[0][0].keys() == files[1][0].keys()
+        for key, tensor in files[0][0].items():
+            assert torch.equal(tensor, files[1][0][key]), key
+    assert dataclasses.asdict(train.checkpoint.load_config(Path("cut"))) == (
+        dataclasses.asdict(config)
+    )
+
+
+@pytest.mark.usefixtures("_own_folders")
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--model.n-layers", "1", "--model.d-model", "16", "--model.d-ff", "16"]
+    loop = ["--train.steps", "4", "--train.batch-size", "2", "--train.segment-length", "8"]
+    other = ["--train.sample-tokens", "5", "--train.device", "cpu", "--out", "run"]
+    start = ["train", "--model", "fast-weights", "--data.corpus", "text.txt"]
+    cli.main([*start, *small, *loop, *other])
+    capsys.readouterr()
+    cli.main(["evaluate", "run", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    assert 0 < scores["bits_per_byte"] < 9
+    cli.main(["evaluate", "run"])
+    assert "memory of constant size" in capsys.readouterr().out
+    for option, reason in (
+        (["evaluate", "run", "--memory-length", "5"], "no memory length"),
+        (["train", "--model", "fast-weights", "--model.nu", "99"], "nu must lie"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(option)
+        assert stop.value.code == 2
+        captured = capsys.readouterr()
+        assert reason in captured.err + captured.out
+    cli.main(["generate", "run", "--tokens", "5", "--save-memory", "memory", "--seed", "1"])
+    assert "memory of 6 tokens" in capsys.readouterr().err
+    cli.main(["generate", "run", "--tokens", "5", "--memory", "memory"])

@@ -1,0 +1,109 @@
+"""Feature maps against their formulas, their gradients and what they are meant to approximate."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from golden import assert_same
+from memspan.ops.feature_maps import (
+    FAVOR_FLOOR,
+    dpfp,
+    elu_plus_one,
+    favor,
+    orthogonal_projection,
+    sum_to_one,
+)
+
+
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("nu", [1, 2, 3, 7])
+def test_dpfp_is_the_formula(nu: int) -> None:
+    """Entry ``(i - 1) 2K + j`` is ``r_j r_(j - i)``, with ``r = relu([k, -k])``."""
+    width = 4
+    x = vectors(5, width)
+    out = dpfp(x, nu)
+    assert out.shape == (5, 2 * width * nu)
+    for row, found in zip(x.tolist(), out.tolist(), strict=True):
+        r = [max(0.0, a) for a in [*row, *(-a for a in row)]]
+        expected = [r[j] * r[j - i] for i in range(1, nu + 1) for j in range(2 * width)]
+        assert found == pytest.approx(expected, abs=1e-15)
+
+
+def test_dpfp_of_negative_keys_is_not_zero() -> None:
+    """Relu of [k, -k], not [relu(k), -relu(k)]: a key and its negative have different features."""
+    x = vectors(3, 4).abs()
+    assert (dpfp(-x, 1).sum(-1) > 0).all()
+    assert not (dpfp(x, 1) * dpfp(-x, 1)).any()
+
+
+def test_dpfp_beyond_its_range_only_repeats() -> None:
+    """All pairs are there with ``nu = 2K - 1``; one roll more multiplies each entry with itself."""
+    x, width = vectors(2, 3), 3
+    every = dpfp(x, 2 * width)[..., -2 * width :]
+    assert_same(every, torch.cat([x, -x], -1).relu().square(), 1e-15, "the last roll")
+
+
+@pytest.mark.parametrize("nu", [1, 3, 5])
+def test_dpfp_gradient(nu: int) -> None:
+    x = vectors(2, 3, 4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: dpfp(x, nu), x)
+    # Where a coordinate is zero, as everywhere in relu, the gradient is zero and not a NaN.
+    zero = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
+    sum_to_one(dpfp(zero, nu), 1e-6).sum().backward()
+    assert torch.equal(zero.grad, torch.zeros_like(zero))
+
+
+def test_elu_plus_one_is_the_formula() -> None:
+    for a in (-3.0, -0.1, 0.0, 2.5):
+        expected = a + 1 if a > 0 else math.exp(a)
+        assert elu_plus_one(torch.tensor([a], dtype=torch.float64)).item() == pytest.approx(
+            expected
+        )
+
+
+def test_favor_is_the_formula() -> None:
+    x, projection = vectors(3, 4), vectors(4, 5, seed=1)
+    out = favor(x, projection)
+    assert out.shape == (3, 10)
+    for row, found in zip(x, out.tolist(), strict=True):
+        expected = []
+        for sign in (1, -1):
+            for column in projection.t():
+                exponent = sign * float(row @ column) - float(row @ row) / 2
+                expected.append((math.exp(exponent) + FAVOR_FLOOR) / math.sqrt(10))
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_favor_approximates_softmax_kernel() -> None:
+    """``favor(q) . favor(k)`` is ``exp(q . k)`` on average over the projections."""
+    q, k = 0.2 * vectors(6, 8), 0.2 * vectors(6, 8, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    projections = [orthogonal_projection(8, 512, generator).double() for _ in range(100)]
+    found = sum(favor(q, p) @ favor(k, p).t() for p in projections) / len(projections)
+    assert_same(found, (q @ k.t()).exp(), 0.05, "kernel")
+
+
+def test_projection_is_orthogonal_in_blocks_with_gaussian_lengths() -> None:
+    projection = orthogonal_projection(16, 40, torch.Generator().manual_seed(0))
+    assert projection.shape == (16, 40)
+    products = projection.t() @ projection
+    for start in (0, 16, 32):
+        block = products[start : start + 16, start : start + 16]
+        assert (block - block.diagonal().diag()).abs().max() < 1e-4
+    many = orthogonal_projection(16, 4096, torch.Generator().manual_seed(0))
+    assert many.square().sum(0).mean().item() == pytest.approx(16, rel=0.05)
+    assert many.mean().item() == pytest.approx(0, abs=0.02)
+
+
+def test_sum_to_one_and_its_epsilon() -> None:
+    features = vectors(3, 5).abs()
+    assert_same(sum_to_one(features, 0.0).sum(-1), torch.ones(3).double(), 1e-12, "sum")
+    assert not sum_to_one(torch.zeros(2, 5), 1e-6).any()
