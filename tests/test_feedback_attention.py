@@ -5,6 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from golden import assert_same
 from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
+from memspan.ops import compiled_loop
 from memspan.ops.feedback_attention import attend
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -28,6 +33,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "short": {"memory_length": 3, "max_distance": 7},
     "shortest": {"memory_length": 1},
 }
+
+
+fast = pytest.mark.parametrize(
+    "implementation",
+    [
+        "fused",
+        pytest.param(
+            "compiled",
+            marks=pytest.mark.skipif(
+                not compiled_loop.available(torch.zeros(())), reason="no C compiler"
+            ),
+        ),
+    ],
+)
 
 
 def model_of(**options: Any) -> Feedback:
@@ -106,32 +125,37 @@ def test_attention_is_the_equation() -> None:
     assert not out[2].any()
 
 
+@fast
 @pytest.mark.parametrize("kind", ["empty", "full", "rows"])
 @pytest.mark.parametrize("n_tokens", [1, 2, 63])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_fused_equals_the_reference(options: dict[str, Any], n_tokens: int, kind: str) -> None:
+def test_fast_paths_equal_the_reference(
+    options: dict[str, Any], n_tokens: int, kind: str, implementation: Any
+) -> None:
     """Outputs, final memory and every gradient, the initial memory's too."""
     model = model_of(**options)
     memory, x = memory_of(model, kind, 3), vectors(3, n_tokens)
-    fused = everything(model, x, memory, [n_tokens], "fused")
+    fused = everything(model, x, memory, [n_tokens], implementation)
     expected = everything(model, x, memory, [n_tokens], "reference")
     for name, tensor in expected.items():
         assert_same(fused[name], tensor, 1e-9, name)
 
 
+@fast
 @pytest.mark.parametrize("kind", ["empty", "rows"])
-def test_fused_over_200_tokens_and_cuts(kind: str) -> None:
+def test_fast_paths_over_200_tokens_and_cuts(kind: str, implementation: Any) -> None:
     """Longer than the span; in one call, and in segments with gradients through their memories."""
     model = model_of(projections="per-layer" if kind == "rows" else "shared")
     memory, x = memory_of(model, kind, 3), vectors(3, 200)
     expected = everything(model, x, memory, [200], "reference")
     for cuts in ([200], [1, 2, 63, 134], [50] * 4):
-        fused = everything(model, x, memory, cuts, "fused")
+        fused = everything(model, x, memory, cuts, implementation)
         for name, tensor in expected.items():
             assert_same(fused[name], tensor, 1e-9, f"{name} with cuts {cuts}")
 
 
-def test_gradients_are_numeric_ones() -> None:
+@fast
+def test_gradients_are_numeric_ones(implementation: Any) -> None:
     model = model_of(memory_length=3, attention_bias=True)
     memory = memory_of(model, "rows", 3)
     names, values = zip(*model.named_parameters(), strict=True)
@@ -139,7 +163,9 @@ def test_gradients_are_numeric_ones() -> None:
     def run(x: Tensor, start: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         given = dict(zip(names, parameters, strict=True))
         start = FeedbackMemory(memory.tokens_seen, start, memory.length)
-        out = torch.func.functional_call(model, given, (x, start), {"implementation": "fused"})
+        out = torch.func.functional_call(
+            model, given, (x, start), {"implementation": implementation}
+        )
         return out.hidden, out.memory.vectors
 
     inputs = [vectors(3, 4), memory.vectors, *values]
@@ -216,13 +242,61 @@ def test_dropout_takes_the_reference() -> None:
         model = model_of(**{option: 0.3}).train()
         assert not model.can_fuse()
         assert not torch.allclose(model(x).hidden, model(x).hidden), option
-        with pytest.raises(MemspanError, match="dropout"):
-            model(x, implementation="fused")
+        for implementation in ("fused", "compiled"):
+            with pytest.raises(MemspanError, match="dropout"):
+                model(x, implementation=implementation)
         model.eval()
         assert model.can_fuse()
-        assert torch.equal(model(x).hidden, model(x, implementation="fused").hidden)
+        assert_same(model(x).hidden, model(x, implementation="fused").hidden, 1e-12, option)
     with pytest.raises(MemspanError, match="post"):
         model_of(normalisation="post")(x, implementation="fused")
+
+
+@fast
+def test_the_fast_paths_at_an_ordinary_size(implementation: Any) -> None:
+    """Wide enough for every vector and remainder, in both precisions; more rows than fit at once."""
+    torch.manual_seed(0)
+    model = Feedback(FeedbackConfig(n_layers=2, d_model=72, n_heads=3, d_ff=100, memory_length=45))
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 1e-12)):
+        model = model.to(dtype)
+        x = torch.randn(7, 61, 72, dtype=dtype)
+        with torch.no_grad():
+            memory = model(x).memory
+            expected = model(x, memory, implementation="reference")
+            out = model(x, memory, implementation=implementation)
+        assert_same(out.hidden, expected.hidden, tolerance, "hidden")
+        assert_same(out.memory.vectors, expected.memory.vectors, tolerance, "vectors")
+
+
+def test_without_a_compiler(tmp_path: Path) -> None:
+    """PyTorch serves, and asking for the compiled loop says what is missing."""
+    program = (
+        "import torch\n"
+        "from memspan.config import FeedbackConfig\n"
+        "from memspan.errors import MemspanError\n"
+        "from memspan.models import Feedback\n"
+        "model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))\n"
+        "x = torch.randn(2, 3, 8)\n"
+        "assert torch.equal(model(x).hidden, model(x, implementation='fused').hidden)\n"
+        "try:\n"
+        "    model(x, implementation='compiled')\n"
+        "except MemspanError as error:\n"
+        "    print(error)\n"
+    )
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    for change in ({"MEMSPAN_COMPILE": "0"}, {"CC": "no-such-compiler"}, {"CC": str(broken)}):
+        environment = os.environ | {"MEMSPAN_CACHE": str(tmp_path / "cache")} | change
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+        assert "needs a CPU" in done.stdout, done.stderr
+        assert "C compiler" in done.stdout
 
 
 def test_memory_vectors_are_the_mix_of_states() -> None:
@@ -326,3 +400,19 @@ def test_a_reader_keeps_keys_and_values_once() -> None:
             sizes[projections, n_layers] = model.reader(None, 1)._kv.numel()
     assert sizes["shared", 4] == sizes["shared", 1] == sizes["per-layer", 1]
     assert sizes["per-layer", 4] == 4 * sizes["shared", 1]
+
+
+@pytest.mark.parametrize("kind", ["empty", "full", "rows"])
+def test_a_reader_reads_segments_and_tokens_alike(kind: str) -> None:
+    """Long segments, short ones and single tokens, in turn: the model's outputs and memory."""
+    model = model_of(memory_length=12, attention_bias=True).eval()
+    memory, x = memory_of(model, kind, 3), vectors(3, 90)
+    reader = model.reader(memory, 3)
+    at = 0
+    for n in (1, 20, 3, 1, 30, 8, 7, 20):
+        out = model(x[:, at : at + n], memory, implementation="reference")
+        assert_same(reader.read(x[:, at : at + n]), out.hidden, 1e-9, f"{n} tokens at {at}")
+        memory, at = out.memory, at + n
+        assert_same(reader.memory.vectors, memory.vectors, 1e-9, "vectors")
+        assert torch.equal(reader.memory.length, memory.length)
+        assert torch.equal(reader.memory.tokens_seen, memory.tokens_seen)

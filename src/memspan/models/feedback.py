@@ -21,9 +21,10 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, initialise
+from memspan.ops import compiled_loop
 from memspan.ops.feedback_attention import Folded, TokenStep, attend, recurrence
 
-Implementation = Literal["reference", "fused"]
+Implementation = Literal["reference", "fused", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -181,20 +182,17 @@ class Feedback(nn.Module):
             x: ``[B, T, D]``.
             memory: what was read before (None: nothing). It is not changed.
             implementation: ``reference``, the loop; ``fused``, the same as one function, for pre-norm
-                without dropout. None: ``fused`` where it can be.
+                without dropout; ``compiled``, that function with its loops in C, on a CPU with a C
+                compiler. None: the last of these that can be.
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
         self._check_memory(memory, x)
-        if implementation == "fused" and not self.can_fuse():
-            raise MemspanError(
-                "the fused implementation knows neither dropout nor normalisation post: drop them, "
-                "or use the reference"
-            )
-        if implementation is None:
-            implementation = "fused" if self.can_fuse() else "reference"
-        run = self._fused if implementation == "fused" else self._reference
-        h, vectors = run(self.dropout(x), memory)
+        implementation = self._choose(implementation)
+        if implementation == "reference":
+            h, vectors = self._reference(self.dropout(x), memory)
+        else:
+            h, vectors = self._fused(x, memory, compiled=implementation == "compiled")
         span, n_new = memory.vectors.shape[1], x.shape[1]
         kept = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
@@ -224,7 +222,24 @@ class Feedback(nn.Module):
             vectors.append(vector)
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
-    def _fused(self, x: Tensor, memory: FeedbackMemory) -> tuple[Tensor, Tensor]:
+    def _choose(self, wanted: Implementation | None) -> Implementation:
+        compiles = compiled_loop.available(next(self.stack()).content_bias)
+        if wanted is None:
+            best: Implementation = "compiled" if compiles else "fused"
+            return best if self.can_fuse() else "reference"
+        if wanted != "reference" and not self.can_fuse():
+            raise MemspanError(
+                f"the {wanted} implementation knows neither dropout nor normalisation post: drop "
+                "them, or use the reference"
+            )
+        if wanted == "compiled" and not compiles:
+            raise MemspanError(
+                "the compiled implementation needs a CPU, float32 or float64, a C compiler (cc), and "
+                "MEMSPAN_COMPILE other than 0: use fused"
+            )
+        return wanted
+
+    def _fused(self, x: Tensor, memory: FeedbackMemory, compiled: bool) -> tuple[Tensor, Tensor]:
         """The same, by one function over the whole segment."""
         span = memory.vectors.shape[1]
         dtype = next(self.stack()).content_bias.dtype
@@ -237,6 +252,7 @@ class Feedback(nn.Module):
             self.fold(span),
             activation=self.config.activation,
             eps=next(self.stack()).attention_norm.eps,
+            compiled=compiled,
         )
 
     def can_fuse(self) -> bool:
@@ -375,8 +391,9 @@ class FeedbackReader:
         self._count = 0
         lengths = memory.length.tolist()
         self._shortest, self._longest = min(lengths), max(lengths)
-        weights = backbone.fold(self.span)
+        self._weights = weights = backbone.fold(self.span)
         self._step = None
+        self._compiled = backbone._choose(None) == "compiled"
         if backbone.can_fuse():
             eps = next(backbone.stack()).attention_norm.eps
             self._step = TokenStep(weights, self._batch, backbone.config.activation, eps)
@@ -403,11 +420,31 @@ class FeedbackReader:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        h = torch.empty_like(x)
         with torch.autocast(x.device.type, enabled=False):
-            for t, x_t in enumerate(x.unbind(1)):
-                h[:, t] = self._read_one(x_t)
+            # To lay out the weights for the compiled loop takes as long as a few tokens.
+            if self._compiled and x.shape[1] >= 8:
+                h = self._read_segment(x)
+            else:
+                h = torch.empty_like(x)
+                for t, x_t in enumerate(x.unbind(1)):
+                    h[:, t] = self._read_one(x_t)
             return self.backbone.final_norm(h)
+
+    def _read_segment(self, x: Tensor) -> Tensor:
+        """By the loop that training takes."""
+        valid = min(self._longest + self._count, self.span)
+        recent = self._vectors[self._end - valid : self._end].transpose(0, 1)
+        eps = next(self.backbone.stack()).attention_norm.eps
+        activation = self.backbone.config.activation
+        h, vectors = recurrence(
+            x, recent, self._length(), self.span, self._weights,
+            activation=activation, eps=eps, compiled=True,
+        )  # fmt: skip
+        new = slice(self._end, self._end + x.shape[1])
+        self._vectors[new] = vectors.transpose(0, 1)
+        self._kv[:, :, :, new] = self._projected(self._vectors[new])
+        self._end, self._count = new.stop, self._count + x.shape[1]
+        return h
 
     def _read_one(self, x: Tensor) -> Tensor:
         # Rows of one length need no mask: only the valid end is looked at.

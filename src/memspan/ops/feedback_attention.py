@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.ops import compiled_loop
+
 
 def attend(
     q: Tensor,
@@ -107,6 +109,7 @@ def recurrence(
     *,
     activation: str = "relu",
     eps: float = 1e-5,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Read a segment, token by token, through all layers; pre-norm and without dropout.
 
@@ -117,6 +120,7 @@ def recurrence(
         length: int64 ``[B]``: how many of them the row has.
         span: ``S``, how far a token sees.
         activation: ``relu`` or ``gelu``.
+        compiled: run the loops in C, where :func:`memspan.ops.compiled_loop.available`.
 
     Returns:
         The last layer's output and the memory vectors, ``[B, T, D]`` each.
@@ -134,7 +138,12 @@ def recurrence(
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
         apply: Any = _Recurrence.apply
         out, vectors = apply(
-            x.transpose(0, 1), projected, hidden, seen, span, activation, eps, *weights.tensors()
+            x.transpose(0, 1),
+            projected,
+            hidden,
+            seen,
+            (span, activation, eps, compiled),
+            *weights.tensors(),
         )
     return out.transpose(0, 1), vectors.transpose(0, 1)
 
@@ -237,11 +246,39 @@ class TokenStep:
         return self.state[-1]
 
 
+@dataclass
+class _Kept:
+    """What a forward keeps for its backward. Time comes first inside, and heads before rows."""
+
+    states: Tensor
+    """Embedding and layers' outputs, ``[L + 1, T, B, D]``."""
+    middles: Tensor
+    """Between the sub-layers, ``[L, T, B, D]``."""
+    queries: Tensor
+    """``[T, L, H * B, K]``."""
+    attended: Tensor
+    """What the heads drew, and a one: ``[L, T, B, H * K + 1]``."""
+    activated: Tensor
+    """Inside the feed-forward, and a one: ``[L, T, B, F + 1]``."""
+    before: Tensor
+    """The same before gelu; relu needs no other than ``activated``."""
+    vectors: Tensor
+    """``[T, B, D]``."""
+    kv: Tensor
+    """``[2, G, H * B, O + T, K]``; compiled, ``[2, G, H * B, K, O + T]``."""
+    mean: list[list[Any]] | None = None
+    """Of each norm and step, ``[B, 1]``; likewise ``rstd``."""
+    rstd: list[list[Any]] | None = None
+    moments: Tensor | None = None
+    """The same where compiled, ``[L, T, 4, B]``."""
+    probabilities: Any = None
+    """Attention weights, for each step ``[L, H * B, 1, n]``; compiled, all in one tensor."""
+
+
 class _Recurrence(torch.autograd.Function):
     """The loop over tokens without a graph, and back-propagation through time by hand.
 
-    Inside, time comes first, and heads before rows. What every step computes goes into buffers made
-    once, whose views of each step are made once, too. Nothing outlives a call but what its own
+    What every step computes goes into buffers made once. Nothing outlives a call but what its own
     backward needs.
     """
 
@@ -252,135 +289,199 @@ class _Recurrence(torch.autograd.Function):
         old: Tensor,
         hidden: Tensor | None,
         seen: Tensor | None,
-        span: int,
-        activation: str,
-        eps: float,
+        options: tuple[int, str, float, bool],
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         w = Folded(*tensors)
+        _, activation, _, compiled = options
         n_steps, batch, d_model = x.shape
         n_layers, n_heads, _, width = w.query.shape
         d_ff, rows, groups, n_old = w.inner.shape[2], n_heads * batch, w.n_groups, len(old)
-        inner_width, size = n_heads * width, (d_model,)
+        inner_width, new = n_heads * width, x.new_empty
 
-        states = x.new_empty(n_layers + 1, n_steps, batch, d_model)
-        states[0] = x
-        middles = x.new_empty(n_layers, n_steps, batch, d_model)
-        queries = x.new_empty(n_steps, n_layers, rows, width)
-        attended = x.new_empty(n_layers, n_steps, batch, inner_width + 1)
-        activated = x.new_empty(n_layers, n_steps, batch, d_ff + 1)
-        attended[..., -1] = activated[..., -1] = 1
-        before = activated[..., :d_ff]
-        if activation == "gelu":
-            before = x.new_empty(n_layers, n_steps, batch, d_ff)
-        vectors = x.new_empty(n_steps, batch, d_model)
-        kv = x.new_empty(2, groups, rows, n_old + n_steps, width)
-        _by_slot(kv[..., :n_old, :], batch).copy_(old.view(n_old, batch, 2, groups, n_heads, width))
+        activated = new(n_layers, n_steps, batch, d_ff + 1)
+        gelu = activation == "gelu"
+        slots = (width, n_old + n_steps) if compiled else (n_old + n_steps, width)
+        kept = _Kept(
+            states=new(n_layers + 1, n_steps, batch, d_model),
+            middles=new(n_layers, n_steps, batch, d_model),
+            queries=new(n_steps, n_layers, rows, width),
+            attended=new(n_layers, n_steps, batch, inner_width + 1),
+            activated=activated,
+            before=new(n_layers, n_steps, batch, d_ff) if gelu else activated[..., :d_ff],
+            vectors=new(n_steps, batch, d_model),
+            kv=new(2, groups, rows, *slots),
+        )
+        kept.states[0] = x
+        kept.attended[..., -1] = activated[..., -1] = 1
         if n_old == 0:
             # The first token attends to nothing: that sub-layer adds zero, its bias included.
-            attended[:, 0] = 0
+            kept.attended[:, 0] = 0
         elif seen is not None:
-            attended[:, 0, :, -1] = seen
-
-        # One view per step of everything: cheaper than to select step by step.
-        state, middle = _views(states), _views(middles)
-        heads = attended[..., :inner_width].unflatten(-1, (n_heads, width)).transpose(-3, -2)
-        head, out, act = _views(heads), _views(attended), _views(activated)
-        pre, post = _views(before), _views(activated[..., :d_ff])
-        query = [step.unbind(0) for step in queries.unbind(0)]
-        query_heads = _views(queries.view(n_steps, n_layers, n_heads, batch, width))
-        slots = _by_slot(kv[..., n_old:, :], batch).unbind(0)
-        step_states = states.view(n_layers + 1, n_steps, -1).unbind(1)
-        q_w, q_b, o_w = w.query.unbind(0), w.query_bias.unbind(0), w.output.unbind(0)
-        i_w, i_b, f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
-        scratch = x.new_empty(batch, 2 * groups * inner_width)
-        scratch_slot = scratch.view(batch, 2, groups, n_heads, width)
-        drawn = x.new_empty(rows, 1, width)
-        drawn_heads = drawn.view(n_heads, batch, width)
-        mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
-        rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
-        probabilities: list[Any] = []
-
-        # The first layer's queries do not depend on the recurrence.
-        z, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
-        mean[0], rstd[0] = list(mean0.unbind(0)), list(rstd0.unbind(0))
-        first = torch.baddbmm(q_b[0], z.view(1, -1, d_model).expand(n_heads, -1, -1), q_w[0])
-        queries[:, 0].view(n_steps, n_heads, batch, width).copy_(
-            first.view(n_heads, n_steps, batch, width).transpose(0, 1)
+            kept.attended[:, 0, :, -1] = seen
+        place = kept.kv.transpose(3, 4) if compiled else kept.kv
+        _by_slot(place[..., :n_old, :], batch).copy_(
+            old.view(n_old, batch, 2, groups, n_heads, width)
         )
-
-        for t in range(n_steps):
-            low, high = max(0, n_old + t - span), n_old + t
-            n_keys = high - low
-            if n_keys:
-                keys = kv[0, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
-                values = kv[1, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
-                r_keys = w.position_keys[..., span - n_keys :].unbind(0)
-                r_scores = w.position_scores[..., span - n_keys :].unbind(0)
-                weights = x.new_empty(n_layers, rows, 1, n_keys)
-                weight = weights.unbind(0)
-                probabilities.append(weights)
-            else:
-                probabilities.append(None)
-            for n in range(n_layers):
-                h = state[n][t]
-                if n_keys:
-                    q = query[t][n].unsqueeze(1)
-                    if n:
-                        z, mean[2 * n][t], rstd[2 * n][t] = torch.native_layer_norm(
-                            h, size, None, None, eps
-                        )
-                        torch.baddbmm(
-                            q_b[n], z.expand(n_heads, -1, -1), q_w[n], out=query_heads[t][n]
-                        )
-                    scores = torch.baddbmm(r_scores[n], query_heads[t][n], r_keys[n])
-                    if hidden is not None and low < n_old:
-                        scores[..., : n_old - low].add_(hidden[:, low:])
-                    scores = scores.view(rows, 1, n_keys).baddbmm_(q, keys[n])
-                    torch.softmax(scores, -1, out=weight[n])
-                    torch.bmm(weight[n], values[n], out=drawn)
-                    head[n][t].copy_(drawn_heads)
-                    if t == 0 and seen is not None:
-                        head[n][t].mul_(seen[:, None])
-                    torch.addmm(h, out[n][t], o_w[n], out=middle[n][t])
-                else:
-                    middle[n][t].copy_(h)
-                z, mean[2 * n + 1][t], rstd[2 * n + 1][t] = torch.native_layer_norm(
-                    middle[n][t], size, None, None, eps
-                )
-                torch.addmm(i_b[n], z, i_w[n], out=pre[n][t])
-                if activation == "gelu":
-                    post[n][t].copy_(F.gelu(pre[n][t]))
-                else:
-                    pre[n][t].relu_()
-                torch.addmm(middle[n][t], act[n][t], f_w[n], out=state[n + 1][t])
-            vector = torch.mv(step_states[t].t(), w.mix, out=vectors[t].view(-1))
-            torch.addmm(w.memory_bias, vector.view(batch, d_model), w.memory, out=scratch)
-            slots[t].copy_(scratch_slot)
-
+        if compiled:
+            _compiled_forward(kept, w, hidden, seen, n_old, options)
+        else:
+            _forward(kept, w, hidden, seen, n_old, options)
         ctx.save_for_backward(*tensors)
-        ctx.options = (n_old, seen, span, activation, eps)
-        ctx.kept = (
-            states, middles, queries, attended, activated, before, vectors, kv, mean, rstd,
-            probabilities,
-        )  # fmt: skip
-        return states[-1].clone(), vectors.clone()
+        ctx.kept, ctx.rest = kept, (hidden, seen, n_old, options)
+        return kept.states[-1].clone(), kept.vectors.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
         # Backward may be called under autocast, whatever forward was.
         with torch.autocast(d_out.device.type, enabled=False):
-            return _back_through_time(ctx, d_out, d_vectors)
+            w, kept = Folded(*ctx.saved_tensors), ctx.kept
+            hidden, seen, n_old, options = ctx.rest
+            run = _compiled_backward if options[-1] else _backward
+            g = run(kept, w, hidden, seen, n_old, options, d_out, d_vectors)
+            return (
+                g.first,
+                _by_slot(g.kv[..., :n_old, :], d_out.shape[1]).flatten(2),
+                *[None] * 3,
+                *_weight_gradients(kept, w, g, options[2]).tensors(),
+            )
 
 
-def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
-    w = Folded(*ctx.saved_tensors)
-    n_old, seen, span, activation, eps = ctx.options
-    (
-        states, middles, queries, attended, activated, before, vectors, kv, mean, rstd,
-        probabilities,
-    ) = ctx.kept  # fmt: skip
+def _forward(
+    kept: _Kept,
+    w: Folded,
+    hidden: Tensor | None,
+    seen: Tensor | None,
+    n_old: int,
+    options: tuple[int, str, float, bool],
+) -> None:
+    """Fill what is kept, step by step."""
+    span, activation, eps, _ = options
+    states, middles, queries = kept.states, kept.middles, kept.queries
+    attended, activated, vectors, kv = kept.attended, kept.activated, kept.vectors, kept.kv
+    n_layers, n_steps, batch, d_model = middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
+    inner_width, size, new = n_heads * width, (d_model,), states.new_empty
+
+    # One view per step of everything: cheaper than to select step by step.
+    state, middle = _views(states), _views(middles)
+    heads = attended[..., :inner_width].unflatten(-1, (n_heads, width)).transpose(-3, -2)
+    head, out, act = _views(heads), _views(attended), _views(activated)
+    pre, post = _views(kept.before), _views(activated[..., :d_ff])
+    query = [step.unbind(0) for step in queries.unbind(0)]
+    query_heads = _views(queries.view(n_steps, n_layers, n_heads, batch, width))
+    slots = _by_slot(kv[..., n_old:, :], batch).unbind(0)
+    step_states = states.view(n_layers + 1, n_steps, -1).unbind(1)
+    q_w, q_b, o_w = w.query.unbind(0), w.query_bias.unbind(0), w.output.unbind(0)
+    i_w, i_b, f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
+    scratch = new(batch, 2 * groups * inner_width)
+    scratch_slot = scratch.view(batch, 2, groups, n_heads, width)
+    drawn = new(rows, 1, width)
+    drawn_heads = drawn.view(n_heads, batch, width)
+    mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
+    rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
+    probabilities: list[Any] = []
+
+    # The first layer's queries do not depend on the recurrence.
+    z, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
+    mean[0], rstd[0] = list(mean0.unbind(0)), list(rstd0.unbind(0))
+    first = torch.baddbmm(q_b[0], z.view(1, -1, d_model).expand(n_heads, -1, -1), q_w[0])
+    queries[:, 0].view(n_steps, n_heads, batch, width).copy_(
+        first.view(n_heads, n_steps, batch, width).transpose(0, 1)
+    )
+
+    for t in range(n_steps):
+        low, high = max(0, n_old + t - span), n_old + t
+        n_keys = high - low
+        if n_keys:
+            keys = kv[0, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
+            values = kv[1, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
+            r_keys = w.position_keys[..., span - n_keys :].unbind(0)
+            r_scores = w.position_scores[..., span - n_keys :].unbind(0)
+            weights = new(n_layers, rows, 1, n_keys)
+            weight = weights.unbind(0)
+            probabilities.append(weights)
+        else:
+            probabilities.append(None)
+        for n in range(n_layers):
+            h = state[n][t]
+            if n_keys:
+                q = query[t][n].unsqueeze(1)
+                if n:
+                    z, mean[2 * n][t], rstd[2 * n][t] = torch.native_layer_norm(
+                        h, size, None, None, eps
+                    )
+                    torch.baddbmm(q_b[n], z.expand(n_heads, -1, -1), q_w[n], out=query_heads[t][n])
+                scores = torch.baddbmm(r_scores[n], query_heads[t][n], r_keys[n])
+                if hidden is not None and low < n_old:
+                    scores[..., : n_old - low].add_(hidden[:, low:])
+                scores = scores.view(rows, 1, n_keys).baddbmm_(q, keys[n])
+                torch.softmax(scores, -1, out=weight[n])
+                torch.bmm(weight[n], values[n], out=drawn)
+                head[n][t].copy_(drawn_heads)
+                if t == 0 and seen is not None:
+                    head[n][t].mul_(seen[:, None])
+                torch.addmm(h, out[n][t], o_w[n], out=middle[n][t])
+            else:
+                middle[n][t].copy_(h)
+            z, mean[2 * n + 1][t], rstd[2 * n + 1][t] = torch.native_layer_norm(
+                middle[n][t], size, None, None, eps
+            )
+            torch.addmm(i_b[n], z, i_w[n], out=pre[n][t])
+            if activation == "gelu":
+                post[n][t].copy_(F.gelu(pre[n][t]))
+            else:
+                pre[n][t].relu_()
+            torch.addmm(middle[n][t], act[n][t], f_w[n], out=state[n + 1][t])
+        vector = torch.mv(step_states[t].t(), w.mix, out=vectors[t].view(-1))
+        torch.addmm(w.memory_bias, vector.view(batch, d_model), w.memory, out=scratch)
+        slots[t].copy_(scratch_slot)
+    kept.mean, kept.rstd, kept.probabilities = mean, rstd, probabilities
+
+
+@dataclass
+class _Gradients:
+    """What the loop backwards finds; ``d`` of what :class:`_Kept` has, in its layouts."""
+
+    states: Tensor
+    """Of the layers' outputs only, ``[L, T, B, D]``."""
+    middles: Tensor
+    inner: Tensor
+    """Before the activation, ``[L, T, B, F]``."""
+    query: Tensor
+    """``[L, T, B, H * K]``."""
+    first: Tensor
+    """Of the input, ``[T, B, D]``."""
+    mixed: Tensor
+    """Of the memory vectors, ``[T, B, D]``."""
+    projected: Tensor
+    """Of their keys and values, ``[T, B, 2 * G * H * K]``."""
+    kv: Tensor
+    """``[2, G, H * B, O + T, K]``."""
+    position_keys: Tensor
+    """``[L, H, K, S]``."""
+    position_scores: Tensor
+    """``[L, H, 1, S]``."""
+
+
+def _backward(
+    kept: _Kept,
+    w: Folded,
+    hidden: Tensor | None,
+    seen: Tensor | None,
+    n_old: int,
+    options: tuple[int, str, float, bool],
+    d_out: Tensor,
+    d_vectors: Tensor,
+) -> _Gradients:
+    """From the last step to the first."""
+    span, activation, eps, _ = options
+    states, middles, queries, kv = kept.states, kept.middles, kept.queries, kept.kv
+    mean, rstd, probabilities = kept.mean, kept.rstd, kept.probabilities
+    assert mean is not None
+    assert rstd is not None
     n_layers, n_steps, batch, d_model = middles.shape
     n_heads, _, width = w.query.shape[1:]
     d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
@@ -403,7 +504,7 @@ def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tens
     d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
     d_first = new(n_steps, batch, d_model)
     d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
-    post = _views(before if activation == "gelu" else activated[..., :d_ff])
+    post = _views(kept.before)
     state, middle = _views(states), _views(middles)
     query = queries.unbind(0)
     d_slot = _by_slot(d_kv[..., n_old:, :], batch).unbind(0)
@@ -477,33 +578,136 @@ def _back_through_time(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tens
                 n_layers, n_heads, 1, n_keys
             )
 
-    # What does not depend on the recurrence, for all steps at once.
+    # The first layer's norm and query, for all steps at once.
     _, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
     d_first += _through_norm(torch.matmul(d_query[0], q_w[0]), states[0], mean0, rstd0)
-    d_w_query, d_w_output, d_w_inner, d_w_outer = [], [], [], []
-    for n in range(n_layers):
-        z = F.layer_norm(states[n], size, eps=eps).flatten(0, 1)
-        d_w_query.append(z.t() @ d_query[n].flatten(0, 1))
-        d_w_output.append(attended[n].flatten(0, 1).t() @ d_middles[n].flatten(0, 1))
-        z = F.layer_norm(middles[n], size, eps=eps).flatten(0, 1)
-        d_w_inner.append(z.t() @ d_inner[n].flatten(0, 1))
-        d_w_outer.append(activated[n].flatten(0, 1).t() @ d_states[n].flatten(0, 1))
-    d_w = torch.stack(d_w_query).view(n_layers, d_model, n_heads, width).transpose(1, 2)
-    gradients = Folded(
-        query=d_w,
-        query_bias=d_query.sum((1, 2)).view(n_layers, n_heads, 1, width),
-        position_keys=d_position_keys.transpose(2, 3),
-        position_scores=d_position_scores,
-        output=torch.stack(d_w_output),
-        inner=torch.stack(d_w_inner),
-        inner_bias=d_inner.sum((1, 2)),
-        outer=torch.stack(d_w_outer),
-        memory=vectors.flatten(0, 1).t() @ d_projected.flatten(0, 1),
-        memory_bias=d_projected.sum((0, 1)),
-        mix=states.flatten(1) @ d_mixed.flatten(),
+    return _Gradients(
+        d_states,
+        d_middles,
+        d_inner,
+        d_query,
+        d_first,
+        d_mixed,
+        d_projected,
+        d_kv,
+        d_position_keys.transpose(2, 3),
+        d_position_scores,
     )
-    d_old = _by_slot(d_kv[..., :n_old, :], batch).flatten(2)
-    return d_first, d_old, None, None, None, None, None, *gradients.tensors()
+
+
+def _weight_gradients(kept: _Kept, w: Folded, g: _Gradients, eps: float) -> Folded:
+    """What ends in weights does not depend on the recurrence: one product each for all steps."""
+    n_layers, n_heads, d_model, width = w.query.shape
+    query, output, inner, outer = [], [], [], []
+    for n in range(n_layers):
+        z = F.layer_norm(kept.states[n], (d_model,), eps=eps).flatten(0, 1)
+        query.append(z.t() @ g.query[n].flatten(0, 1))
+        output.append(kept.attended[n].flatten(0, 1).t() @ g.middles[n].flatten(0, 1))
+        z = F.layer_norm(kept.middles[n], (d_model,), eps=eps).flatten(0, 1)
+        inner.append(z.t() @ g.inner[n].flatten(0, 1))
+        outer.append(kept.activated[n].flatten(0, 1).t() @ g.states[n].flatten(0, 1))
+    return Folded(
+        query=torch.stack(query).view(n_layers, d_model, n_heads, width).transpose(1, 2),
+        query_bias=g.query.sum((1, 2)).view(n_layers, n_heads, 1, width),
+        position_keys=g.position_keys,
+        position_scores=g.position_scores,
+        output=torch.stack(output),
+        inner=torch.stack(inner),
+        inner_bias=g.inner.sum((1, 2)),
+        outer=torch.stack(outer),
+        memory=kept.vectors.flatten(0, 1).t() @ g.projected.flatten(0, 1),
+        memory_bias=g.projected.sum((0, 1)),
+        mix=kept.states.flatten(1) @ g.mixed.flatten(),
+    )
+
+
+# ----- The loops in C
+
+
+def _compiled_forward(
+    kept: _Kept,
+    w: Folded,
+    hidden: Tensor | None,
+    seen: Tensor | None,
+    n_old: int,
+    options: tuple[int, str, float, bool],
+) -> None:
+    """As :func:`_forward`."""
+    n_layers, n_steps, batch, _ = kept.middles.shape
+    seen_slots = sum(min(options[0], n_old + t) for t in range(n_steps))
+    kept.probabilities = kept.states.new_empty(kept.queries[0].shape[:2].numel() * seen_slots)
+    kept.moments = kept.states.new_empty(n_layers, n_steps, 4, batch)
+    integers, tensors = _arguments(kept, w, hidden, seen, n_old, options)
+    compiled_loop.run("forward", options[2], integers, tensors)
+
+
+def _compiled_backward(
+    kept: _Kept,
+    w: Folded,
+    hidden: Tensor | None,
+    seen: Tensor | None,
+    n_old: int,
+    options: tuple[int, str, float, bool],
+    d_out: Tensor,
+    d_vectors: Tensor,
+) -> _Gradients:
+    """As :func:`_backward`."""
+    n_layers, n_steps, batch, _ = kept.middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    empty = torch.empty_like
+    d_kv = torch.zeros_like(kept.kv)
+    g = _Gradients(
+        states=empty(kept.middles),
+        middles=empty(kept.middles),
+        inner=kept.middles.new_empty(n_layers, n_steps, batch, w.inner.shape[2]),
+        query=kept.middles.new_empty(n_layers, n_steps, batch, n_heads * width),
+        first=empty(kept.vectors),
+        mixed=empty(kept.vectors),
+        projected=kept.vectors.new_empty(n_steps, batch, w.memory.shape[1]),
+        kv=d_kv.transpose(3, 4),
+        position_keys=torch.zeros_like(w.position_keys, memory_format=torch.contiguous_format),
+        position_scores=torch.zeros_like(w.position_scores, memory_format=torch.contiguous_format),
+    )
+    integers, tensors = _arguments(kept, w, hidden, seen, n_old, options)
+    tensors |= {f"d_{f.name}": getattr(g, f.name) for f in fields(g)}
+    tensors |= {"d_kv": d_kv, "d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
+    compiled_loop.run("backward", options[2], integers, tensors)
+    return g
+
+
+def _arguments(
+    kept: _Kept,
+    w: Folded,
+    hidden: Tensor | None,
+    seen: Tensor | None,
+    n_old: int,
+    options: tuple[int, str, float, bool],
+) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Sizes and tensors under the names that they have in C."""
+    n_layers, n_steps, batch, d_model = kept.middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    integers = {
+        "steps": n_steps,
+        "batch": batch,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "width": width,
+        "d_ff": w.inner.shape[2],
+        "n_layers": n_layers,
+        "groups": w.n_groups,
+        "n_old": n_old,
+        "span": options[0],
+        "gelu": int(options[1] == "gelu"),
+    }
+    tensors = {f.name: getattr(w, f.name).contiguous() for f in fields(w)}
+    tensors["query"] = w.query.transpose(1, 2).contiguous()
+    names = ("states", "middles", "queries", "attended", "activated", "vectors", "kv")
+    tensors |= {name: getattr(kept, name) for name in (*names, "moments", "probabilities")}
+    if options[1] == "gelu":
+        tensors["before"] = kept.before
+    if hidden is not None and seen is not None:
+        tensors |= {"hidden": hidden, "seen": seen}
+    return integers, tensors
 
 
 def _views(x: Tensor) -> list[tuple[Tensor, ...]]:

@@ -1,0 +1,105 @@
+"""``feedback_loop.c``: compiled once with the machine's C compiler, kept in the cache, called by
+ctypes.
+
+Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false, and the loop in PyTorch
+serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import platformdirs
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("feedback_loop.c")
+FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
+TYPES = {torch.float32: "float", torch.float64: "double"}
+INTEGERS = (
+    "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
+    "gelu",
+)  # fmt: skip
+POINTERS = (
+    "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
+    "outer", "memory", "memory_bias", "mix", "hidden", "seen", "states", "middles", "queries",
+    "attended", "activated", "before", "vectors", "kv", "moments", "probabilities", "d_out",
+    "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first", "d_mixed", "d_projected",
+    "d_kv", "d_position_keys", "d_position_scores",
+)  # fmt: skip
+
+
+class _Loop(ctypes.Structure):
+    """``Loop`` in C, field by field."""
+
+    _fields_ = (
+        [(name, ctypes.c_long) for name in INTEGERS]
+        + [("eps", ctypes.c_double)]
+        + [(name, ctypes.c_void_p) for name in POINTERS]
+    )  # fmt: skip
+
+
+def available(like: Tensor) -> bool:
+    """Whether the loop can run on tensors such as ``like``."""
+    return like.device.type == "cpu" and like.dtype in TYPES and _library(like.dtype) is not None
+
+
+def run(function: str, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+    """Call ``forward`` or ``backward``; all tensors contiguous and of one type."""
+    kind = next(iter(tensors.values())).dtype
+    loop = _Loop(eps=eps, **integers)
+    for name, tensor in tensors.items():
+        assert tensor.is_contiguous() and tensor.dtype == kind, name  # noqa: PT018
+        setattr(loop, name, tensor.data_ptr())
+    library = _library(kind)
+    assert library is not None
+    getattr(library, function)(ctypes.byref(loop))
+
+
+@functools.cache
+def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
+        return None
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    flags = (*FLAGS, f"-DREAL={TYPES[dtype]}")
+    # Code for this processor is no good for another that shares the cache.
+    key = repr((SOURCE.read_bytes(), compiler, flags, _processor()))
+    cache = Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
+    path = cache / f"feedback_loop-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    try:
+        if not path.exists():
+            _build(compiler, flags, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _build(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made, library = Path(folder) / "loop.o", Path(folder) / "loop.so"
+        # In two steps: linking with -ffast-math would change arithmetic in the whole process.
+        for command in (
+            [compiler, *flags, "-c", str(SOURCE), "-o", str(made)],
+            [compiler, "-shared", str(made), "-o", str(library), "-lm"],
+        ):
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        os.replace(library, path)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "model name"))}))

@@ -1,0 +1,421 @@
+/* The Feedback Transformer's loop over tokens, forward and backward, for one thread.
+
+   It fills the same buffers as the loops in feedback_attention.py, in the same layouts, except that keys,
+   values and their gradients lie width first, [2, G, H * B, K, N], so that scores are made for many
+   slots at once. REAL is float or double. docs/feedback.md has the derivation. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef REAL
+#define REAL float
+#endif
+
+typedef struct {
+    long steps, batch, d_model, n_heads, width, d_ff, n_layers, groups, n_old, span, gelu;
+    double eps;
+    /* Folded weights; all later pointers are to contiguous tensors too. */
+    const REAL *query, *query_bias, *position_keys, *position_scores, *output, *inner, *inner_bias,
+        *outer, *memory, *memory_bias, *mix;
+    const REAL *hidden, *seen; /* may be null */
+    REAL *states, *middles, *queries, *attended, *activated, *before, *vectors, *kv, *moments,
+        *probabilities;
+    const REAL *d_out, *d_vectors;
+    REAL *d_states, *d_middles, *d_inner, *d_query, *d_first, *d_mixed, *d_projected, *d_kv,
+        *d_position_keys, *d_position_scores;
+} Loop;
+
+/* ----- Products of few rows with a fixed matrix */
+
+/* Two vectors wide and four rows high: as many sums at once as keep the processor busy. */
+typedef REAL Vector __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
+#define WIDE (32 / (long)sizeof(REAL))
+#define PANEL (2 * WIDE)
+#define ROWS 4
+
+/* A matrix [depth, columns] cut into panels of PANEL columns, each contiguous, padded with zeros. */
+typedef struct {
+    REAL *panels;
+    long depth, columns;
+} Packed;
+
+static Packed pack(const REAL *a, long depth, long columns, long row_stride, long column_stride) {
+    long n = (columns + PANEL - 1) / PANEL;
+    Packed p = {calloc((size_t)(n * depth * PANEL), sizeof(REAL)), depth, columns};
+    for (long k = 0; k < depth; k++)
+        for (long j = 0; j < columns; j++)
+            p.panels[(j / PANEL * depth + k) * PANEL + j % PANEL] =
+                a[k * row_stride + j * column_stride];
+    return p;
+}
+
+/* c[i, :] = a[i, :] p + bias + residual[i, :], the latter two where given; relu where wanted. */
+static void product(
+    const REAL *a, long a_stride, const Packed *p, long rows, const REAL *bias,
+    const REAL *residual, REAL *c, long c_stride, int relu
+) {
+    for (long j = 0; j < p->columns; j += PANEL) {
+        const REAL *panel = p->panels + j * p->depth;
+        long used = p->columns - j < PANEL ? p->columns - j : PANEL;
+        for (long i = 0; i < rows; i += ROWS) {
+            REAL sum[ROWS][PANEL];
+            const REAL *r0 = a + i * a_stride, *r1 = r0 + (i + 1 < rows ? a_stride : 0),
+                       *r2 = r1 + (i + 2 < rows ? a_stride : 0),
+                       *r3 = r2 + (i + 3 < rows ? a_stride : 0);
+            Vector s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0}, s20 = {0}, s21 = {0}, s30 = {0},
+                   s31 = {0};
+            for (long k = 0; k < p->depth; k++) {
+                Vector w0 = *(const Vector *)(panel + k * PANEL);
+                Vector w1 = *(const Vector *)(panel + k * PANEL + WIDE);
+                s00 += r0[k] * w0, s01 += r0[k] * w1;
+                s10 += r1[k] * w0, s11 += r1[k] * w1;
+                s20 += r2[k] * w0, s21 += r2[k] * w1;
+                s30 += r3[k] * w0, s31 += r3[k] * w1;
+            }
+            Vector *at = (Vector *)sum[0];
+            at[0] = s00, at[1] = s01, at[2] = s10, at[3] = s11;
+            at[4] = s20, at[5] = s21, at[6] = s30, at[7] = s31;
+            for (long r = 0; r < ROWS && i + r < rows; r++) {
+                REAL *out = c + (i + r) * c_stride + j;
+                for (long u = 0; u < used; u++) {
+                    REAL x = sum[r][u];
+                    if (bias) x += bias[j + u];
+                    if (residual) x += residual[(i + r) * p->columns + j + u];
+                    out[u] = relu && x < 0 ? 0 : x;
+                }
+            }
+        }
+    }
+}
+
+/* ----- Attention of one row's head; m is [width, n_slots], stride apart */
+
+/* out[j] += sum_k a[k] m[k, j] */
+static void to_slots(
+    REAL *restrict out, const REAL *restrict a, const REAL *restrict m, long stride, long width,
+    long n
+) {
+    long j = 0;
+    for (; j + 4 * WIDE <= n; j += 4 * WIDE) {
+        Vector *o = (Vector *)(out + j), s0 = o[0], s1 = o[1], s2 = o[2], s3 = o[3];
+        for (long k = 0; k < width; k++) {
+            const Vector *v = (const Vector *)(m + k * stride + j);
+            s0 += a[k] * v[0], s1 += a[k] * v[1], s2 += a[k] * v[2], s3 += a[k] * v[3];
+        }
+        o[0] = s0, o[1] = s1, o[2] = s2, o[3] = s3;
+    }
+    for (long k = 0; j < n && k < width; k++)
+        for (long u = j; u < n; u++) out[u] += a[k] * m[k * stride + u];
+}
+
+/* out[k] += sum_j w[j] m[k, j] */
+static void to_width(
+    REAL *restrict out, const REAL *restrict w, const REAL *restrict m, long stride, long width,
+    long n
+) {
+    for (long k = 0; k < width; k++) {
+        REAL sum = 0;
+        for (long j = 0; j < n; j++) sum += w[j] * m[k * stride + j];
+        out[k] += sum;
+    }
+}
+
+/* m[k, j] += a[k] w[j] */
+static void outer_product(
+    REAL *restrict m, const REAL *restrict a, const REAL *restrict w, long stride, long width,
+    long n
+) {
+    for (long k = 0; k < width; k++)
+        for (long j = 0; j < n; j++) m[k * stride + j] += a[k] * w[j];
+}
+
+static void softmax(REAL *s, long n) {
+    REAL highest = s[0], sum = 0;
+    for (long j = 1; j < n; j++) highest = s[j] > highest ? s[j] : highest;
+    for (long j = 0; j < n; j++) s[j] = sizeof(REAL) == 4 ? expf(s[j] - highest) : exp(s[j] - highest);
+    for (long j = 0; j < n; j++) sum += s[j];
+    for (long j = 0; j < n; j++) s[j] /= sum;
+}
+
+/* ----- Norm and activation */
+
+static void normalise(
+    const REAL *x, REAL *z, REAL *mean, REAL *rstd, long rows, long size, double eps
+) {
+    for (long i = 0; i < rows; i++, x += size, z += size) {
+        REAL m = 0, v = 0;
+        for (long d = 0; d < size; d++) m += x[d];
+        m /= size;
+        for (long d = 0; d < size; d++) v += (x[d] - m) * (x[d] - m);
+        REAL r = 1 / sqrt(v / size + eps);
+        for (long d = 0; d < size; d++) z[d] = (x[d] - m) * r;
+        mean[i] = m;
+        rstd[i] = r;
+    }
+}
+
+/* out = residual + the gradient g carried back through the norm of x */
+static void back_through_norm(
+    const REAL *g, const REAL *x, const REAL *mean, const REAL *rstd, const REAL *residual,
+    REAL *out, long rows, long size
+) {
+    for (long i = 0; i < rows; i++, g += size, x += size, residual += size, out += size) {
+        REAL a = 0, b = 0;
+        for (long d = 0; d < size; d++) {
+            a += g[d];
+            b += g[d] * (x[d] - mean[i]);
+        }
+        a /= size;
+        b *= rstd[i] * rstd[i] / size;
+        for (long d = 0; d < size; d++)
+            out[d] = residual[d] + rstd[i] * (g[d] - a - (x[d] - mean[i]) * b);
+    }
+}
+
+static void gelu(const REAL *x, REAL *out, long n) {
+    for (long i = 0; i < n; i++) out[i] = x[i] * (REAL)(0.5 * (1 + erf(x[i] * M_SQRT1_2)));
+}
+
+static REAL gelu_slope(REAL x) {
+    double phi = exp(-0.5 * x * x) * 0.3989422804014327;
+    return (REAL)(0.5 * (1 + erf(x * M_SQRT1_2)) + x * phi);
+}
+
+/* ----- What both directions need to know of a step */
+
+typedef struct {
+    long low, n; /* the slots it sees */
+    REAL *p;     /* its attention weights, [L, H * B, n] */
+} Step;
+
+static Step *steps_of(const Loop *f) {
+    Step *s = malloc((size_t)f->steps * sizeof(Step));
+    REAL *p = f->probabilities;
+    for (long t = 0; t < f->steps; t++) {
+        long high = f->n_old + t, low = high > f->span ? high - f->span : 0;
+        s[t] = (Step){low, high - low, p};
+        p += f->n_layers * f->n_heads * f->batch * s[t].n;
+    }
+    return s;
+}
+
+#define LAYER_STEP(l, t) (((l) * f->steps + (t)) * f->batch)
+
+void forward(const Loop *f) {
+    long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
+    long L = f->n_layers, G = f->groups, N = f->n_old + T, HK = H * K, R = H * B;
+    Packed *query = malloc(4 * (size_t)L * sizeof(Packed));
+    Packed *output = query + L, *inner = query + 2 * L, *outer = query + 3 * L;
+    for (long l = 0; l < L; l++) {
+        query[l] = pack(f->query + l * D * HK, D, HK, HK, 1);
+        output[l] = pack(f->output + l * (HK + 1) * D, HK + 1, D, D, 1);
+        inner[l] = pack(f->inner + l * D * F, D, F, F, 1);
+        outer[l] = pack(f->outer + l * (F + 1) * D, F + 1, D, D, 1);
+    }
+    Packed memory = pack(f->memory, D, 2 * G * HK, 2 * G * HK, 1);
+    REAL *z = malloc((size_t)(B * (D + HK + 2 * G * HK)) * sizeof(REAL));
+    REAL *q = z + B * D, *projected = q + B * HK;
+    REAL *drawn = malloc((size_t)K * sizeof(REAL));
+    Step *steps = steps_of(f);
+
+    for (long t = 0; t < T; t++) {
+        Step s = steps[t];
+        for (long l = 0; l < L; l++) {
+            const REAL *x = f->states + LAYER_STEP(l, t) * D;
+            REAL *middle = f->middles + LAYER_STEP(l, t) * D;
+            REAL *attended = f->attended + LAYER_STEP(l, t) * (HK + 1);
+            REAL *activated = f->activated + LAYER_STEP(l, t) * (F + 1);
+            REAL *mean = f->moments + 4 * LAYER_STEP(l, t);
+            if (s.n) {
+                normalise(x, z, mean, mean + B, B, D, f->eps);
+                product(z, D, query + l, B, f->query_bias + l * HK, NULL, q, HK, 0);
+                for (long r = 0; r < R; r++) {
+                    long h = r / B, b = r % B, at = (G > 1 ? l : 0) * R + r;
+                    const REAL *row = q + b * HK + h * K;
+                    REAL *p = s.p + (l * R + r) * s.n;
+                    memcpy(f->queries + ((t * L + l) * R + r) * K, row, K * sizeof(REAL));
+                    memcpy(
+                        p, f->position_scores + (l * H + h) * f->span + f->span - s.n,
+                        s.n * sizeof(REAL)
+                    );
+                    to_slots(
+                        p, row, f->position_keys + (l * H + h) * K * f->span + f->span - s.n,
+                        f->span, K, s.n
+                    );
+                    to_slots(p, row, f->kv + at * K * N + s.low, N, K, s.n);
+                    if (f->hidden)
+                        for (long j = s.low; j < f->n_old; j++)
+                            p[j - s.low] += f->hidden[b * f->n_old + j];
+                    softmax(p, s.n);
+                    memset(drawn, 0, K * sizeof(REAL));
+                    to_width(drawn, p, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
+                    REAL seen = t == 0 && f->seen ? f->seen[b] : 1;
+                    for (long k = 0; k < K; k++)
+                        attended[b * (HK + 1) + h * K + k] = seen * drawn[k];
+                }
+                product(attended, HK + 1, output + l, B, NULL, x, middle, D, 0);
+            } else {
+                memcpy(middle, x, B * D * sizeof(REAL));
+            }
+            normalise(middle, z, mean + 2 * B, mean + 3 * B, B, D, f->eps);
+            if (f->gelu) {
+                REAL *before = f->before + LAYER_STEP(l, t) * F;
+                product(z, D, inner + l, B, f->inner_bias + l * F, NULL, before, F, 0);
+                for (long b = 0; b < B; b++) gelu(before + b * F, activated + b * (F + 1), F);
+            } else {
+                product(z, D, inner + l, B, f->inner_bias + l * F, NULL, activated, F + 1, 1);
+            }
+            product(
+                activated, F + 1, outer + l, B, NULL, middle,
+                f->states + LAYER_STEP(l + 1, t) * D, D, 0
+            );
+        }
+        REAL *vector = f->vectors + t * B * D;
+        memset(vector, 0, B * D * sizeof(REAL));
+        for (long l = 0; l <= L; l++)
+            for (long i = 0; i < B * D; i++)
+                vector[i] += f->mix[l] * f->states[LAYER_STEP(l, t) * D + i];
+        product(vector, D, &memory, B, f->memory_bias, NULL, projected, 2 * G * HK, 0);
+        for (long b = 0; b < B; b++)
+            for (long c = 0; c < 2 * G; c++)
+                for (long h = 0; h < H; h++)
+                    for (long k = 0; k < K; k++)
+                        f->kv[((c * R + h * B + b) * K + k) * N + f->n_old + t] =
+                            projected[b * 2 * G * HK + (c * H + h) * K + k];
+    }
+
+    for (long i = 0; i < 4 * L; i++) free(query[i].panels);
+    free(memory.panels);
+    free(query);
+    free(z);
+    free(drawn);
+    free(steps);
+}
+
+/* Steps whose shares of earlier slots' gradients are added at once, while they are in the cache. */
+#define BLOCK 8
+
+void backward(const Loop *f) {
+    long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
+    long L = f->n_layers, G = f->groups, N = f->n_old + T, HK = H * K, R = H * B;
+    /* Transposed; the biases' rows are left out. */
+    Packed *query = malloc(4 * (size_t)L * sizeof(Packed));
+    Packed *output = query + L, *inner = query + 2 * L, *outer = query + 3 * L;
+    for (long l = 0; l < L; l++) {
+        query[l] = pack(f->query + l * D * HK, HK, D, 1, HK);
+        output[l] = pack(f->output + l * (HK + 1) * D, D, HK, 1, D);
+        inner[l] = pack(f->inner + l * D * F, F, D, 1, F);
+        outer[l] = pack(f->outer + l * (F + 1) * D, D, F, 1, D);
+    }
+    Packed memory = pack(f->memory, 2 * G * HK, D, 1, 2 * G * HK);
+    REAL *g = malloc((size_t)(B * (D + HK)) * sizeof(REAL)), *d_attended = g + B * D;
+    /* Of the block's steps: gradients of the scores, and of what the heads drew, [L, H * B, .]. */
+    REAL *d_scores = malloc((size_t)(BLOCK * L * R * f->span) * sizeof(REAL));
+    REAL *d_drawn = malloc((size_t)(BLOCK * L * R * K) * sizeof(REAL));
+    Step *steps = steps_of(f);
+
+    for (long t = T - 1; t >= 0; t--) {
+        Step s = steps[t];
+        long first = t / BLOCK * BLOCK, place = t - first;
+        REAL *ds_step = d_scores + place * L * R * f->span;
+        REAL *do_step = d_drawn + place * L * R * K;
+
+        /* What later tokens asked of this one's keys and values reaches its memory vector. */
+        REAL *d_projected = f->d_projected + t * B * 2 * G * HK, *dm = f->d_mixed + t * B * D;
+        for (long b = 0; b < B; b++)
+            for (long c = 0; c < 2 * G; c++)
+                for (long h = 0; h < H; h++)
+                    for (long k = 0; k < K; k++)
+                        d_projected[b * 2 * G * HK + (c * H + h) * K + k] =
+                            f->d_kv[((c * R + h * B + b) * K + k) * N + f->n_old + t];
+        product(d_projected, 2 * G * HK, &memory, B, NULL, f->d_vectors + t * B * D, dm, D, 0);
+        REAL *d_state = f->d_states + LAYER_STEP(L - 1, t) * D;
+        for (long i = 0; i < B * D; i++) d_state[i] = f->d_out[t * B * D + i] + f->mix[L] * dm[i];
+
+        for (long l = L - 1; l >= 0; l--) {
+            const REAL *x = f->states + LAYER_STEP(l, t) * D;
+            const REAL *middle = f->middles + LAYER_STEP(l, t) * D;
+            const REAL *mean = f->moments + 4 * LAYER_STEP(l, t);
+            REAL *d_middle = f->d_middles + LAYER_STEP(l, t) * D;
+            REAL *d_inner = f->d_inner + LAYER_STEP(l, t) * F;
+            d_state = f->d_states + LAYER_STEP(l, t) * D;
+            product(d_state, D, outer + l, B, NULL, NULL, d_inner, F, 0);
+            if (f->gelu) {
+                const REAL *before = f->before + LAYER_STEP(l, t) * F;
+                for (long i = 0; i < B * F; i++) d_inner[i] *= gelu_slope(before[i]);
+            } else {
+                const REAL *activated = f->activated + LAYER_STEP(l, t) * (F + 1);
+                for (long b = 0; b < B; b++)
+                    for (long i = 0; i < F; i++)
+                        d_inner[b * F + i] *= activated[b * (F + 1) + i] > 0;
+            }
+            product(d_inner, F, inner + l, B, NULL, NULL, g, D, 0);
+            back_through_norm(g, middle, mean + 2 * B, mean + 3 * B, d_state, d_middle, B, D);
+
+            REAL *below = l ? f->d_states + LAYER_STEP(l - 1, t) * D : f->d_first + t * B * D;
+            REAL *d_query = f->d_query + LAYER_STEP(l, t) * HK;
+            memset(d_query, 0, B * HK * sizeof(REAL));
+            if (s.n) {
+                product(d_middle, D, output + l, B, NULL, NULL, d_attended, HK, 0);
+                for (long r = 0; r < R; r++) {
+                    long h = r / B, b = r % B, at = (G > 1 ? l : 0) * R + r;
+                    const REAL *p = s.p + (l * R + r) * s.n;
+                    const REAL *q = f->queries + ((t * L + l) * R + r) * K;
+                    REAL *ds = ds_step + (l * R + r) * f->span, *d_o = do_step + (l * R + r) * K;
+                    REAL *dq = d_query + b * HK + h * K, sum = 0;
+                    long position = (l * H + h) * f->span + f->span - s.n;
+                    long table = (l * H + h) * K * f->span + f->span - s.n;
+                    REAL seen = t == 0 && f->seen ? f->seen[b] : 1;
+                    for (long k = 0; k < K; k++) d_o[k] = seen * d_attended[b * HK + h * K + k];
+                    memset(ds, 0, s.n * sizeof(REAL));
+                    to_slots(ds, d_o, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
+                    for (long j = 0; j < s.n; j++) sum += p[j] * ds[j];
+                    for (long j = 0; j < s.n; j++) ds[j] = p[j] * (ds[j] - sum);
+                    to_width(dq, ds, f->kv + at * K * N + s.low, N, K, s.n);
+                    to_width(dq, ds, f->position_keys + table, f->span, K, s.n);
+                    outer_product(f->d_position_keys + table, q, ds, f->span, K, s.n);
+                    for (long j = 0; j < s.n; j++) f->d_position_scores[position + j] += ds[j];
+                }
+                product(d_query, HK, query + l, B, NULL, NULL, g, D, 0);
+                back_through_norm(g, x, mean, mean + B, d_middle, below, B, D);
+                for (long i = 0; i < B * D; i++) below[i] += f->mix[l] * dm[i];
+            } else {
+                for (long i = 0; i < B * D; i++) below[i] = d_middle[i] + f->mix[l] * dm[i];
+            }
+        }
+
+        /* Slots of this block now, as the next steps need them; earlier ones at the block's end. */
+        for (long r = 0; r < R; r++)
+            for (long u = place; u < (t == first ? BLOCK : place + 1) && first + u < T; u++) {
+                Step e = steps[first + u];
+                long border = f->n_old + first;
+                for (long part = 0; part < 2; part++) {
+                    /* part 0: this step's slots of the block; part 1: at the end, all earlier. */
+                    long from = part ? e.low : (border > e.low ? border : e.low);
+                    long to = part ? border : e.low + e.n;
+                    if ((part ? t != first : u != place) || from >= to) continue;
+                    for (long l = 0; l < L; l++) {
+                        long at = (G > 1 ? l : 0) * R + r, row = (u * L + l) * R + r;
+                        const REAL *q = f->queries + (((first + u) * L + l) * R + r) * K;
+                        outer_product(
+                            f->d_kv + at * K * N + from, q,
+                            d_scores + row * f->span + from - e.low, N, K, to - from
+                        );
+                        outer_product(
+                            f->d_kv + (G * R + at) * K * N + from, d_drawn + row * K,
+                            e.p + (l * R + r) * e.n + from - e.low, N, K, to - from
+                        );
+                    }
+                }
+            }
+    }
+
+    for (long i = 0; i < 4 * L; i++) free(query[i].panels);
+    free(memory.panels);
+    free(query);
+    free(g);
+    free(d_scores);
+    free(d_drawn);
+    free(steps);
+}
