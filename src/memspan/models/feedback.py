@@ -22,7 +22,7 @@ from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, initialise
 from memspan.ops import compiled_loop
-from memspan.ops.feedback_attention import Folded, TokenStep, attend, recurrence
+from memspan.ops.feedback_attention import CompiledReader, Folded, TokenStep, attend, recurrence
 
 Implementation = Literal["reference", "fused", "compiled"]
 
@@ -391,18 +391,23 @@ class FeedbackReader:
         self._count = 0
         lengths = memory.length.tolist()
         self._shortest, self._longest = min(lengths), max(lengths)
-        self._weights = weights = backbone.fold(self.span)
-        self._step = None
-        self._compiled = backbone._choose(None) == "compiled"
-        if backbone.can_fuse():
-            eps = next(backbone.stack()).attention_norm.eps
-            self._step = TokenStep(weights, self._batch, backbone.config.activation, eps)
+        weights = backbone.fold(self.span)
+        self._step = self._compiled = None
+        implementation = backbone._choose(None)
+        activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
+        if implementation == "compiled":
+            self._compiled = CompiledReader(weights, self._batch, self.span, activation, eps)
+        elif implementation == "fused":
+            self._step = TokenStep(weights, self._batch, activation, eps)
         self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
         self._groups = weights.n_groups
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
         with torch.autocast(backbone.device.type, enabled=False):
+            # Width first where compiled; seen slot first everywhere.
             self._kv = self._projected(self._vectors)
+            if self._compiled is not None:
+                self._kv = self._kv.transpose(3, 4).contiguous().transpose(3, 4)
         self._end = self.span
 
     @property
@@ -421,30 +426,24 @@ class FeedbackReader:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            # To lay out the weights for the compiled loop takes as long as a few tokens.
-            if self._compiled and x.shape[1] >= 8:
-                h = self._read_segment(x)
+            if self._compiled is not None:
+                h = self._read_compiled(x)
             else:
                 h = torch.empty_like(x)
                 for t, x_t in enumerate(x.unbind(1)):
                     h[:, t] = self._read_one(x_t)
             return self.backbone.final_norm(h)
 
-    def _read_segment(self, x: Tensor) -> Tensor:
-        """By the loop that training takes."""
+    def _read_compiled(self, x: Tensor) -> Tensor:
+        assert self._compiled is not None
         valid = min(self._longest + self._count, self.span)
-        recent = self._vectors[self._end - valid : self._end].transpose(0, 1)
-        eps = next(self.backbone.stack()).attention_norm.eps
-        activation = self.backbone.config.activation
-        h, vectors = recurrence(
-            x, recent, self._length(), self.span, self._weights,
-            activation=activation, eps=eps, compiled=True,
-        )  # fmt: skip
-        new = slice(self._end, self._end + x.shape[1])
-        self._vectors[new] = vectors.transpose(0, 1)
-        self._kv[:, :, :, new] = self._projected(self._vectors[new])
-        self._end, self._count = new.stop, self._count + x.shape[1]
-        return h
+        length = self._length() if self._shortest + self._count < valid else None
+        kv = self._kv.transpose(3, 4)
+        h, vectors = self._compiled.read(x, kv, self._end, valid, length)
+        self._vectors[self._end : self._end + len(vectors)] = vectors
+        self._end += len(vectors)
+        self._count += len(vectors)
+        return h.clone()
 
     def _read_one(self, x: Tensor) -> Tensor:
         # Rows of one length need no mask: only the valid end is looked at.
@@ -497,6 +496,10 @@ class FeedbackReader:
         recent = slice(self._end - self.span, self._end)
         vectors = self._vectors.new_empty(room, *self._vectors.shape[1:])
         vectors[: self.span] = self._vectors[recent]
-        kv = self._kv.new_empty(*self._kv.shape[:3], room, self._kv.shape[4])
+        *outer, _, width = self._kv.shape
+        if self._compiled is not None:
+            kv = self._kv.new_empty(*outer, width, room).transpose(3, 4)
+        else:
+            kv = self._kv.new_empty(*outer, room, width)
         kv[:, :, :, : self.span] = self._kv[:, :, :, recent]
         self._vectors, self._kv, self._end = vectors, kv, self.span

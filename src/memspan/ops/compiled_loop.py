@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
 import platformdirs
@@ -26,7 +27,7 @@ FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
 TYPES = {torch.float32: "float", torch.float64: "double"}
 INTEGERS = (
     "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
-    "gelu",
+    "gelu", "kv_stride",
 )  # fmt: skip
 POINTERS = (
     "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
@@ -52,16 +53,38 @@ def available(like: Tensor) -> bool:
     return like.device.type == "cpu" and like.dtype in TYPES and _library(like.dtype) is not None
 
 
-def run(function: str, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
-    """Call ``forward`` or ``backward``; all tensors contiguous and of one type."""
-    kind = next(iter(tensors.values())).dtype
-    loop = _Loop(eps=eps, **integers)
-    for name, tensor in tensors.items():
-        assert tensor.is_contiguous() and tensor.dtype == kind, name  # noqa: PT018
-        setattr(loop, name, tensor.data_ptr())
-    library = _library(kind)
-    assert library is not None
-    getattr(library, function)(ctypes.byref(loop))
+class CompiledLoop:
+    """The loop for certain weights and sizes; what is given later replaces what was given before.
+
+    All tensors are contiguous and of one type, and live as long as this.
+    """
+
+    def __init__(self, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        library = _library(next(iter(tensors.values())).dtype)
+        assert library is not None
+        self._library, self._loop = library, _Loop(eps=eps)
+        self._tensors: dict[str, Tensor] = {}
+        self.give(integers, tensors)
+        self._weights = library.prepare(ctypes.byref(self._loop))
+        weakref.finalize(self, library.release, self._weights)
+
+    def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        for name, integer in integers.items():
+            setattr(self._loop, name, integer)
+        for name, tensor in tensors.items():
+            assert tensor.is_contiguous(), name
+            setattr(self._loop, name, tensor.data_ptr())
+        self._tensors |= tensors
+
+    def forward(self, kv_offset: int = 0) -> None:
+        """Read ``steps`` tokens. Keys and values start ``kv_offset`` slots into their buffer."""
+        kv = self._tensors["kv"]
+        self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
+        self._library.forward(ctypes.byref(self._loop), self._weights)
+
+    def backward(self) -> None:
+        """And back, after a forward with the same tensors."""
+        self._library.backward(ctypes.byref(self._loop))
 
 
 @functools.cache
@@ -79,9 +102,14 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
     try:
         if not path.exists():
             _build(compiler, flags, path)
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
         return None
+    library.prepare.restype = ctypes.c_void_p
+    library.release.argtypes = [ctypes.c_void_p]
+    library.forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    library.forward.restype = library.backward.restype = library.release.restype = None
+    return library
 
 
 def _build(compiler: str, flags: tuple[str, ...], path: Path) -> None:

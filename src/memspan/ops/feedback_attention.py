@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.ops import compiled_loop
+from memspan.ops.compiled_loop import CompiledLoop
 
 
 def attend(
@@ -126,14 +126,9 @@ def recurrence(
         The last layer's output and the memory vectors, ``[B, T, D]`` each.
     """
     n_old = old.shape[1]
-    missing = n_old - length
     hidden = seen = None
-    if bool((missing > 0).any()):
-        absent = torch.arange(n_old, device=x.device) < missing[:, None]
-        # Large enough that its exponential is zero, and finite: see `attend`.
-        lowest = torch.finfo(x.dtype).min / 4
-        hidden = torch.zeros_like(absent, dtype=x.dtype).masked_fill_(absent, lowest)
-        seen = (length > 0).to(x.dtype)
+    if bool((length < n_old).any()):
+        hidden, seen = _hidden(length, n_old, x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
         apply: Any = _Recurrence.apply
@@ -273,6 +268,80 @@ class _Kept:
     """The same where compiled, ``[L, T, 4, B]``."""
     probabilities: Any = None
     """Attention weights, for each step ``[L, H * B, 1, n]``; compiled, all in one tensor."""
+
+
+class CompiledReader:
+    """Reading on without gradients by the loop in C, for frozen weights and one number of rows."""
+
+    def __init__(self, weights: Folded, batch: int, span: int, activation: str, eps: float) -> None:
+        self.weights, self.batch, self.eps = weights, batch, eps
+        self.options = (span, activation, eps, True)
+        self.kept: _Kept | None = None
+        self.loop: CompiledLoop | None = None
+
+    def read(
+        self, x: Tensor, kv: Tensor, end: int, n_old: int, length: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Read ``x [B, T, D]``; its keys and values are written at ``end``.
+
+        Args:
+            kv: ``[2, G, H * B, K, N]``, with room for ``T`` slots from ``end`` on.
+            n_old: slots before ``end`` that the first token may see.
+            length: int64 ``[B]``: how many of them a row has (None: all).
+
+        Returns:
+            The last layer's output ``[B, T, D]`` and the memory vectors ``[T, B, D]``, until the next
+            call.
+        """
+        n_steps = x.shape[1]
+        if self.kept is None or self.kept.states.shape[1] != n_steps:
+            self._prepare(n_steps, kv)
+        kept, loop = self.kept, self.loop
+        assert kept is not None
+        assert loop is not None
+        integers = {"n_old": n_old, "kv_stride": kv.shape[-1]}
+        if length is None:
+            loop.give(integers, {"kv": kv})
+        else:
+            hidden, seen = _hidden(length, n_old, x.dtype)
+            kept.attended[:, 0, :, -1] = seen
+            loop.give(integers, {"kv": kv, "hidden": hidden, "seen": seen})
+        kept.states[0] = x.transpose(0, 1)
+        loop.forward(end - n_old)
+        if length is not None:
+            # The next call may be without.
+            self.kept = None
+        return kept.states[-1].transpose(0, 1), kept.vectors
+
+    def _prepare(self, n_steps: int, kv: Tensor) -> None:
+        w, span = self.weights, self.options[0]
+        n_layers, n_heads, d_model, width = w.query.shape
+        new, steps = w.mix.new_empty, (n_layers, n_steps, self.batch)
+        activated = new(*steps, w.inner.shape[2] + 1)
+        attended = new(*steps, n_heads * width + 1)
+        attended[..., -1] = activated[..., -1] = 1
+        self.kept = _Kept(
+            states=new(n_layers + 1, *steps[1:], d_model),
+            middles=new(*steps, d_model),
+            queries=new(n_steps, n_layers, n_heads * self.batch, width),
+            attended=attended,
+            activated=activated,
+            before=new(*steps, w.inner.shape[2]),
+            vectors=new(*steps[1:], d_model),
+            kv=kv,
+            moments=new(n_layers, n_steps, 4, self.batch),
+            probabilities=new(n_layers * n_heads * self.batch * n_steps * span),
+        )
+        self.loop = CompiledLoop(self.eps, *_arguments(self.kept, w, None, None, 0, self.options))
+
+
+def _hidden(length: Tensor, n_old: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What is added to the scores of old slots ``[B, O]``, and which rows have any, ``[B]``."""
+    absent = torch.arange(n_old, device=length.device) < (n_old - length)[:, None]
+    # Large enough that its exponential is zero, and finite: see `attend`.
+    hidden = torch.zeros_like(absent, dtype=dtype)
+    hidden.masked_fill_(absent, torch.finfo(dtype).min / 4)
+    return hidden, (length > 0).to(dtype)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -638,7 +707,7 @@ def _compiled_forward(
     kept.probabilities = kept.states.new_empty(kept.queries[0].shape[:2].numel() * seen_slots)
     kept.moments = kept.states.new_empty(n_layers, n_steps, 4, batch)
     integers, tensors = _arguments(kept, w, hidden, seen, n_old, options)
-    compiled_loop.run("forward", options[2], integers, tensors)
+    CompiledLoop(options[2], integers, tensors).forward()
 
 
 def _compiled_backward(
@@ -671,7 +740,7 @@ def _compiled_backward(
     integers, tensors = _arguments(kept, w, hidden, seen, n_old, options)
     tensors |= {f"d_{f.name}": getattr(g, f.name) for f in fields(g)}
     tensors |= {"d_kv": d_kv, "d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
-    compiled_loop.run("backward", options[2], integers, tensors)
+    CompiledLoop(options[2], integers, tensors).backward()
     return g
 
 
@@ -698,6 +767,7 @@ def _arguments(
         "n_old": n_old,
         "span": options[0],
         "gelu": int(options[1] == "gelu"),
+        "kv_stride": n_old + n_steps,
     }
     tensors = {f.name: getattr(w, f.name).contiguous() for f in fields(w)}
     tensors["query"] = w.query.transpose(1, 2).contiguous()

@@ -14,6 +14,7 @@
 
 typedef struct {
     long steps, batch, d_model, n_heads, width, d_ff, n_layers, groups, n_old, span, gelu;
+    long kv_stride; /* between the numbers of one slot; forward may use a part of a longer buffer */
     double eps;
     /* Folded weights; all later pointers are to contiguous tensors too. */
     const REAL *query, *query_bias, *position_keys, *position_scores, *output, *inner, *inner_bias,
@@ -202,18 +203,56 @@ static Step *steps_of(const Loop *f) {
 
 #define LAYER_STEP(l, t) (((l) * f->steps + (t)) * f->batch)
 
-void forward(const Loop *f) {
-    long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
-    long L = f->n_layers, G = f->groups, N = f->n_old + T, HK = H * K, R = H * B;
-    Packed *query = malloc(4 * (size_t)L * sizeof(Packed));
-    Packed *output = query + L, *inner = query + 2 * L, *outer = query + 3 * L;
+/* The matrices of all layers, ready for products. */
+typedef struct {
+    long n;
+    Packed *query, *output, *inner, *outer, memory;
+} Weights;
+
+Weights *prepare(const Loop *f) {
+    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, G = f->groups;
+    Weights *w = malloc(sizeof(Weights));
+    long L = w->n = f->n_layers;
+    w->query = malloc(4 * (size_t)L * sizeof(Packed));
+    w->output = w->query + L, w->inner = w->query + 2 * L, w->outer = w->query + 3 * L;
     for (long l = 0; l < L; l++) {
-        query[l] = pack(f->query + l * D * HK, D, HK, HK, 1);
-        output[l] = pack(f->output + l * (HK + 1) * D, HK + 1, D, D, 1);
-        inner[l] = pack(f->inner + l * D * F, D, F, F, 1);
-        outer[l] = pack(f->outer + l * (F + 1) * D, F + 1, D, D, 1);
+        w->query[l] = pack(f->query + l * D * HK, D, HK, HK, 1);
+        w->output[l] = pack(f->output + l * (HK + 1) * D, HK + 1, D, D, 1);
+        w->inner[l] = pack(f->inner + l * D * F, D, F, F, 1);
+        w->outer[l] = pack(f->outer + l * (F + 1) * D, F + 1, D, D, 1);
     }
-    Packed memory = pack(f->memory, D, 2 * G * HK, 2 * G * HK, 1);
+    w->memory = pack(f->memory, D, 2 * G * HK, 2 * G * HK, 1);
+    return w;
+}
+
+/* Transposed, for the way back; the biases' rows are left out. */
+static Weights *prepare_back(const Loop *f) {
+    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, G = f->groups;
+    Weights *w = malloc(sizeof(Weights));
+    long L = w->n = f->n_layers;
+    w->query = malloc(4 * (size_t)L * sizeof(Packed));
+    w->output = w->query + L, w->inner = w->query + 2 * L, w->outer = w->query + 3 * L;
+    for (long l = 0; l < L; l++) {
+        w->query[l] = pack(f->query + l * D * HK, HK, D, 1, HK);
+        w->output[l] = pack(f->output + l * (HK + 1) * D, D, HK, 1, D);
+        w->inner[l] = pack(f->inner + l * D * F, F, D, 1, F);
+        w->outer[l] = pack(f->outer + l * (F + 1) * D, D, F, 1, D);
+    }
+    w->memory = pack(f->memory, 2 * G * HK, D, 1, 2 * G * HK);
+    return w;
+}
+
+void release(Weights *w) {
+    for (long i = 0; i < 4 * w->n; i++) free(w->query[i].panels);
+    free(w->memory.panels);
+    free(w->query);
+    free(w);
+}
+
+void forward(const Loop *f, const Weights *w) {
+    long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
+    long L = f->n_layers, G = f->groups, N = f->kv_stride, HK = H * K, R = H * B;
+    const Packed *query = w->query, *output = w->output, *inner = w->inner, *outer = w->outer;
     REAL *z = malloc((size_t)(B * (D + HK + 2 * G * HK)) * sizeof(REAL));
     REAL *q = z + B * D, *projected = q + B * HK;
     REAL *drawn = malloc((size_t)K * sizeof(REAL));
@@ -276,7 +315,7 @@ void forward(const Loop *f) {
         for (long l = 0; l <= L; l++)
             for (long i = 0; i < B * D; i++)
                 vector[i] += f->mix[l] * f->states[LAYER_STEP(l, t) * D + i];
-        product(vector, D, &memory, B, f->memory_bias, NULL, projected, 2 * G * HK, 0);
+        product(vector, D, &w->memory, B, f->memory_bias, NULL, projected, 2 * G * HK, 0);
         for (long b = 0; b < B; b++)
             for (long c = 0; c < 2 * G; c++)
                 for (long h = 0; h < H; h++)
@@ -285,9 +324,6 @@ void forward(const Loop *f) {
                             projected[b * 2 * G * HK + (c * H + h) * K + k];
     }
 
-    for (long i = 0; i < 4 * L; i++) free(query[i].panels);
-    free(memory.panels);
-    free(query);
     free(z);
     free(drawn);
     free(steps);
@@ -298,17 +334,9 @@ void forward(const Loop *f) {
 
 void backward(const Loop *f) {
     long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
-    long L = f->n_layers, G = f->groups, N = f->n_old + T, HK = H * K, R = H * B;
-    /* Transposed; the biases' rows are left out. */
-    Packed *query = malloc(4 * (size_t)L * sizeof(Packed));
-    Packed *output = query + L, *inner = query + 2 * L, *outer = query + 3 * L;
-    for (long l = 0; l < L; l++) {
-        query[l] = pack(f->query + l * D * HK, HK, D, 1, HK);
-        output[l] = pack(f->output + l * (HK + 1) * D, D, HK, 1, D);
-        inner[l] = pack(f->inner + l * D * F, F, D, 1, F);
-        outer[l] = pack(f->outer + l * (F + 1) * D, D, F, 1, D);
-    }
-    Packed memory = pack(f->memory, 2 * G * HK, D, 1, 2 * G * HK);
+    long L = f->n_layers, G = f->groups, N = f->kv_stride, HK = H * K, R = H * B;
+    Weights *w = prepare_back(f);
+    const Packed *query = w->query, *output = w->output, *inner = w->inner, *outer = w->outer;
     REAL *g = malloc((size_t)(B * (D + HK)) * sizeof(REAL)), *d_attended = g + B * D;
     /* Of the block's steps: gradients of the scores, and of what the heads drew, [L, H * B, .]. */
     REAL *d_scores = malloc((size_t)(BLOCK * L * R * f->span) * sizeof(REAL));
@@ -329,7 +357,7 @@ void backward(const Loop *f) {
                     for (long k = 0; k < K; k++)
                         d_projected[b * 2 * G * HK + (c * H + h) * K + k] =
                             f->d_kv[((c * R + h * B + b) * K + k) * N + f->n_old + t];
-        product(d_projected, 2 * G * HK, &memory, B, NULL, f->d_vectors + t * B * D, dm, D, 0);
+        product(d_projected, 2 * G * HK, &w->memory, B, NULL, f->d_vectors + t * B * D, dm, D, 0);
         REAL *d_state = f->d_states + LAYER_STEP(L - 1, t) * D;
         for (long i = 0; i < B * D; i++) d_state[i] = f->d_out[t * B * D + i] + f->mix[L] * dm[i];
 
@@ -411,9 +439,7 @@ void backward(const Loop *f) {
             }
     }
 
-    for (long i = 0; i < 4 * L; i++) free(query[i].panels);
-    free(memory.panels);
-    free(query);
+    release(w);
     free(g);
     free(d_scores);
     free(d_drawn);
