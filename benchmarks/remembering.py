@@ -4,7 +4,8 @@
 
 Both have the same size, a full memory of `--span` tokens, and generate one row at a time on one thread.
 Bytes are per remembered token: in the memory that is carried and saved, and of the keys and values that
-a reader keeps beside it. Tokens per second are those of the median round, in CPU time, sides taking turns.
+a reader keeps beside it. Tokens per second are those of the median round, in CPU time, sides taking
+turns.
 """
 
 from __future__ import annotations
