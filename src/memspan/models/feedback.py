@@ -366,19 +366,21 @@ class FeedbackReader:
     one, so the cost per token is constant.
     """
 
+    @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
         backbone._check_span(memory.vectors.shape[1])
         self.backbone = backbone
-        self.span = memory.vectors.shape[1]
-        self.length, self.tokens_seen = memory.length, memory.tokens_seen
-        self._uniform = self._uniform_length()
+        self._batch, self.span, _ = memory.vectors.shape
+        self._start = memory
+        self._count = 0
+        lengths = memory.length.tolist()
+        self._shortest, self._longest = min(lengths), max(lengths)
         weights = backbone.fold(self.span)
         self._step = None
         if backbone.can_fuse():
             eps = next(backbone.stack()).attention_norm.eps
-            self._step = TokenStep(weights, backbone.config.activation, eps)
-        # Laid out once for the products of every token.
-        self._memory_weight, self._memory_bias = weights.memory.contiguous(), weights.memory_bias
+            self._step = TokenStep(weights, self._batch, backbone.config.activation, eps)
+        self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
         self._groups = weights.n_groups
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
@@ -391,65 +393,65 @@ class FeedbackReader:
         """The memory after all that was read, a value of its own."""
         recent = self._vectors[self._end - self.span : self._end]
         return FeedbackMemory(
-            tokens_seen=self.tokens_seen,
+            tokens_seen=self._start.tokens_seen + self._count,
             vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
-            length=self.length,
+            length=self._length(),
         )
 
+    @torch.no_grad()
     def read(self, x: Tensor) -> Tensor:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
+        h = torch.empty_like(x)
         with torch.autocast(x.device.type, enabled=False):
-            h = torch.stack([self._read_one(x_t) for x_t in x.unbind(1)], 1)
+            for t, x_t in enumerate(x.unbind(1)):
+                h[:, t] = self._read_one(x_t)
             return self.backbone.final_norm(h)
 
     def _read_one(self, x: Tensor) -> Tensor:
         # Rows of one length need no mask: only the valid end is looked at.
-        valid = self.span if self._uniform is None else self._uniform
-        keys, values = self._kv[:, :, :, self._end - valid : self._end].unbind(0)
-        slot = torch.arange(self.span - valid, self.span, device=x.device)
-        absent = slot < self.span - self.length[:, None]
-        if self._step is None:
-            h, vector = self._by_layers(x, keys, values, ~absent)
+        valid = min(self._longest + self._count, self.span)
+        kv = self._kv[:, :, :, self._end - valid : self._end]
+        hidden = None
+        if self._shortest + self._count < valid:
+            slot = torch.arange(self.span - valid, self.span, device=x.device)
+            hidden = slot < self.span - self._length()[:, None]
+        vector, place = self._vectors[self._end], self._kv[:, :, :, self._end]
+        if self._step is not None:
+            place = place.unflatten(2, (-1, self._batch)).permute(3, 0, 1, 2, 4)
+            h = self._step(x, kv, hidden, vector, place)
         else:
-            hidden = absent if self._uniform is None else None
-            h, vector = self._step(x, keys, values, hidden)
-        self._vectors[self._end] = vector
-        self._kv[:, :, :, self._end : self._end + 1] = self._projected(vector[None])
+            h = self._by_layers(x, kv, hidden, vector, place)
         self._end += 1
-        self._count()
+        self._count += 1
         return h
 
     def _by_layers(
-        self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, kv: Tensor, hidden: Tensor | None, vector: Tensor, place: Tensor
+    ) -> Tensor:
         """The reference's step, for what the fast one does not know."""
-        batch, states = len(x), [x]
+        visible = x.new_ones(self._batch, kv.shape[3], dtype=torch.bool)
+        if hidden is not None:
+            visible = ~hidden
+        # [2, G, H * B, N, K] to keys and values [B, H, N, K] of each group.
+        grouped = kv.unflatten(2, (-1, self._batch)).transpose(2, 3)
+        states = [x]
         for n, layer in enumerate(self.backbone.stack()):
-            group = n if self._groups > 1 else 0
-            k, v = (t[group].unflatten(0, (-1, batch)).transpose(0, 1) for t in (keys, values))
-            states.append(layer(states[-1], k, v, visible))
-        return states[-1], torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states))
+            keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
+            states.append(layer(states[-1], keys, values, visible))
+        vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
+        place.copy_(self._projected(vector[None]).squeeze(3))
+        return states[-1]
 
     def _projected(self, vectors: Tensor) -> Tensor:
         """Keys and values of ``[N, B, D]``, for all layers: ``[2, G, H * B, N, K]``."""
-        kv = F.linear(vectors, self._memory_weight.t(), self._memory_bias)
+        kv = F.linear(vectors, self._memory_weight, self._memory_bias)
         kv = kv.unflatten(-1, (2, self._groups, -1, self.backbone.config.head_width))
         return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)
 
-    def _count(self) -> None:
-        self.tokens_seen = self.tokens_seen + 1
-        if self._uniform is None:
-            self.length = (self.length + 1).clamp(max=self.span)
-            self._uniform = self._uniform_length()
-        elif self._uniform < self.span:
-            self._uniform += 1
-            self.length = torch.full_like(self.length, self._uniform)
-
-    def _uniform_length(self) -> int | None:
-        lengths = self.length.tolist()
-        return lengths[0] if len(set(lengths)) == 1 else None
+    def _length(self) -> Tensor:
+        return (self._start.length + self._count).clamp(max=self.span)
 
     def _make_room(self, n_new: int) -> None:
         if self._end + n_new <= len(self._vectors):

@@ -142,72 +142,99 @@ def recurrence(
 class TokenStep:
     """One token through all layers without gradients: the recurrence for reading on.
 
-    The weights' views of every layer are made once, when the weights are frozen.
+    For frozen weights and one number of rows. The weights' views and the space to work in are made
+    once; what a step returns is the caller's to copy before the next.
     """
 
-    def __init__(self, weights: Folded, activation: str, eps: float) -> None:
-        self.weights, self.eps = weights, eps
-        self.activation = F.gelu if activation == "gelu" else torch.relu_
+    def __init__(self, weights: Folded, batch: int, activation: str, eps: float) -> None:
+        self.weights, self.batch, self.eps = weights, batch, eps
+        self.gelu = activation == "gelu"
+        self.n_layers, n_heads, d_model, self.width = weights.query.shape
+        self.heads, self.size = (n_heads, batch, self.width), (d_model,)
+        d_ff, inner = weights.inner.shape[2], n_heads * self.width
+        new = weights.query.new_empty
+        self.states = new(self.n_layers + 1, batch, d_model)
+        self.state = self.states.unbind(0)
+        self.flat_states = self.states.view(self.n_layers + 1, -1).t()
+        self.middle = new(batch, d_model)
+        # Their last columns are the ones that biases are multiplied with.
+        self.attended, self.activated = new(batch, inner + 1), new(batch, d_ff + 1)
+        self.attended[:, -1] = self.activated[:, -1] = 1
+        self.pre = self.activated[:, :-1]
+        self.head = self.attended[:, :-1].unflatten(1, (n_heads, self.width)).transpose(0, 1)
+        self.drawn = new(n_heads * batch, 1, self.width)
+        self.drawn_heads = self.drawn.view(self.heads)
+        self.projected = new(batch, weights.memory.shape[1])
+        groups = weights.n_groups
+        self.by_slot = self.projected.view(batch, 2, groups, n_heads, self.width)
         self.layers = list(
             zip(
-                weights.query.unbind(0),
+                weights.query.contiguous().unbind(0),
                 weights.query_bias.unbind(0),
-                weights.output[:, :-1].unbind(0),
-                weights.output[:, -1].unbind(0),
-                weights.inner.unbind(0),
+                weights.output.unbind(0),
+                weights.inner.contiguous().unbind(0),
                 weights.inner_bias.unbind(0),
-                weights.outer[:, :-1].unbind(0),
-                weights.outer[:, -1].unbind(0),
+                weights.outer.unbind(0),
                 strict=True,
             )
         )
-        self.n_heads, _, self.width = weights.query.shape[1:]
-        self.has_output_bias = bool(weights.output[:, -1].any())
+        self.memory = weights.memory.contiguous()
 
     def __call__(
-        self, x: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Read ``x [B, D]`` after the tokens with ``keys`` and ``values [G, H * B, N, K]``.
+        self, x: Tensor, kv: Tensor, hidden: Tensor | None, vector: Tensor, slot: Tensor
+    ) -> Tensor:
+        """Read one token per row.
 
         Args:
-            hidden: bool ``[B, N]``, true where a row has no such token.
+            x: ``[B, D]``.
+            kv: keys and values ``[2, G, H * B, N, K]`` of the tokens before.
+            hidden: bool ``[B, N]``, true where a row has no such token (None: nowhere).
+            vector: where its memory vector goes, ``[B, D]``, contiguous.
+            slot: where its keys and values go, ``[B, 2, G, H, K]``.
 
         Returns:
-            The last layer's output and the memory vector, ``[B, D]`` each.
+            The last layer's output ``[B, D]``, valid until the next call.
         """
-        w, (batch, d_model), n_keys = self.weights, x.shape, keys.shape[2]
-        rows, size = self.n_heads * batch, (d_model,)
-        n_layers = len(self.layers)
-        seen: Tensor | float = 1.0
+        w, n_keys, size = self.weights, kv.shape[3], self.size
+        rows = kv.shape[2]
+        self.state[0].copy_(x)
+        seen = None
         if n_keys:
-            by_layer = keys.transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
-            values_by_layer = values.expand(n_layers, -1, -1, -1).unbind(0)
+            keys, values = kv[0].transpose(2, 3).unbind(0), kv[1].unbind(0)
+            keys, values = (t * (self.n_layers // len(t)) for t in (keys, values))
             r_keys = w.position_keys[..., -n_keys:].unbind(0)
             r_scores = w.position_scores[..., -n_keys:].unbind(0)
         if hidden is not None:
-            seen = (~hidden.all(-1, keepdim=True)).to(x.dtype)
-        states = [x]
-        for n, (q_w, q_b, o_w, o_b, i_w, i_b, f_w, f_b) in enumerate(self.layers):
+            seen = (~hidden.all(-1)).to(x.dtype)
+            self.attended[:, -1] = seen
+        for n, (q_w, q_b, o_w, i_w, i_b, f_w) in enumerate(self.layers):
+            middle = h = self.state[n]
             if n_keys:
-                z = torch.native_layer_norm(x, size, None, None, self.eps)[0]
-                q = torch.baddbmm(q_b, z.expand(self.n_heads, -1, -1), q_w)
-                scores = torch.baddbmm(r_scores[n], q, r_keys[n]).view(rows, 1, n_keys)
-                scores.baddbmm_(q.view(rows, 1, -1), by_layer[n])
+                z = torch.native_layer_norm(h, size, None, None, self.eps)[0]
+                q = torch.baddbmm(q_b, z.expand(self.heads[0], -1, -1), q_w)
+                scores = torch.baddbmm(r_scores[n], q, r_keys[n])
                 if hidden is not None:
-                    lowest = torch.finfo(x.dtype).min
-                    scores.view(-1, batch, n_keys).masked_fill_(hidden, lowest)
-                drawn = torch.bmm(scores.softmax(-1), values_by_layer[n])
-                drawn = drawn.view(-1, batch, self.width).transpose(0, 1).reshape(batch, -1)
-                if hidden is not None:
-                    drawn = drawn * seen
-                x = torch.addmm(x, drawn, o_w)
-                if self.has_output_bias:
-                    x += o_b * seen
-            z = torch.native_layer_norm(x, size, None, None, self.eps)[0]
-            z = self.activation(torch.addmm(i_b, z, i_w))
-            x = torch.addmm(x, z, f_w).add_(f_b)
-            states.append(x)
-        return x, (w.mix @ torch.stack(states).view(n_layers + 1, -1)).view(batch, d_model)
+                    scores.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
+                scores = scores.view(rows, 1, n_keys)
+                scores.baddbmm_(q.view(rows, 1, self.width), keys[n])
+                torch.bmm(torch.softmax(scores, -1), values[n], out=self.drawn)
+                self.head.copy_(self.drawn_heads)
+                if seen is not None:
+                    self.head.mul_(seen[:, None])
+                middle = torch.addmm(h, self.attended, o_w, out=self.middle)
+            z = torch.native_layer_norm(middle, size, None, None, self.eps)[0]
+            torch.addmm(i_b, z, i_w, out=self.pre)
+            if self.gelu:
+                self.pre.copy_(F.gelu(self.pre))
+            else:
+                self.pre.relu_()
+            torch.addmm(middle, self.activated, f_w, out=self.state[n + 1])
+        if seen is not None:
+            self.attended[:, -1] = 1
+        torch.mv(self.flat_states, w.mix, out=vector.view(-1))
+        torch.addmm(w.memory_bias, vector, self.memory, out=self.projected)
+        slot.copy_(self.by_slot)
+        return self.state[-1]
 
 
 class _Recurrence(torch.autograd.Function):
@@ -508,4 +535,4 @@ def _through_activation(g: Tensor, x: Tensor, activation: str) -> None:
     if activation == "gelu":
         g.copy_(torch.ops.aten.gelu_backward.default(g, x))
     else:
-        g.copy_(torch.ops.aten.threshold_backward.default(g, x, 0))
+        torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
