@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from memspan import cli
-from memspan.config_files import flags_from_toml
+from memspan.config import MODELS
+from memspan.config_files import flags_from_toml, read_config
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
 SMALL = [
@@ -312,3 +313,12 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["evaluate", "nowhere", "--debug"])
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "configs").glob("*.toml")))
+def test_presets_are_configs_and_say_how_to_run_them(path: Path) -> None:
+    config = read_config(path)
+    assert isinstance(config.model, MODELS[config.architecture])
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert f"# Command: memspan train --preset {path.stem}" in header
+    assert "arXiv" in header[0]

@@ -10,6 +10,11 @@ from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
 
 
+def dropout_layer(probability: float) -> nn.Module:
+    """Dropout, or nothing where the probability is 0: decoding is made of small calls."""
+    return nn.Dropout(probability) if probability else nn.Identity()
+
+
 class FeedForward(nn.Module):
     """``W_2 f(W_1 x + b_1) + b_2`` (Vaswani et al. 2017, eq. 2)."""
 
@@ -18,7 +23,7 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         self.activation = F.relu if activation == "relu" else F.gelu
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D] -> [..., D]``."""

@@ -55,4 +55,6 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise MemspanError(
             f"{path} is damaged (its checksum is wrong): restore it or write it again"
         )
-    return tensors, header
+    # Copies stand where the allocator puts them. In the file they stand at any address, and sums
+    # over a tensor that is not aligned may round otherwise: a resumed run would differ.
+    return {name: tensor.clone() for name, tensor in tensors.items()}, header

@@ -22,7 +22,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
-from memspan.nn import FeedForward, initialise, sinusoids
+from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops import compression as ops
 from memspan.ops.relative_attention import attend_one, relative_attention
 
@@ -124,7 +124,7 @@ class CompressiveLayer(nn.Module):
         )
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
         self.compression = Compression(config) if config.compressed_length else None
         self.auxiliary_loss, self.task_gradient = config.auxiliary_loss, config.task_gradient
 
@@ -216,7 +216,7 @@ class Compressive(nn.Module):
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__()
         self.config = config
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(CompressiveLayer(config) for _ in range(config.n_layers))
         self.final_norm = (
             nn.LayerNorm(config.d_model)

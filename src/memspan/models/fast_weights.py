@@ -22,7 +22,7 @@ from memspan.config import FastWeightsConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.nn import FeedForward, initialise, sinusoids
+from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
 from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, orthogonal_projection, sum_to_one
 
@@ -167,7 +167,7 @@ class FastWeightsLayer(nn.Module):
         )
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
 
     def residual(self, x: Tensor, attended: Tensor) -> Tensor:
         """All that follows the attention."""
@@ -193,7 +193,7 @@ class FastWeights(nn.Module):
         super().__init__()
         self.config = config
         _refuse_too_large(self.config, 1, torch.device("cpu"))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
         self.register_buffer("feature_id", self._feature_id())

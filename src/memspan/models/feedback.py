@@ -20,7 +20,7 @@ from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.nn import FeedForward, initialise
+from memspan.nn import FeedForward, dropout_layer, initialise
 from memspan.ops import compiled_loop
 from memspan.ops.feedback_attention import CompiledReader, Folded, TokenStep, attend, recurrence
 
@@ -56,7 +56,7 @@ class FeedbackLayer(nn.Module):
         )
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
         """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
@@ -97,7 +97,7 @@ class Feedback(nn.Module):
         self.config = config
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FeedbackLayer(config) for _ in range(config.n_layers))
         self.key = nn.ModuleList(
             nn.Linear(config.d_model, inner, bias=False) for _ in range(groups)

@@ -19,7 +19,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
-from memspan.nn import FeedForward, initialise, sinusoids
+from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops.relative_attention import attend_one, relative_attention
 
 
@@ -52,7 +52,7 @@ class TransformerXLLayer(nn.Module):
         )
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
 
     def normalise_context(self, context: Tensor) -> Tensor:
         """What keys and values are computed from: with pre-norm, the normalised context."""
@@ -94,7 +94,7 @@ class TransformerXL(nn.Module):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layers))
         self.final_norm = (
             nn.LayerNorm(config.d_model)

@@ -1,0 +1,99 @@
+"""The command line from the first step to a saved memory, the same for every architecture."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import memspan
+from memspan import cli
+from memspan.config import MODELS
+
+TEXT = "Reading on, it remembers what it read. " * 200
+LOOP = {
+    "--model.n-layers": 2,
+    "--model.d-model": 16,
+    "--model.n-heads": 2,
+    "--model.d-ff": 32,
+    "--model.dropout": 0.1,
+    "--train.steps": 8,
+    "--train.batch-size": 2,
+    "--train.segment-length": 8,
+    "--train.evaluate-every": 4,
+    "--train.evaluate-tokens": 64,
+    "--train.save-every": 4,
+    "--train.sample-tokens": 10,
+    "--train.device": "cpu",
+}
+
+
+@pytest.fixture(params=MODELS)
+def architecture(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+    cli.main(["train", *flags(request.param), "--out", "run"])
+    return str(request.param)
+
+
+def flags(architecture: str) -> list[str]:
+    pairs = {"--model": architecture, "--data.corpus": "text.txt"} | LOOP
+    return [str(word) for pair in pairs.items() for word in pair]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    cli.main([str(a) for a in arguments])
+    return capsys.readouterr().out
+
+
+def test_trains_scores_and_writes(architecture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = json.loads(said(capsys, "evaluate", "run", "--json"))
+    assert scores["streams"] == 1
+    assert scores["tokens"] == scores["n_bytes"] > 0
+    assert 0 < scores["bits_per_byte"] < 10
+    # One stream is scored the same however it is read, to float rounding, where cuts do not matter.
+    model = memspan.load("run").model
+    assert type(model.backbone.config) is MODELS[architecture]
+
+    text = said(capsys, "generate", "run", "--prompt", "Reading", "--tokens", 12, "--seed", 1)
+    assert text.startswith("Reading")
+    again = said(capsys, "generate", "run", "--prompt", "Reading", "--tokens", 12, "--seed", 1)
+    assert text == again
+
+
+def test_a_saved_memory_reads_on(architecture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading in two halves by way of a file writes what reading at once writes."""
+    Path("book.txt").write_text(TEXT[:96])
+    common = ("--greedy", "--tokens", 10)
+    whole = said(capsys, "generate", "run", "--prompt-file", "book.txt", *common)
+    # The first half ends where a segment ends: cuts matter to some architectures.
+    Path("half.txt").write_text(TEXT[:64])
+    Path("rest.txt").write_text(TEXT[64:96])
+    first = ("--prompt-file", "half.txt", "--tokens", 0, "--save-memory", "half.memory")
+    said(capsys, "generate", "run", *first)
+    rest = ("--memory", "half.memory", "--prompt-file", "rest.txt")
+    assert said(capsys, "generate", "run", *rest, *common) == whole
+
+    # Another run's memory is refused, this run's is not.
+    cli.main(["train", *flags(architecture), "--train.seed", "2", "--out", "other"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["generate", "other", "--memory", "half.memory"])
+    assert stop.value.code == 2
+    assert "another model" in capsys.readouterr().err
+
+
+def test_resuming_ends_where_a_whole_run_ends(architecture: str) -> None:
+    """A run whose last checkpoint is lost goes on from the one before, to the same bytes."""
+    shutil.copytree("run", "cut")
+    newest = sorted(Path("cut/checkpoints").iterdir())[-1]
+    shutil.rmtree(newest)
+    cli.main(["train", "--resume", "cut"])
+    name = "checkpoints/" + newest.name + "/training.safetensors"
+    assert (Path("cut") / name).read_bytes() == (Path("run") / name).read_bytes()
