@@ -176,7 +176,7 @@ CASES: dict[str, Case] = {
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-gelu": feedback(activation="gelu", attention_bias=True),
-    # Last and mean with post-norm: without it, weights this large make memory vectors grow.
+    "feedback-no-memory-norm": feedback(UNTIED, memory_norm=False),
     "feedback-mean-post": feedback(UNTIED, memory_vector="mean", normalisation="post"),
     "feedback-last-post": feedback(
         memory_vector="last", normalisation="post", projections="per-layer", attention_bias=True

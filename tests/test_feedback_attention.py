@@ -25,6 +25,7 @@ from memspan.ops.feedback_attention import attend
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
+    "no-memory-norm": {"memory_norm": False, "attention_bias": True},
     "bias": {"attention_bias": True, "n_layers": 3},
     "per-layer": {"projections": "per-layer", "attention_bias": True},
     "gelu": {"activation": "gelu", "d_head": 3},
@@ -341,7 +342,7 @@ def test_a_token_sees_exactly_the_span() -> None:
     x = vectors(1, 12)
     for back, matters in ((1, True), (4, True), (5, False)):
         changed = x.clone()
-        changed[:, 11 - back] += 1
+        changed[:, 11 - back] = vectors(1, 1, 8)[:, 0]
         same = torch.allclose(model(x).hidden[:, 11], model(changed).hidden[:, 11])
         assert same != matters, back
 
@@ -416,3 +417,17 @@ def test_a_reader_reads_segments_and_tokens_alike(kind: str) -> None:
         assert_same(reader.memory.vectors, memory.vectors, 1e-9, "vectors")
         assert torch.equal(reader.memory.length, memory.length)
         assert torch.equal(reader.memory.tokens_seen, memory.tokens_seen)
+
+
+def test_memory_does_not_grow_without_bound() -> None:
+    """Normalised before it is projected, a memory vector answers large weights with no more of them."""
+    for option, bounded in ((True, True), (False, False)):
+        model = model_of(memory_norm=option, memory_vector="last").eval()
+        with torch.no_grad():
+            for layer in model.layers:
+                layer.output.weight.mul_(5)
+            out, memory = model(vectors(1, 300)), model.initial_memory(1)
+            largest = out.memory.vectors.abs().max()
+            reader = model.reader(memory, 1)
+            assert_same(reader.read(vectors(1, 300)), out.hidden, 1e-6, "reader")
+        assert (largest < 1e3) == bounded, largest

@@ -158,6 +158,7 @@ def check_labml(g: Golden, dtype: torch.dtype) -> None:
             memory_length=min(c["P"], c["seq_len"]),
             max_distance=c["P"],
             projections="shared" if shared else "per-layer",
+            memory_norm=False,
             attention_bias=True,
         )
     ).to(dtype)
@@ -239,6 +240,7 @@ def check_meta(g: Golden, dtype: torch.dtype) -> None:
             memory_length=span,
             projections="shared" if shared else "per-layer",
             normalisation="pre" if c["pre_norm"] else "post",
+            memory_norm=False,
         ),
         EmbeddingConfig(tie=False, scale=False),
     ).to(dtype)
@@ -360,6 +362,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
             d_head=c["dim_head"],
             memory_length=c["mem_len"],
             memory_vector="last" if c.get("keep_last_hidden", False) else "learned",
+            memory_norm=False,
             attention_bias=True,
         ),
         EmbeddingConfig(tie=False, scale=False),

@@ -73,7 +73,11 @@ def test_the_report_is_the_truth() -> None:
     theirs |= {t.sum().item() for t in source.model.backbone.content_bias}
     after = model.state_dict()
     assert sorted([*report.mapped, *report.partly, *report.fresh]) == sorted(after)
-    assert report.fresh == ["backbone.layer_weights"]
+    assert report.fresh == [
+        "backbone.layer_weights",
+        "backbone.memory_norm.weight",
+        "backbone.memory_norm.bias",
+    ]
     for name in report.mapped:
         assert after[name].sum().item() in theirs, name
         assert not torch.equal(after[name], before[name]), name
@@ -97,6 +101,8 @@ def test_shared_projections_and_further_layers_start_afresh() -> None:
     report = initialise_from(model, BYTES, source)
     assert {n for n in report.fresh if "layers.2." not in n} == {
         "backbone.layer_weights",
+        "backbone.memory_norm.weight",
+        "backbone.memory_norm.bias",
         "backbone.key.0.weight",
         "backbone.value.0.weight",
     }

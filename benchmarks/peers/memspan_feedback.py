@@ -28,6 +28,7 @@ class MemspanFeedback(Side):
                 d_ff=size.d_ff,
                 memory_length=size.memory_length,
                 attention_bias=True,
+                memory_norm=False,
             ),
             EmbeddingConfig(tie=False, scale=False),
         )

@@ -201,6 +201,9 @@ class FeedbackConfig:
     pre has a fast path."""
     final_norm: bool = True
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    memory_norm: bool = True
+    """Normalise memory vectors before they are projected (pre-norm only; with post-norm they are
+    sums of normalised states). Without it they can grow from token to token without bound."""
     attention_bias: bool = False
     """Biases on the value and output projections."""
     dropout: float = 0.0

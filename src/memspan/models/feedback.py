@@ -105,6 +105,11 @@ class Feedback(nn.Module):
         self.value = nn.ModuleList(
             nn.Linear(config.d_model, inner, bias=config.attention_bias) for _ in range(groups)
         )
+        self.memory_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.memory_norm
+            else nn.Identity()
+        )
         self.layer_weights = (
             nn.Parameter(torch.zeros(config.n_layers + 1))
             if config.memory_vector == "learned"
@@ -138,6 +143,7 @@ class Feedback(nn.Module):
     def project(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of memory vectors ``[B, D]``, for each layer ``[B, H, K]``."""
         heads = (-1, self.config.head_width)
+        vectors = self.memory_norm(vectors)
         keys = [projection(vectors).unflatten(-1, heads) for projection in self.key]
         values = [projection(vectors).unflatten(-1, heads) for projection in self.value]
         repeats = len(self.layers) // len(keys)
@@ -286,7 +292,14 @@ class Feedback(nn.Module):
         inner = stacked("feed_forward.inner.weight")
         ff_gain, ff_bias = stacked("feed_forward_norm.weight"), stacked("feed_forward_norm.bias")
         kv = [*self.key, *self.value]
-        kv_bias = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in kv]
+        kv_bias = torch.cat(
+            [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in kv]
+        )
+        kv_weight = torch.cat([projection.weight for projection in kv])
+        norm = self.memory_norm
+        if isinstance(norm, nn.LayerNorm):
+            kv_bias = kv_bias + kv_weight @ norm.bias
+            kv_weight = kv_weight * norm.weight
         return Folded(
             query=(scale * query * gain[:, None]).unflatten(1, heads).transpose(2, 3),
             query_bias=(scale * query_bias).unflatten(1, (heads[0], 1, heads[1])),
@@ -300,9 +313,10 @@ class Feedback(nn.Module):
                 stacked("feed_forward.outer.weight"),
                 [layer.feed_forward.outer.bias for layer in layers],
             ),
-            memory=torch.cat([projection.weight for projection in kv]).t(),
-            memory_bias=torch.cat(kv_bias),
+            memory=kv_weight.t(),
+            memory_bias=kv_bias,
             mix=self.mix(),
+            norms_memory=isinstance(norm, nn.LayerNorm),
         )
 
     def adapted(self, source: dict[str, Tensor], sinusoids: Tensor | None) -> dict[str, Tensor]:
@@ -400,7 +414,7 @@ class FeedbackReader:
         elif implementation == "fused":
             self._step = TokenStep(weights, self._batch, activation, eps)
         self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
-        self._groups = weights.n_groups
+        self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
         with torch.autocast(backbone.device.type, enabled=False):
@@ -482,6 +496,8 @@ class FeedbackReader:
 
     def _projected(self, vectors: Tensor) -> Tensor:
         """Keys and values of ``[N, B, D]``, for all layers: ``[2, G, H * B, N, K]``."""
+        if self._norms_memory:
+            vectors = F.layer_norm(vectors, vectors.shape[-1:], eps=self._eps)
         kv = F.linear(vectors, self._memory_weight, self._memory_bias)
         kv = kv.unflatten(-1, (2, self._groups, -1, self.backbone.config.head_width))
         return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)

@@ -27,12 +27,13 @@ FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
 TYPES = {torch.float32: "float", torch.float64: "double"}
 INTEGERS = (
     "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
-    "gelu", "kv_stride",
+    "gelu", "kv_stride", "norms_memory",
 )  # fmt: skip
 POINTERS = (
     "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
     "outer", "memory", "memory_bias", "mix", "hidden", "seen", "states", "middles", "queries",
-    "attended", "activated", "before", "vectors", "kv", "moments", "probabilities", "d_out",
+    "attended", "activated", "before", "vectors", "kv", "moments", "memory_moments",
+    "probabilities", "d_out",
     "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first", "d_mixed", "d_projected",
     "d_kv", "d_position_keys", "d_position_scores",
 )  # fmt: skip

@@ -12,6 +12,7 @@ whole loop as one autograd function: see ``docs/feedback.md`` for its derivation
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -90,9 +91,18 @@ class Folded:
     """``[2 * G * H * K]``."""
     mix: Tensor
     """Weights of a token's states in its memory vector, ``[L + 1]``."""
+    norms_memory: bool = False
+    """Whether memory vectors are normalised before the projections."""
 
-    def tensors(self) -> list[Tensor]:
-        return [getattr(self, f.name) for f in fields(self)]
+    def tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "norms_memory"}
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], norms_memory: bool) -> Folded:
+        """From the values of :meth:`tensors`."""
+        names = [f.name for f in fields(cls) if f.name != "norms_memory"]
+        named: dict[str, Any] = dict(zip(names, tensors, strict=True))
+        return cls(**named, norms_memory=norms_memory)
 
     @property
     def n_groups(self) -> int:
@@ -130,6 +140,8 @@ def recurrence(
     if bool((length < n_old).any()):
         hidden, seen = _hidden(length, n_old, x.dtype)
     with torch.autocast(x.device.type, enabled=False):
+        if weights.norms_memory:
+            old = F.layer_norm(old, old.shape[-1:], eps=eps)
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
         apply: Any = _Recurrence.apply
         out, vectors = apply(
@@ -138,7 +150,8 @@ def recurrence(
             hidden,
             seen,
             (span, activation, eps, compiled),
-            *weights.tensors(),
+            weights.norms_memory,
+            *weights.tensors().values(),
         )
     return out.transpose(0, 1), vectors.transpose(0, 1)
 
@@ -236,6 +249,8 @@ class TokenStep:
         if seen is not None:
             self.attended[:, -1] = 1
         torch.mv(self.flat_states, w.mix, out=vector.view(-1))
+        if w.norms_memory:
+            vector = torch.native_layer_norm(vector, size, None, None, self.eps)[0]
         torch.addmm(w.memory_bias, vector, self.memory, out=self.projected)
         slot.copy_(self.by_slot)
         return self.state[-1]
@@ -261,6 +276,8 @@ class _Kept:
     """``[T, B, D]``."""
     kv: Tensor
     """``[2, G, H * B, O + T, K]``; compiled, ``[2, G, H * B, K, O + T]``."""
+    memory_moments: Tensor
+    """Mean and ``rstd`` of memory vectors, where they are normalised, ``[T, 2, B]``."""
     mean: list[list[Any]] | None = None
     """Of each norm and step, ``[B, 1]``; likewise ``rstd``."""
     rstd: list[list[Any]] | None = None
@@ -330,6 +347,7 @@ class CompiledReader:
             vectors=new(*steps[1:], d_model),
             kv=kv,
             moments=new(n_layers, n_steps, 4, self.batch),
+            memory_moments=new(n_steps, 2, self.batch),
             probabilities=new(n_layers * n_heads * self.batch * n_steps * span),
         )
         self.loop = CompiledLoop(self.eps, *_arguments(self.kept, w, None, None, 0, self.options))
@@ -359,9 +377,10 @@ class _Recurrence(torch.autograd.Function):
         hidden: Tensor | None,
         seen: Tensor | None,
         options: tuple[int, str, float, bool],
+        norms_memory: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        w = Folded(*tensors)
+        w = Folded.of(tensors, norms_memory)
         _, activation, _, compiled = options
         n_steps, batch, d_model = x.shape
         n_layers, n_heads, _, width = w.query.shape
@@ -380,6 +399,7 @@ class _Recurrence(torch.autograd.Function):
             before=new(n_layers, n_steps, batch, d_ff) if gelu else activated[..., :d_ff],
             vectors=new(n_steps, batch, d_model),
             kv=new(2, groups, rows, *slots),
+            memory_moments=new(n_steps, 2, batch),
         )
         kept.states[0] = x
         kept.attended[..., -1] = activated[..., -1] = 1
@@ -397,7 +417,8 @@ class _Recurrence(torch.autograd.Function):
         else:
             _forward(kept, w, hidden, seen, n_old, options)
         ctx.save_for_backward(*tensors)
-        ctx.kept, ctx.rest = kept, (hidden, seen, n_old, options)
+        ctx.kept, ctx.norms_memory = kept, norms_memory
+        ctx.rest = (hidden, seen, n_old, options)
         return kept.states[-1].clone(), kept.vectors.clone()
 
     @staticmethod
@@ -405,15 +426,16 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
         # Backward may be called under autocast, whatever forward was.
         with torch.autocast(d_out.device.type, enabled=False):
-            w, kept = Folded(*ctx.saved_tensors), ctx.kept
+            w = Folded.of(ctx.saved_tensors, ctx.norms_memory)
+            kept = ctx.kept
             hidden, seen, n_old, options = ctx.rest
             run = _compiled_backward if options[-1] else _backward
             g = run(kept, w, hidden, seen, n_old, options, d_out, d_vectors)
             return (
                 g.first,
                 _by_slot(g.kv[..., :n_old, :], d_out.shape[1]).flatten(2),
-                *[None] * 3,
-                *_weight_gradients(kept, w, g, options[2]).tensors(),
+                *[None] * 4,
+                *_weight_gradients(kept, w, g, options[2]).tensors().values(),
             )
 
 
@@ -504,8 +526,12 @@ def _forward(
             else:
                 pre[n][t].relu_()
             torch.addmm(middle[n][t], act[n][t], f_w[n], out=state[n + 1][t])
-        vector = torch.mv(step_states[t].t(), w.mix, out=vectors[t].view(-1))
-        torch.addmm(w.memory_bias, vector.view(batch, d_model), w.memory, out=scratch)
+        torch.mv(step_states[t].t(), w.mix, out=vectors[t].view(-1))
+        vector = vectors[t]
+        if w.norms_memory:
+            vector, m, r = torch.native_layer_norm(vector, size, None, None, eps)
+            kept.memory_moments[t, 0], kept.memory_moments[t, 1] = m[:, 0], r[:, 0]
+        torch.addmm(w.memory_bias, vector, w.memory, out=scratch)
         slots[t].copy_(scratch_slot)
     kept.mean, kept.rstd, kept.probabilities = mean, rstd, probabilities
 
@@ -605,7 +631,13 @@ def _backward(
             d_scores_heads = d_scores_all.view(n_layers, n_heads, batch, n_keys).unbind(0)
         # What later tokens asked of this one's keys and values reaches its memory vector.
         d_slot_flat[t].copy_(d_slot[t])
-        d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
+        if w.norms_memory:
+            g = torch.mm(d_projected[t], m_w)
+            m, r = kept.memory_moments[t].unsqueeze(-1)
+            g = _through_norm(g, kept.vectors[t], m, r)
+            d_vector = torch.add(d_vectors[t], g, out=d_mixed[t])
+        else:
+            d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
         torch.add(d_out[t], d_vector, alpha=mix[-1], out=d_state[-1][t])
         for n in range(n_layers - 1, -1, -1):
             g = torch.mm(d_state[n][t], f_w[n], out=d_pre[n][t])
@@ -675,6 +707,9 @@ def _weight_gradients(kept: _Kept, w: Folded, g: _Gradients, eps: float) -> Fold
         z = F.layer_norm(kept.middles[n], (d_model,), eps=eps).flatten(0, 1)
         inner.append(z.t() @ g.inner[n].flatten(0, 1))
         outer.append(kept.activated[n].flatten(0, 1).t() @ g.states[n].flatten(0, 1))
+    vectors = kept.vectors
+    if w.norms_memory:
+        vectors = F.layer_norm(vectors, (d_model,), eps=eps)
     return Folded(
         query=torch.stack(query).view(n_layers, d_model, n_heads, width).transpose(1, 2),
         query_bias=g.query.sum((1, 2)).view(n_layers, n_heads, 1, width),
@@ -684,7 +719,7 @@ def _weight_gradients(kept: _Kept, w: Folded, g: _Gradients, eps: float) -> Fold
         inner=torch.stack(inner),
         inner_bias=g.inner.sum((1, 2)),
         outer=torch.stack(outer),
-        memory=kept.vectors.flatten(0, 1).t() @ g.projected.flatten(0, 1),
+        memory=vectors.flatten(0, 1).t() @ g.projected.flatten(0, 1),
         memory_bias=g.projected.sum((0, 1)),
         mix=kept.states.flatten(1) @ g.mixed.flatten(),
     )
@@ -768,11 +803,14 @@ def _arguments(
         "span": options[0],
         "gelu": int(options[1] == "gelu"),
         "kv_stride": n_old + n_steps,
+        "norms_memory": int(w.norms_memory),
     }
-    tensors = {f.name: getattr(w, f.name).contiguous() for f in fields(w)}
+    tensors = {name: tensor.contiguous() for name, tensor in w.tensors().items()}
     tensors["query"] = w.query.transpose(1, 2).contiguous()
     names = ("states", "middles", "queries", "attended", "activated", "vectors", "kv")
-    tensors |= {name: getattr(kept, name) for name in (*names, "moments", "probabilities")}
+    tensors |= {
+        name: getattr(kept, name) for name in (*names, "moments", "memory_moments", "probabilities")
+    }
     if options[1] == "gelu":
         tensors["before"] = kept.before
     if hidden is not None and seen is not None:

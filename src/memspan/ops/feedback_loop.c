@@ -15,13 +15,14 @@
 typedef struct {
     long steps, batch, d_model, n_heads, width, d_ff, n_layers, groups, n_old, span, gelu;
     long kv_stride; /* between the numbers of one slot; forward may use a part of a longer buffer */
+    long norms_memory;
     double eps;
     /* Folded weights; all later pointers are to contiguous tensors too. */
     const REAL *query, *query_bias, *position_keys, *position_scores, *output, *inner, *inner_bias,
         *outer, *memory, *memory_bias, *mix;
     const REAL *hidden, *seen; /* may be null */
     REAL *states, *middles, *queries, *attended, *activated, *before, *vectors, *kv, *moments,
-        *probabilities;
+        *memory_moments, *probabilities;
     const REAL *d_out, *d_vectors;
     REAL *d_states, *d_middles, *d_inner, *d_query, *d_first, *d_mixed, *d_projected, *d_kv,
         *d_position_keys, *d_position_scores;
@@ -315,6 +316,11 @@ void forward(const Loop *f, const Weights *w) {
         for (long l = 0; l <= L; l++)
             for (long i = 0; i < B * D; i++)
                 vector[i] += f->mix[l] * f->states[LAYER_STEP(l, t) * D + i];
+        if (f->norms_memory) {
+            REAL *moments = f->memory_moments + 2 * t * B;
+            normalise(vector, z, moments, moments + B, B, D, f->eps);
+            vector = z;
+        }
         product(vector, D, &w->memory, B, f->memory_bias, NULL, projected, 2 * G * HK, 0);
         for (long b = 0; b < B; b++)
             for (long c = 0; c < 2 * G; c++)
@@ -357,7 +363,16 @@ void backward(const Loop *f) {
                     for (long k = 0; k < K; k++)
                         d_projected[b * 2 * G * HK + (c * H + h) * K + k] =
                             f->d_kv[((c * R + h * B + b) * K + k) * N + f->n_old + t];
-        product(d_projected, 2 * G * HK, &w->memory, B, NULL, f->d_vectors + t * B * D, dm, D, 0);
+        const REAL *from_outside = f->d_vectors + t * B * D;
+        if (f->norms_memory) {
+            const REAL *moments = f->memory_moments + 2 * t * B;
+            product(d_projected, 2 * G * HK, &w->memory, B, NULL, NULL, g, D, 0);
+            back_through_norm(
+                g, f->vectors + t * B * D, moments, moments + B, from_outside, dm, B, D
+            );
+        } else {
+            product(d_projected, 2 * G * HK, &w->memory, B, NULL, from_outside, dm, D, 0);
+        }
         REAL *d_state = f->d_states + LAYER_STEP(L - 1, t) * D;
         for (long i = 0; i < B * D; i++) d_state[i] = f->d_out[t * B * D + i] + f->mix[L] * dm[i];
 
