@@ -1,0 +1,221 @@
+"""Feedback against Transformer-XL on Tiny Shakespeare at equal parameters and CPU time, several seeds;
+and what a curriculum, or a start from the Transformer-XL, saves.
+
+    python benchmarks/feedback_learning.py                       # hours; two runs at once
+    python benchmarks/feedback_learning.py --seconds 60 --seeds 1
+
+Sides: `feedback`, the preset without its curriculum; `transformer-xl`, with twice as many layers
+and an inner width that gives as many parameters; `curriculum`, the preset; `from transformer-xl`, a
+Feedback of projections per layer that starts from a Transformer-XL of its own shape, the time of
+whose training counts. Every side is trained by memspan's trainer for `--seconds` of CPU time.
+Validation: the first 32,768 bytes of the text's last tenth, in bits per byte, memory carried, 16
+streams. The table also says when each side reached what the first one ended with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from memspan import checkpoint
+from memspan.config import FeedbackConfig, RunConfig, TransformerXLConfig
+from memspan.config_files import read_config
+from memspan.data.prepared import prepare
+from memspan.evaluate import evaluate
+from memspan.models import LanguageModel
+from memspan.train import Trainer
+from memspan.warm_start import initialise_from
+from timing import machine
+
+HERE = Path(__file__).resolve().parent
+SIDES = ("feedback", "transformer-xl", "curriculum", "from transformer-xl")
+POINTS = 16
+VALIDATION = 32_768
+FIRST = 0.3
+"""Share of the time that goes to the Transformer-XL which another side starts from."""
+
+
+def parameters(config: RunConfig[Any]) -> int:
+    model = LanguageModel(256, config.model, config.embedding)
+    return sum(p.numel() for p in model.parameters())
+
+
+def transformer_xl(preset: RunConfig[Any], n_layers: int, d_ff: int) -> RunConfig[Any]:
+    model: FeedbackConfig = preset.model
+    xl = TransformerXLConfig(
+        n_layers=n_layers,
+        d_model=model.d_model,
+        n_heads=model.n_heads,
+        d_ff=d_ff,
+        activation=model.activation,
+        memory_length=model.memory_length,
+        positions="learned",
+        max_distance=model.memory_length + preset.train.segment_length,
+    )
+    return dataclasses.replace(preset, model=xl, architecture="transformer-xl")
+
+
+def configs(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
+    """One per side."""
+    loop = dataclasses.replace(preset.train, first_segment_length=None, curriculum_steps=0)
+    plain = dataclasses.replace(preset, train=loop)
+    wanted, layers = parameters(preset), 2 * preset.model.n_layers
+    xl = min(
+        (transformer_xl(plain, layers, d_ff) for d_ff in range(16, 1025, 16)),
+        key=lambda c: abs(parameters(c) - wanted),
+    )
+    per_layer = dataclasses.replace(preset.model, projections="per-layer")
+    return {
+        "feedback": plain,
+        "transformer-xl": xl,
+        "curriculum": preset,
+        "from transformer-xl": dataclasses.replace(plain, model=per_layer),
+    }
+
+
+def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
+    """Train once; the validation curve against tokens and CPU seconds."""
+    side, config, text, seconds = job
+    torch.set_num_threads(1)
+    data = np.frombuffer(text.read_bytes(), np.uint8)
+    validation = data[len(data) * 9 // 10 :][:VALIDATION]
+    curve: list[dict[str, float]] = []
+    clock, tokens = 0.0, 0
+
+    def bits(trainer: Trainer) -> float:
+        trainer.model.eval()
+        scores = evaluate(
+            trainer.model, validation, validation.tobytes(), batch_size=16, segment_length=64
+        )
+        return scores.bits_per_byte
+
+    def train(trainer: Trainer, until: float) -> None:
+        nonlocal clock, tokens
+        loop, before = trainer.config.train, 0
+        begun, step = clock, 0
+        # The schedules count steps: how many there will be is measured first.
+        while clock < until:
+            start = time.process_time()
+            trainer.update()
+            step += 1
+            clock += time.process_time() - start
+            read = loop.tokens_read(step) * loop.batch_size
+            tokens, before = tokens + read - before, read
+            if len(curve) < POINTS * clock / seconds or clock >= until:
+                curve.append({"tokens": tokens, "cpu_seconds": clock, "bits": bits(trainer)})
+            if step == 50 or step % 200 == 0:
+                total = max(step + 1, round(step * (until - begun) / (clock - begun)))
+                loop = dataclasses.replace(loop, steps=total)
+                trainer.config = dataclasses.replace(trainer.config, train=loop)
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = prepare(str(text), "bytes")
+        make = (Path(folder), prepared, torch.device("cpu"), Console(quiet=True))
+        if side == "from transformer-xl":
+            first = transformer_xl(config, config.model.n_layers, config.model.d_ff)
+            source = Trainer(first, *make)
+            train(source, FIRST * seconds)
+            trained = checkpoint.Run(Path(folder), first, prepared.tokenizer, source.model, 0)
+        trainer = Trainer(config, *make)
+        if side == "from transformer-xl":
+            initialise_from(trainer.model, prepared.tokenizer, trained)
+        train(trainer, seconds)
+    return {
+        "model": side,
+        "seed": config.train.seed,
+        "parameters": parameters(config),
+        "curve": curve,
+        "bits_per_byte": curve[-1]["bits"],
+    }
+
+
+def reached(row: dict[str, Any], bits: float) -> float | None:
+    """CPU seconds until the curve is at or below ``bits``."""
+    return next((p["cpu_seconds"] for p in row["curve"] if p["bits"] <= bits), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
+        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
+    )
+    parser.add_argument("--seconds", type=float, default=600, help="CPU time per run")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per side")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), metavar="SIDE")
+    parser.add_argument("--processes", type=int, default=2, help="runs at once")
+    parser.add_argument(
+        "--output", type=Path, default=HERE / "results", help="folder for feedback-learning.*"
+    )
+    options = parser.parse_args()
+    if not options.text.is_file():
+        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
+    made = configs(read_config(HERE.parent / "configs" / "tiny-shakespeare-feedback.toml"))
+    jobs = []
+    for seed in range(1, options.seeds + 1):
+        for side in options.sides:
+            loop = dataclasses.replace(made[side].train, seed=seed)
+            config = dataclasses.replace(made[side], train=loop)
+            jobs.append((side, config, options.text, options.seconds))
+    rows = []
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for row in pool.imap(run, jobs, chunksize=1):
+            rows.append(row)
+            print(f"{row['model']:<20} seed {row['seed']}  {row['bits_per_byte']:.4f}", flush=True)
+    goal = mean(r["bits_per_byte"] for r in rows if r["model"] == options.sides[0])
+    for side in options.sides:
+        mine = [row for row in rows if row["model"] == side]
+        scores = [row["bits_per_byte"] for row in mine]
+        times = [reached(row, goal) for row in mine]
+        spread = stdev(scores) if len(scores) > 1 else 0.0
+        when = f"{mean(t for t in times if t):.0f} s" if all(times) else "not reached"
+        print(
+            f"{side:<20} {mine[0]['parameters']:>9,} parameters  {mean(scores):.4f} +- {spread:.4f} "
+            f"bits per byte, {mean(r['curve'][-1]['tokens'] for r in mine):>11,.0f} tokens; "
+            f"{goal:.3f} after {when}"
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / "feedback-learning.json"
+    path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
+    plot(rows, path.with_suffix(".png"))
+    print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """One line per run, against tokens and against time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    for axes, key in zip(panels, ("tokens", "cpu_seconds"), strict=True):
+        for i, name in enumerate(names):
+            for n, row in enumerate(r for r in rows if r["model"] == name):
+                at = [point[key] for point in row["curve"]]
+                bits = [point["bits"] for point in row["curve"]]
+                axes.plot(at, bits, color=f"C{i}", label=name if n == 0 else None)
+        axes.set(xlabel="tokens read" if key == "tokens" else "CPU seconds of training")
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel="validation, bits per byte", ylim=(None, 4))
+    panels[0].legend()
+    figure.suptitle("Tiny Shakespeare, every run")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
