@@ -93,10 +93,10 @@ IDS = {word: i for i, word in enumerate(WORDS)}
 class Programs:
     """Random straight-line programs, with what they print in place after each ``print``.
 
-    Statements, equally likely: ``x = 4 ;`` ``x ++ ;`` ``x -- ;`` ``print x 5 ;`` and
-    ``if x > 3 : y ++ ;``, where the last's body is any of the first three. Values never leave 1 to 10.
-    A program first assigns to each of its variables. Differs from the paper: the body of an ``if`` does
-    not print, and a program ends where the row does.
+    A program first assigns to each of its variables, as in ``x = 4 ;``, and never again. Then come,
+    equally likely, ``x ++ ;`` ``x -- ;`` ``print x 5 ;`` and ``if x > 3 : y ++ ;``, where the body is
+    any of the first two. Values never leave 1 to 10. Differs from the paper: all assignments come
+    first, the body of an ``if`` does not print, and a program ends where the row does.
     """
 
     n_variables: int = 3
@@ -135,22 +135,21 @@ class Programs:
         state: dict[str, int] = {}
         words: list[str] = []
         for i in random.permutation(self.n_variables):
-            words += _assign(names[i], state, random)
+            state[names[i]] = int(random.integers(1, HIGHEST + 1))
+            words += [names[i], "=", str(state[names[i]]), ";"]
         while len(words) < n_words:
-            kind = int(random.integers(5))
+            kind = int(random.integers(4))
             name = names[random.integers(len(names))]
-            if kind < 3:
-                words += _change(kind, name, state, random)
-            elif kind == 3:
+            if kind < 2:
+                words += _change(kind, name, state)
+            elif kind == 2:
                 words += ["print", name, str(state[name]), ";"]
             else:
                 sign, limit = "<>"[random.integers(2)], int(random.integers(1, HIGHEST + 1))
                 holds = state[name] < limit if sign == "<" else state[name] > limit
                 target = names[random.integers(len(names))]
                 # Where the condition fails, the body is read and forgotten.
-                body = _change(
-                    int(random.integers(3)), target, state if holds else dict(state), random
-                )
+                body = _change(int(random.integers(2)), target, state if holds else dict(state))
                 words += ["if", name, sign, str(limit), ":", *body]
         return words
 
@@ -175,16 +174,9 @@ def execute(words: list[str]) -> list[int]:
     return printed
 
 
-def _assign(name: str, state: dict[str, int], random: np.random.Generator) -> list[str]:
-    state[name] = int(random.integers(1, HIGHEST + 1))
-    return [name, "=", str(state[name]), ";"]
-
-
-def _change(kind: int, name: str, state: dict[str, int], random: np.random.Generator) -> list[str]:
-    """An assignment, an increment or a decrement; the other way round at the end of the range."""
-    if kind == 0:
-        return _assign(name, state, random)
-    step = 1 if kind == 1 else -1
+def _change(kind: int, name: str, state: dict[str, int]) -> list[str]:
+    """An increment or a decrement; the other of the two at the end of the range."""
+    step = 1 if kind == 0 else -1
     if not 1 <= state[name] + step <= HIGHEST:
         step = -step
     state[name] += step
