@@ -297,7 +297,7 @@ def _evaluate(arguments: list[str]) -> None:
         else f"{options.batch_size} streams: the text is cut, each part starts with empty memory"
     )
     print(f"{options.run}  {options.split}: {scores.tokens:,} tokens, {streams}")
-    print(f"segment {segment_length}{memory}")
+    print(f"segment {segment_length}{memory or ', memory of constant size'}")
     print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
     print(f"  bits per character   {scores.bits_per_character:10.4f}")
     print(f"  nats per token       {scores.nats_per_token:10.4f}")
