@@ -1,4 +1,11 @@
-"""The one error that users see: a line that says what is wrong and what to do about it."""
+"""The errors that users see: a line that says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # help must not wait for torch
+    from torch import Tensor
 
 
 class MemspanError(ValueError):
@@ -7,3 +14,16 @@ class MemspanError(ValueError):
     The command line prints the message as one line and exits with status 2; in Python it is a
     ``ValueError``. The message says what is wrong *and* what to do.
     """
+
+
+class NonFiniteError(MemspanError):
+    """Numbers have left the range of floating point, or are NaN.
+
+    Args:
+        message: see :class:`MemspanError`.
+        rows: bool ``[B]``, the rows of the batch it happened in.
+    """
+
+    def __init__(self, message: str, rows: Tensor) -> None:
+        super().__init__(message)
+        self.rows = rows
