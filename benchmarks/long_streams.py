@@ -3,11 +3,11 @@
     python benchmarks/long_streams.py                       # about 40 minutes on one core
     python benchmarks/long_streams.py --architectures fast-weights --tokens 1000000
 
-Every architecture, in a process of its own, reads one stream of the standard library's sources (again and
-again) as evaluation does, and reports its resident memory after a tenth and at the end. Then the Fast
-Weights transformer, briefly trained, reads a million tokens in float32 and in float64 side by side; the
-drift is the largest difference of what the layers' memories hold, over the largest value in them.
-Written: results/long-streams.json and .png.
+Every architecture, in a process of its own, reads one stream of the standard library's sources (again
+and again) as evaluation does, and reports its resident memory after a tenth and at the end. Then the
+Fast Weights transformer, briefly trained, reads a million tokens in float32 and in float64 side by
+side; the drift is the largest difference of what the layers' memories hold, over the largest value in
+them. Written: results/long-streams.json and .png.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def briefly_trained(config: FastWeightsConfig, tokens: np.ndarray) -> LanguageMo
 def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
     """How far float32 is from float64, a hundred times on the way."""
     tokens = text()
-    # The delta rule with its keys' sum normalised; the sum rule with the denominator it needs.
+    # The delta rule with normalised keys; the sum rule with the denominator it needs.
     normalisation = "sum" if rule == "delta" else "attention"
     config = FastWeightsConfig(**SIZE, rule=rule, normalisation=normalisation)
     single = briefly_trained(config, tokens)
