@@ -7,3 +7,8 @@ class MemspanError(ValueError):
     The command line prints the message as one line and exits with status 2; in Python it is a
     ``ValueError``. The message says what is wrong *and* what to do.
     """
+
+    def __init__(self, message: str) -> None:
+        # What a damaged file or a server said may be quoted: no line breaks or escapes of theirs.
+        printable = "".join(c if c.isprintable() else " " for c in message)
+        super().__init__(" ".join(printable.split()))
