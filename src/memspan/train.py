@@ -53,14 +53,25 @@ def train(
     if init_from is not None:
         source = checkpoint.load(init_from, str(device))
         console.print(initialise_from(trainer.model, prepared.tokenizer, source).summary())
-    checkpoint.create(folder, config, prepared.tokenizer)
-    trainer.fit()
+    with checkpoint.claim(folder):
+        checkpoint.create(folder, config, prepared.tokenizer)
+        trainer.fit()
 
 
 def resume(folder: Path, console: Console) -> None:
-    """Continue a run exactly where its last checkpoint left it."""
+    """Continue a run exactly where its last checkpoint left it.
+
+    Raises:
+        MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
+    """
     config = checkpoint.load_config(folder)
+    with checkpoint.claim(folder):
+        _resume(folder, config, console)
+
+
+def _resume(folder: Path, config: RunConfig[Any], console: Console) -> None:
     saved = checkpoint.latest(folder)
+    checkpoint.recover(folder, saved)
     tokenizer = load_tokenizer(folder)
     device = device_for(config.train.device)
     prepared = prepare(
@@ -143,7 +154,8 @@ class Trainer:
                 if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
                     self._validate(log)
                     clock, seen = time.perf_counter(), 0
-                if last or (options.save_every and self.step % options.save_every == 0):
+                due = options.save_every and self.step % options.save_every == 0
+                if last or due or self.best_step == self.step:
                     self.save()
             if self.interrupted:
                 self.save()
