@@ -210,13 +210,15 @@ def _train(arguments: list[str]) -> None:
     from rich.console import Console
 
     from memspan import train
+    from memspan.distributed.processes import joined
 
-    console = Console()
-    if parsed.resume is not None:
-        train.resume(parsed.resume, console)
-    else:
-        folder = parsed.out or _new_folder(parsed.config)
-        train.train(parsed.config, folder, console, parsed.init_from)
+    with joined() as processes:
+        console = Console(quiet=not processes.first)
+        if parsed.resume is not None:
+            train.resume(parsed.resume, console, processes)
+        else:
+            folder = processes.of_first(parsed.out or _new_folder(parsed.config))
+            train.train(parsed.config, folder, console, parsed.init_from, processes)
 
 
 def _launch(arguments: list[str], n_processes: int) -> None:

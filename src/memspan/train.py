@@ -29,7 +29,6 @@ from memspan.distributed.passes import passes
 from memspan.distributed.processes import (
     ALONE,
     Processes,
-    joined,
     local,
     own_device,
     placed,
@@ -52,48 +51,45 @@ STATISTICS_SEGMENTS = 32
 
 
 def train(
-    config: RunConfig[Any], folder: Path, console: Console, init_from: Path | None = None
+    config: RunConfig[Any],
+    folder: Path,
+    console: Console,
+    init_from: Path | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Start a new run in ``folder``, with the weights of the run ``init_from`` where they fit.
+
+    All ``processes`` call this, with the same arguments but for the console.
 
     Raises:
         MemspanError: an unusable option, a folder in use, a loss that is not finite, a full disk.
     """
     device = own_device(device_for(config.train.device))
-    with joined(device) as processes:
-        console = _speaking(console, processes)
-        folder = processes.of_first(folder)
-        prepared = processes.in_turn(
-            lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
-        )
-        start = None if init_from is None else checkpoint.load(init_from, str(device))
-        sized = _with_position_table(config)
-        trainer = Trainer(sized, folder, prepared, device, console, processes, start)
-        with _claimed(folder, processes):
-            if processes.first:
-                checkpoint.create(folder, sized, prepared.tokenizer)
-            trainer.fit()
+    prepared = processes.in_turn(
+        lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
+    )
+    start = None if init_from is None else checkpoint.load(init_from, str(device))
+    config = _with_position_table(config)
+    trainer = Trainer(config, folder, prepared, device, console, processes, start)
+    with _claimed(folder, processes):
+        if processes.first:
+            checkpoint.create(folder, config, prepared.tokenizer)
+        trainer.fit()
 
 
-def resume(folder: Path, console: Console) -> None:
+def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None:
     """Continue a run exactly where its last checkpoint left it.
 
     Raises:
         MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
     """
     config = checkpoint.load_config(folder)
+    with _claimed(folder, processes):
+        _resume(folder, config, console, processes)
+
+
+def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: Processes) -> None:
     device = own_device(device_for(config.train.device))
-    with joined(device) as processes, _claimed(folder, processes):
-        _resume(folder, config, device, _speaking(console, processes), processes)
-
-
-def _resume(
-    folder: Path,
-    config: RunConfig[Any],
-    device: torch.device,
-    console: Console,
-    processes: Processes,
-) -> None:
     state = checkpoint.latest_state(folder)
     tokenizer = load_tokenizer(folder)
     prepared = processes.in_turn(
@@ -123,10 +119,6 @@ def _resume(
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
     trainer.fit()
-
-
-def _speaking(console: Console, processes: Processes) -> Console:
-    return console if processes.first else Console(quiet=True)
 
 
 def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[None]:

@@ -112,7 +112,10 @@ def _in_step(
     model: LanguageModel, tokens: Tensor, memory: Memory, targets: Tensor | None
 ) -> Output:
     try:
-        output: Output = model(tokens, memory, targets=targets)
+        with warnings.catch_warnings():
+            # Nothing here changes in place what a pass returned.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+            output: Output = model(tokens, memory, targets=targets)
     except NonFiniteError as error:
         # The others go on to what this process does not take part in: no skipping here.
         raise MemspanError(f"{error}; with --train.parallel fsdp this cannot be skipped") from error

@@ -166,7 +166,7 @@ def own_device(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Processes]:
+def joined() -> Iterator[Processes]:
     """Meet the other processes that the launcher started, if there are any.
 
     gloo carries what is on the CPU, NCCL what is on GPUs.
@@ -181,7 +181,7 @@ def joined(device: torch.device) -> Iterator[Processes]:
     _end_with_the_launcher()
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         failures = PrefixStore("memspan", store)
         _failures = lambda: failures.compare_set("failed", "", f"{rank}") == f"{rank}".encode()  # noqa: E731
