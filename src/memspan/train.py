@@ -389,10 +389,12 @@ class Trainer:
         for name, states in groups["random"].items():
             states = states.reshape(-1, states.shape[-1])
             if self.processes.rank < len(states):
+                # A copy: torch crashes on a state that begins inside another tensor.
+                state = states[self.processes.rank].clone()
                 if name == "cpu":
-                    torch.set_rng_state(states[self.processes.rank])
+                    torch.set_rng_state(state)
                 elif self.device.type == "cuda":
-                    torch.cuda.set_rng_state(states[self.processes.rank], self.device)
+                    torch.cuda.set_rng_state(state, self.device)
         before = max(saved.state["step"] - 1, 0)
         self.streams.set_segment_length(self.config.train.segment_length_at(before))
         self.streams.load_state_dict(saved.state["streams"])
