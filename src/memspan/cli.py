@@ -207,6 +207,9 @@ def _train(arguments: list[str]) -> None:
     if parsed.nproc > 1:
         _launch(shared, parsed.nproc)
         return
+    if reports.is_worker():
+        # DDP would say that looking for unused parameters may be left out; for some options it may not.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from rich.console import Console
 
     from memspan import train

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -41,11 +42,13 @@ def launch(arguments: list[str], n_processes: int) -> None:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS),
         "OMP_NUM_THREADS": str(max(1, (cores or 1) // n_processes)),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
         BY_US: "1",
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
+        # What they tell is in the one line.
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="memspan-") as reports:
         config = LaunchConfig(
             min_nodes=1,

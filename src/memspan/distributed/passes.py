@@ -91,6 +91,9 @@ class ShardedPasses(Passes):
     def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
         super().__init__(model)
         self._empty = model.initial_memory(1)
+        # Nothing here changes in place what a pass returned. For good: saves run in another thread,
+        # and Python's filters are for all.
+        warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")
         for unit in model.units():
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -112,10 +115,7 @@ def _in_step(
     model: LanguageModel, tokens: Tensor, memory: Memory, targets: Tensor | None
 ) -> Output:
     try:
-        with warnings.catch_warnings():
-            # Nothing here changes in place what a pass returned.
-            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-            output: Output = model(tokens, memory, targets=targets)
+        output: Output = model(tokens, memory, targets=targets)
     except NonFiniteError as error:
         # The others go on to what this process does not take part in: no skipping here.
         raise MemspanError(f"{error}; with --train.parallel fsdp this cannot be skipped") from error

@@ -44,9 +44,7 @@ def save_shards(
         group: carries the processes' talk about it; in use until the future is done.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        saving = async_save(dict(tensors), storage_writer=writer, process_group=group)
+    saving = async_save(dict(tensors), storage_writer=writer, process_group=group)
     assert isinstance(saving, Future)
     return saving
 
@@ -81,10 +79,10 @@ def load_shards(
         tensors = {}
         for name, entry in _entries(metadata).items():
             tensors[name] = target(name, entry.size, entry.properties.dtype)
-        with warnings.catch_warnings():
-            # That this process reads without the others is meant so.
-            warnings.simplefilter("ignore")
-            load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        # That this process reads without the others is meant so. For good: this may be a thread of its
+        # own, and Python's filters are for all.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (
         *(SafetensorError, CheckpointException, AssertionError, AttributeError),
         *(OSError, LookupError, TypeError, ValueError, RuntimeError),
