@@ -6,6 +6,7 @@ Started by torchrun, so that many short trainings share the time that starting a
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -25,11 +26,21 @@ from memspan.distributed.processes import ALONE, Processes, joined
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     """Train or resume in ``job["folder"]``, up to the step ``stop`` where there is one.
 
-    ``copy``: the run to resume, which is left as it is.
+    ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
+    of memory becomes NaN.
     """
     original, quiet = train.Trainer.update, Console(quiet=True)
 
     def update(self: train.Trainer) -> torch.Tensor | None:
+        if self.step == job.get("spoil") and self.processes.rank == self.processes.size - 1:
+            last = torch.arange(len(self.memory.tokens_seen)) == len(self.memory.tokens_seen) - 1
+            self.memory = self.memory.map(
+                lambda t: (
+                    t.masked_fill(last.view(-1, *[1] * (t.dim() - 1)), math.nan)
+                    if t.is_floating_point()
+                    else t
+                )
+            )
         loss = original(self)
         # A signal that only one of them gets.
         if self.step == job.get("stop") and self.processes.rank == self.processes.size - 1:

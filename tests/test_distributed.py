@@ -49,7 +49,10 @@ MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
     "feedback": (FeedbackConfig(**SMALL, memory_length=8), EmbeddingConfig(), {}),
     "fast-weights": (FastWeightsConfig(**SMALL), EmbeddingConfig(tie=False), {}),
 }
+SPOILT = {"fast-weights": "ddp", "compressive": "fsdp"}
+"""Where a row of memory becomes NaN: in a forward pass that says so, and in a loss."""
 KINDS = ("ddp", "fsdp")
+several = pytest.mark.processes
 STEPS, CUT = 6, 3
 
 
@@ -113,18 +116,19 @@ def losses(folder: str) -> list[tuple[int, str, float]]:
     ]
 
 
-def assert_same_losses(a: str, b: str, rel: float = 1e-6) -> None:
+def assert_same_losses(a: str, b: str, skipped: int = 0) -> None:
     """In every step and at every validation; float32 has a resolution of 1e-7."""
     ours, theirs = losses(a), losses(b)
     assert [x[:2] for x in ours] == [x[:2] for x in theirs], b
-    assert len({step for step, *_ in ours}) == STEPS
-    assert [x[2] for x in ours] == pytest.approx([x[2] for x in theirs], rel=rel, abs=0), b
+    assert len({step for step, *_ in ours}) == STEPS - skipped
+    assert [x[2] for x in ours] == pytest.approx([x[2] for x in theirs], rel=1e-6, abs=0), b
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
     return checkpoint.latest(Path(folder)).weights
 
 
+@several
 def test_two_processes_learn_as_one() -> None:
     """Every architecture, replicated and sharded."""
     jobs = []
@@ -133,7 +137,16 @@ def test_two_processes_learn_as_one() -> None:
         for kind in KINDS:
             options = written(config(name, kind), f"{name}-{kind}")
             jobs.append({"config": options, "folder": f"{name}-{kind}"})
+    for name, kind in SPOILT.items():
+        options = written(config(name, kind, non_finite="skip"), f"{name}-skip")
+        jobs.append({"config": options, "folder": f"{name}-spoilt", "spoil": 2})
+        run({"config": options, "folder": f"{name}-spoilt-1", "spoil": 2})
     together(2, jobs)
+    for name in SPOILT:
+        assert_same_losses(f"{name}-spoilt-1", f"{name}-spoilt", skipped=1)
+        health = checkpoint.latest_state(Path(f"{name}-spoilt"))["health"]
+        assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
+        assert checkpoint.latest_state(Path(f"{name}-spoilt-1"))["health"] == health
     for name in MODELS:
         one = weights(f"{name}-1")
         for kind in KINDS:
@@ -143,6 +156,7 @@ def test_two_processes_learn_as_one() -> None:
                 torch.testing.assert_close(tensor, one[key], rtol=1e-3, atol=1e-4)
 
 
+@several
 def test_any_number_goes_on_where_two_were_stopped() -> None:
     """Losses go on as those of one process; with dropout, those of two bit for bit."""
     dropout = dataclasses.replace(MODELS["transformer-xl"][0], dropout=0.2)
@@ -201,6 +215,7 @@ def exported_names(folder: Path) -> set[str]:
     return {p.name for p in (*folder.iterdir(), *newest.iterdir())}
 
 
+@several
 def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     """A killed process and Ctrl-C, neither of which harms the run."""
     options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
@@ -227,11 +242,11 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     _, said = again.communicate(timeout=60)
     assert (again.returncode, said) == (0, "")
     newest = checkpoint.latest_state(Path("r"))["step"]
-    assert newest == max(record["step"] for record in metrics.read(Path("r/metrics.jsonl")))
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
 
 
+@several
 def test_processes_end_with_their_launcher() -> None:
     """Or they would write on, beside the run that goes on from there."""
     child = (
@@ -273,6 +288,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str] | None) -> Any:
     raise AssertionError("nothing happened for a minute")
 
 
+@several
 def test_a_mistake_of_all_processes_is_said_once() -> None:
     path = written(config("transformer-xl", batch_size=3), "r")
     done = torchrun(2, "-m", "memspan", "train", "--preset", path, "--out", "r")
