@@ -30,7 +30,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   train              train a model; the defaults need no download and take minutes
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       write on from a prompt or from a saved memory
-  export RUN         make a run of several processes one that a single process wrote
+  export RUN         make the checkpoints of several processes plain (train --nproc)
   data list          the named corpora
   data prepare NAME  fetch and tokenise a corpus now
 

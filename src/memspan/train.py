@@ -41,6 +41,7 @@ from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.models.output import Output
 from memspan.warm_start import initialise_from
 
 if TYPE_CHECKING:
@@ -260,33 +261,44 @@ class Trainer:
             if segment.reset is not None:
                 self.memory = self.memory.reset(segment.reset[self.rows].to(self.device))
             with self.passes.exchange(now=n == segments):
-                try:
-                    with self._precision():
-                        output = self.passes(
-                            segment.inputs[self.rows].to(self.device),
-                            self.memory,
-                            segment.targets[self.rows].to(self.device),
-                        )
-                except NonFiniteError as error:
+                output, bad_rows = self._read(segment)
+                # Gradients are averaged over processes on the way back: all go that way, or none.
+                if self.processes.any(bad_rows is not None):
                     spoilt = True
-                    self.health.reset_memory_rows += int(error.rows.sum())
-                    self.memory = self.memory.detach().reset(error.rows)
-                    losses = torch.where(error.rows, math.nan, 0.0)[:, None]
-                    losses = losses.expand(-1, segment.inputs.shape[1])
+                    bad = torch.zeros_like(self.memory.tokens_seen, dtype=torch.bool)
+                    bad = bad if bad_rows is None else bad_rows
+                    self.health.reset_memory_rows += int(bad.sum())
+                    self.memory = self.memory.detach().reset(bad)
+                    losses = torch.where(bad, math.nan, 0.0)[:, None].expand(
+                        -1, segment.inputs.shape[1]
+                    )
                 else:
+                    assert output is not None
                     assert output.losses is not None
                     pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
                     self.memory, self.statistics = output.memory, output.statistics
                     losses = output.losses.detach()
                 if n % options.gradient_segments == 0 or n == segments:
-                    # Gradients are averaged over processes on the way back: all go, or none does.
-                    if not self.processes.any(spoilt):
+                    if not spoilt:
                         pending.backward()
                     pending, spoilt = torch.zeros((), device=self.device), False
                     # The paper's stop-gradient: back-propagation ends at this segment's border.
                     self.memory = self.memory.detach()
             read.append((segment, losses))
         return read
+
+    def _read(self, segment: Segment) -> tuple[Output | None, Tensor | None]:
+        """This process's rows of a segment: what comes out, or the rows that are not finite."""
+        try:
+            with self._precision():
+                output = self.passes(
+                    segment.inputs[self.rows].to(self.device),
+                    self.memory,
+                    segment.targets[self.rows].to(self.device),
+                )
+        except NonFiniteError as error:
+            return None, error.rows
+        return output, None
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
         """Leave the update out, or stop where that is what was asked, or no use any more."""
