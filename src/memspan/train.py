@@ -108,17 +108,17 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
             f"the corpus {config.data.corpus} is not what this run was trained on: restore its "
             "files (for python-stdlib: the same Python version), or start a new run"
         )
-    if state["step"] >= config.train.steps:
-        raise MemspanError(
-            f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
-            "for more"
-        )
     trainer = Trainer(config, folder, prepared, device, console, processes)
     saved = processes.in_turn(
         lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
     )
     if processes.first:
         checkpoint.recover(folder, saved)
+    if state["step"] >= config.train.steps:
+        raise MemspanError(
+            f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
+            "for more"
+        )
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
     trainer.fit()
@@ -153,6 +153,13 @@ class Trainer:
         self.device, self.console = device, console
         torch.manual_seed(options.seed)
         text = prepared.splits["train"]
+        # First: refuses more rows than the text has before their memory is made.
+        self.streams = Streams(
+            text.tokens,
+            options.batch_size,
+            options.segment_length,
+            text.document_starts if config.data.document_reset else None,
+        )
         self.model = LanguageModel(
             prepared.tokenizer.vocab_size, config.model, config.embedding
         ).to(device)
@@ -162,12 +169,6 @@ class Trainer:
         self.mesh = processes.mesh(device) if processes.size > 1 else None
         self.passes = passes(self.model, options.parallel, self.mesh)
         self.optimizer = _optimizer(self.model, config.optim)
-        self.streams = Streams(
-            text.tokens,
-            options.batch_size,
-            options.segment_length,
-            text.document_starts if config.data.document_reset else None,
-        )
         self.bytes_per_token = text.n_bytes / len(text.tokens)
         self.statistics: dict[str, Tensor] = {}
         self.health, self.skips_in_a_row = Health(), 0
