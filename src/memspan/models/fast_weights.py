@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
-from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, orthogonal_projection, sum_to_one
+from memspan.ops.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection, sum_to_one
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,15 @@ class FastWeightsAttention(nn.Module):
         names = ("query", "key", "value", "beta")
         return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
 
-    def features(self, x: Tensor) -> Tensor:
+    def feature_map(self) -> Callable[[Tensor], Tensor]:
         """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
-        kind = self.config.feature_map
         epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
-        if kind == "dpfp":
-            return dpfp(x, self.config.nu, epsilon)
+        if self.config.feature_map == "dpfp":
+            return DPFP(self.config.nu, epsilon)
+        return partial(self._features, epsilon=epsilon)
+
+    def _features(self, x: Tensor, epsilon: float | None) -> Tensor:
+        kind = self.config.feature_map
         if kind == "elu":
             x = elu_plus_one(x)
         elif kind == "favor":
@@ -123,7 +127,7 @@ class FastWeightsAttention(nn.Module):
             y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
             return y, weights, key_sum
         options: Any = {
-            "feature_map": self.features,
+            "feature_map": self.feature_map(),
             "chunk_size": config.chunk_size,
             "recompute": config.recompute and torch.is_grad_enabled(),
         }
@@ -135,17 +139,19 @@ class FastWeightsAttention(nn.Module):
             else:
                 y, weights = sum_rule(q, k, v, weights, **options)
             return y, weights, key_sum
-        q, k = self.features(q), self.features(k)
-        options["feature_map"] = None
         # z is the same recurrence as the sum rule's, with values of one.
         ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
-        by_query, after = sum_rule(q, k, ones, z, **options)
-        if beta is not None:
+        if beta is None:
+            y, after = sum_rule(q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options)
+            y, by_query = y[..., :-1], y[..., -1:]
+            weights, after = after[..., :-1], after[..., -1:]
+        else:
+            features = options.pop("feature_map")
+            q, k = features(q), features(k)
+            by_query, after = sum_rule(q, k, ones, z, **options)
             by_key, _ = sum_rule(k, k, ones, z, **options)
             overlap = self.overlap(by_key - k.square().sum(-1, keepdim=True))
             y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
-        else:
-            y, weights = sum_rule(q, k, v, weights, **options)
         return y / (by_query + config.epsilon), weights, after.squeeze(-1)
 
     def overlap(self, z_k: Tensor) -> Tensor:
@@ -387,7 +393,7 @@ class FastWeightsReader:
             x = x.view(batch, -1).to(self._dtype)
             inner = n_heads * width
             both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
-            both = attention.features(both).reshape(batch * n_heads, 2, -1)
+            both = attention.feature_map()(both).reshape(batch * n_heads, 2, -1)
             q, k = both[:, :1], both[:, 1:]
             u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
             weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)

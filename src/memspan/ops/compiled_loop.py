@@ -1,8 +1,8 @@
-"""``feedback_loop.c``: compiled once with the machine's C compiler, kept in the cache, called by
-ctypes.
+"""C files beside this one: compiled once with the machine's C compiler, kept in the cache, called by
+ctypes. Here also: the Feedback Transformer's.
 
-Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false, and the loop in PyTorch
-serves.
+Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false, and the loops in PyTorch
+serve.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ import platformdirs
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("feedback_loop.c")
-FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
+FOLDER = Path(__file__).parent
+FEEDBACK = "feedback_loop"
+FLAGS = {
+    FEEDBACK: ("-O3", "-march=native", "-ffast-math", "-fPIC"),
+    # Features that are not finite must stay in sight.
+    "delta_rule_loop": ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC"),
+}
 TYPES = {torch.float32: "float", torch.float64: "double"}
 INTEGERS = (
     "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
@@ -49,9 +54,11 @@ class _Loop(ctypes.Structure):
     )  # fmt: skip
 
 
-def available(like: Tensor) -> bool:
-    """Whether the loop can run on tensors such as ``like``."""
-    return like.device.type == "cpu" and like.dtype in TYPES and _library(like.dtype) is not None
+def available(like: Tensor, name: str = FEEDBACK) -> bool:
+    """Whether the loops of ``name.c`` can run on tensors such as ``like``."""
+    if like.device.type != "cpu" or like.dtype not in TYPES:
+        return False
+    return library(name, like.dtype) is not None
 
 
 class CompiledLoop:
@@ -61,13 +68,13 @@ class CompiledLoop:
     """
 
     def __init__(self, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
-        library = _library(next(iter(tensors.values())).dtype)
-        assert library is not None
-        self._library, self._loop = library, _Loop(eps=eps)
+        code = library(FEEDBACK, next(iter(tensors.values())).dtype)
+        assert code is not None
+        self._library, self._loop = code, _Loop(eps=eps)
         self._tensors: dict[str, Tensor] = {}
         self.give(integers, tensors)
-        self._weights = library.prepare(ctypes.byref(self._loop))
-        weakref.finalize(self, library.release, self._weights)
+        self._weights = ctypes.c_void_p(code.prepare(ctypes.byref(self._loop)))
+        weakref.finalize(self, code.release, self._weights)
 
     def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
         for name, integer in integers.items():
@@ -89,41 +96,41 @@ class CompiledLoop:
 
 
 @functools.cache
-def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
+def library(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The functions of ``name.c`` for numbers of this type; None where they cannot be had."""
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
         return None
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return None
-    flags = (*FLAGS, f"-DREAL={TYPES[dtype]}")
+    flags = (*FLAGS[name], f"-DREAL={TYPES[dtype]}")
+    source, shared = FOLDER / f"{name}.c", FOLDER / "loop.h"
     # Code for this processor is no good for another that shares the cache.
-    key = repr((SOURCE.read_bytes(), compiler, flags, _processor()))
+    key = repr((source.read_bytes(), shared.read_bytes(), compiler, flags, _processor()))
     cache = Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
-    path = cache / f"feedback_loop-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    path = cache / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
         if not path.exists():
-            _build(compiler, flags, path)
-        library = ctypes.CDLL(str(path))
+            _build(source, compiler, flags, path)
+        code = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError):
         return None
-    library.prepare.restype = ctypes.c_void_p
-    library.release.argtypes = [ctypes.c_void_p]
-    library.forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.forward.restype = library.backward.restype = library.release.restype = None
-    return library
+    code.prepare.restype = ctypes.c_void_p
+    code.forward.restype = code.backward.restype = code.release.restype = None
+    return code
 
 
-def _build(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, library = Path(folder) / "loop.o", Path(folder) / "loop.so"
+        made, linked = Path(folder) / "loop.o", Path(folder) / "loop.so"
         # In two steps: linking with -ffast-math would change arithmetic in the whole process.
         for command in (
-            [compiler, *flags, "-c", str(SOURCE), "-o", str(made)],
-            [compiler, "-shared", str(made), "-o", str(library), "-lm"],
+            [compiler, *flags, "-c", str(source), "-o", str(made)],
+            [compiler, "-shared", str(made), "-o", str(linked), "-lm"],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=120)
-        os.replace(library, path)
+        os.replace(linked, path)
 
 
 def _processor() -> str:
