@@ -92,6 +92,10 @@ class FastWeightsAttention(nn.Module):
             return DPFP(self.config.nu, epsilon)
         return partial(self._features, epsilon=epsilon)
 
+    def features(self, x: Tensor) -> Tensor:
+        """The same, applied."""
+        return self.feature_map()(x)
+
     def _features(self, x: Tensor, epsilon: float | None) -> Tensor:
         kind = self.config.feature_map
         if kind == "elu":
@@ -393,7 +397,7 @@ class FastWeightsReader:
             x = x.view(batch, -1).to(self._dtype)
             inner = n_heads * width
             both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
-            both = attention.feature_map()(both).reshape(batch * n_heads, 2, -1)
+            both = attention.features(both).reshape(batch * n_heads, 2, -1)
             q, k = both[:, :1], both[:, 1:]
             u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
             weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)

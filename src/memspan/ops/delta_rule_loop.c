@@ -5,6 +5,8 @@
 
 #include "loop.h"
 
+#define INLINE static inline __attribute__((always_inline))
+
 /* [rows, heads, tokens, .] of any strides, the last one excepted. */
 typedef struct {
     REAL *at;
@@ -28,17 +30,19 @@ typedef struct {
 /* The non-zero features of one key or query. */
 typedef struct {
     long n;
-    REAL sum;
-    int *at;
-    REAL *value, *gradient;
+    REAL scale; /* one over their sum */
+    int *at, *place;
+    REAL *value, *gradient, *products;
     REAL *extended; /* [x, -x, x], and its gradient */
 } Features;
 
 static Features new_features(long width, long n_features) {
-    Features f = {.at = malloc((size_t)(n_features + 1) * sizeof(int))};
-    f.value = malloc((size_t)(2 * (n_features + 1) + 6 * width) * sizeof(REAL));
+    Features f = {.at = malloc((size_t)(n_features + 1 + width) * sizeof(int))};
+    f.place = f.at + n_features + 1;
+    f.value = malloc((size_t)(3 * (n_features + 1) + 6 * width) * sizeof(REAL));
     f.gradient = f.value + n_features + 1;
-    f.extended = f.gradient + n_features + 1;
+    f.products = f.gradient + n_features + 1;
+    f.extended = f.products + n_features + 1;
     return f;
 }
 
@@ -49,8 +53,9 @@ static void free_features(Features *f) {
 
 /* With e = [x, -x], which is also e_{j+K} = -e_j, feature (i, j) is relu(e_j) relu(e_{j-i}): it is not
    zero where both have one sign. Of j and j + K at most one does: K candidates a roll, not 2 K. */
-static void find_features(
-    Features *f, const REAL *x, long width, long nu, long divides, REAL epsilon, int *given
+INLINE void find_features(
+    Features *f, const REAL *restrict x, long width, long nu, long divides, REAL epsilon,
+    int *given
 ) {
     if (nu == 0) {
         f->n = width;
@@ -58,29 +63,34 @@ static void find_features(
         f->value = (REAL *)x;
         return;
     }
-    REAL *e = f->extended, sum = 0;
-    long n = 0;
-    for (long j = 0; j < width; j++) e[j] = e[2 * width + j] = x[j], e[width + j] = -x[j];
+    REAL *restrict e = f->extended, *restrict products = f->products, sum = 0;
+    int *restrict place = f->place;
     const REAL *now = e + 2 * width;
-    for (long i = 1; i <= nu; i++) {
-        int first = (int)(2 * width * (i - 1));
+    for (long j = 0; j < width; j++) {
+        e[j] = e[2 * width + j] = x[j], e[width + j] = -x[j];
+        place[j] = (int)j + (x[j] < 0 ? (int)width : 0);
+    }
+    for (long i = 1; i <= nu; i++)
         for (long j = 0; j < width; j++) {
             REAL p = now[j] * now[j - i];
-            f->value[n] = p;
-            f->at[n] = first + (int)j + (now[j] < 0 ? (int)width : 0);
+            products[(i - 1) * width + j] = p;
+            sum += p > 0 ? p : 0;
+        }
+    f->scale = divides ? 1 / (sum + epsilon) : 1;
+    long n = 0;
+    for (long i = 0; i < nu; i++)
+        for (long j = 0; j < width; j++) {
+            REAL p = products[i * width + j];
+            f->value[n] = p * f->scale;
+            f->at[n] = (int)(2 * width * i) + place[j];
             /* Not p > 0: what is not a number must stay in sight. */
             n += !(p <= 0);
         }
-    }
     f->n = n;
-    if (!divides) return;
-    for (long m = 0; m < n; m++) sum += f->value[m];
-    f->sum = sum + epsilon;
-    for (long m = 0; m < n; m++) f->value[m] /= f->sum;
 }
 
 /* From the gradients of the features to the gradient of x. */
-static void back_to_key(Features *f, REAL *d_x, long width, long nu, long divides) {
+INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long divides) {
     if (nu == 0) {
         memcpy(d_x, f->gradient, width * sizeof(REAL));
         return;
@@ -88,7 +98,7 @@ static void back_to_key(Features *f, REAL *d_x, long width, long nu, long divide
     if (divides) {
         REAL mean = 0;
         for (long m = 0; m < f->n; m++) mean += f->gradient[m] * f->value[m];
-        for (long m = 0; m < f->n; m++) f->gradient[m] = (f->gradient[m] - mean) / f->sum;
+        for (long m = 0; m < f->n; m++) f->gradient[m] = (f->gradient[m] - mean) * f->scale;
     }
     const REAL *now = f->extended + 2 * width;
     REAL *d_extended = f->extended + 3 * width, *d_now = d_extended + 2 * width;
@@ -107,7 +117,7 @@ static void back_to_key(Features *f, REAL *d_x, long width, long nu, long divide
 /* ----- Rows of a memory */
 
 /* out = sum_m value[m] w[at[m], :] */
-static void read_rows(REAL *restrict out, const REAL *restrict w, long size, const Features *f) {
+INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, const Features *f) {
     long c = 0;
     for (; c + 4 * WIDE <= size; c += 4 * WIDE) {
         Vector s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
@@ -133,7 +143,7 @@ static void read_rows(REAL *restrict out, const REAL *restrict w, long size, con
 }
 
 /* w[at[m], :] += sign value[m] u */
-static void write_rows(
+INLINE void write_rows(
     REAL *restrict w, const REAL *restrict u, long size, const Features *f, REAL sign
 ) {
     for (long m = 0; m < f->n; m++) {
@@ -142,7 +152,7 @@ static void write_rows(
     }
 }
 
-static REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
+INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
     REAL s = 0;
     for (long c = 0; c < size; c++) s += a[c] * b[c];
     return s;
@@ -152,6 +162,14 @@ static REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
 
 #define TOKEN(view, b, h, t) ((view).at + (b) * (view).row + (h) * (view).head + (t) * (view).token)
 
+/* Tokens ahead that are fetched: to one head they lie too far apart for the processor to foresee. */
+#define AHEAD 4
+
+INLINE void fetch(const View *view, long b, long h, long t, long size) {
+    const REAL *at = TOKEN(*view, b, h, t);
+    for (long c = 0; c < size; c += 64 / (long)sizeof(REAL)) __builtin_prefetch(at + c);
+}
+
 /* All features in order, for keys that are features. */
 static int *in_order(long n) {
     int *at = malloc((size_t)n * sizeof(int));
@@ -159,8 +177,8 @@ static int *in_order(long n) {
     return at;
 }
 
-void forward(const Loop *f, long first, long end) {
-    long K = f->width, V = f->value_width, F = f->n_features, spans = (f->steps - 1) / f->span;
+INLINE void forward_of(const Loop *f, long first, long end, const long V) {
+    long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
     Features key = new_features(K, F), query = new_features(K, F);
     int *all = in_order(F);
     Features own_key = key, own_query = query;
@@ -170,6 +188,9 @@ void forward(const Loop *f, long first, long end) {
         REAL *w = f->after + r * F * V;
         memcpy(w, f->before + r * F * V, F * V * sizeof(REAL));
         for (long t = 0; t < f->steps; t++) {
+            fetch(&f->k, b, h, t + AHEAD, K);
+            fetch(&f->q, b, h, t + AHEAD, K);
+            fetch(&f->v, b, h, t + AHEAD, V);
             if (f->kept && t && t % f->span == 0)
                 memcpy(
                     f->kept + (r * spans + t / f->span - 1) * F * V, w, F * V * sizeof(REAL)
@@ -195,8 +216,8 @@ void forward(const Loop *f, long first, long end) {
 
 /* From the last token to the first. The memory before a token is what is left when that which the token
    wrote is taken away; at every span's end it starts afresh from what the forward pass has kept. */
-void backward(const Loop *f, long first, long end) {
-    long K = f->width, V = f->value_width, F = f->n_features, spans = (f->steps - 1) / f->span;
+INLINE void backward_of(const Loop *f, long first, long end, const long V) {
+    long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
     Features key = new_features(K, F), query = new_features(K, F);
     int *all = in_order(F);
     Features own_key = key, own_query = query;
@@ -208,6 +229,10 @@ void backward(const Loop *f, long first, long end) {
         memcpy(d_w, f->d_after + r * F * V, F * V * sizeof(REAL));
         memcpy(w, f->after + r * F * V, F * V * sizeof(REAL));
         for (long t = f->steps - 1; t >= 0; t--) {
+            fetch(&f->k, b, h, t - AHEAD, K);
+            fetch(&f->q, b, h, t - AHEAD, K);
+            fetch(&f->d_y, b, h, t - AHEAD, V);
+            fetch(f->delta ? &f->asked : &f->v, b, h, t - AHEAD, V);
             if (t + 1 < f->steps && (t + 1) % f->span == 0)
                 memcpy(w, f->kept + (r * spans + t / f->span) * F * V, F * V * sizeof(REAL));
             find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon, all);
@@ -249,6 +274,19 @@ void backward(const Loop *f, long first, long end) {
     free_features(&own_key);
     free_features(&own_query);
 }
+
+/* A width that is known when this is compiled halves the time. */
+#define BY_WIDTH(run)                                   \
+    switch (f->value_width) {                           \
+        case 16: run(f, first, end, 16); return;        \
+        case 32: run(f, first, end, 32); return;        \
+        case 64: run(f, first, end, 64); return;        \
+        default: run(f, first, end, f->value_width);    \
+    }
+
+void forward(const Loop *f, long first, long end) { BY_WIDTH(forward_of) }
+
+void backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
 
 /* ----- One token of every row through all layers, without gradients */
 
