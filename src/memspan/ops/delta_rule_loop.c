@@ -291,9 +291,9 @@ void backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
 /* ----- One token of every row through all layers, without gradients */
 
 typedef struct {
-    const REAL *norm_gain, *norm_bias; /* null: no norm */
+    const REAL *norm_weight, *norm_bias; /* null: no norm */
     const REAL *projections;           /* queries, keys, values, beta's logits: [3 H K + H, D] */
-    const REAL *output, *output_bias, *inner_norm_gain, *inner_norm_bias, *inner, *inner_bias, *outer,
+    const REAL *output, *output_bias, *inner_norm_weight, *inner_norm_bias, *inner, *inner_bias, *outer,
         *outer_bias;
     REAL *memory; /* [B, H, F, V], written in place */
 } Layer;
@@ -301,7 +301,7 @@ typedef struct {
 typedef struct {
     long batch, d_model, n_heads, width, d_ff, n_layers, nu, divides, delta, gelu;
     double epsilon, norm_epsilon;
-    const REAL *final_gain, *final_bias; /* null: no norm */
+    const REAL *final_weight, *final_bias; /* null: no norm */
     const Layer *layers;
     REAL *x; /* [B, D], in and out */
 } Stack;
@@ -358,7 +358,7 @@ int step(const Stack *s, const Matrices *matrices) {
     for (long l = 0; l < s->n_layers; l++) {
         const Layer *layer = s->layers + l;
         const Matrices *m = matrices + l;
-        affine_norm(x, z, moments, layer->norm_gain, layer->norm_bias, B, D, s->norm_epsilon);
+        affine_norm(x, z, moments, layer->norm_weight, layer->norm_bias, B, D, s->norm_epsilon);
         product(z, D, &m->projections, B, NULL, NULL, projected, P, 0);
         for (long r = 0; r < B * H; r++) {
             long b = r / H, h = r % H;
@@ -377,13 +377,13 @@ int step(const Stack *s, const Matrices *matrices) {
         }
         product(attended, I, &m->output, B, layer->output_bias, x, x, D, 0);
         affine_norm(
-            x, z, moments, layer->inner_norm_gain, layer->inner_norm_bias, B, D, s->norm_epsilon
+            x, z, moments, layer->inner_norm_weight, layer->inner_norm_bias, B, D, s->norm_epsilon
         );
         product(z, D, &m->inner, B, layer->inner_bias, NULL, projected, s->d_ff, !s->gelu);
         if (s->gelu) gelu(projected, projected, B * s->d_ff);
         product(projected, s->d_ff, &m->outer, B, layer->outer_bias, x, x, D, 0);
     }
-    affine_norm(x, x, moments, s->final_gain, s->final_bias, B, D, s->norm_epsilon);
+    affine_norm(x, x, moments, s->final_weight, s->final_bias, B, D, s->norm_epsilon);
     REAL sum = 0;
     for (long i = 0; i < B * D; i++) sum += x[i];
     free(z);

@@ -161,7 +161,7 @@ def _by_token(like: Tensor) -> Tensor:
 # ----- Single tokens
 
 _LAYER = (
-    "norm_gain", "norm_bias", "projections", "output", "output_bias", "inner_norm_gain",
+    "norm_weight", "norm_bias", "projections", "output", "output_bias", "inner_norm_weight",
     "inner_norm_bias", "inner", "inner_bias", "outer", "outer_bias", "memory",
 )  # fmt: skip
 _STACK_INTEGERS = (
@@ -177,7 +177,7 @@ class _Stack(ctypes.Structure):
     _fields_ = (
         [(name, ctypes.c_long) for name in _STACK_INTEGERS]
         + [("epsilon", ctypes.c_double), ("norm_epsilon", ctypes.c_double)]
-        + [("final_gain", ctypes.c_void_p), ("final_bias", ctypes.c_void_p)]
+        + [("final_weight", ctypes.c_void_p), ("final_bias", ctypes.c_void_p)]
         + [("layers", ctypes.POINTER(_Layer)), ("x", ctypes.c_void_p)]
     )  # fmt: skip
 
@@ -217,7 +217,7 @@ class CompiledStep:
             divides=dpfp.epsilon is not None,
             epsilon=dpfp.epsilon or 0.0,
             norm_epsilon=norm_epsilon,
-            final_gain=gain,
+            final_weight=gain,
             final_bias=bias,
             layers=self._layers,
         )
