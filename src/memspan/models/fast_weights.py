@@ -148,7 +148,9 @@ class FastWeightsAttention(nn.Module):
         # z is the same recurrence as the sum rule's, with values of one.
         ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
         if beta is None:
-            y, after = sum_rule(q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options)
+            y, after = sum_rule(
+                q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options
+            )
             y, by_query = y[..., :-1], y[..., -1:]
             weights, after = after[..., :-1], after[..., -1:]
         else:

@@ -79,7 +79,12 @@ class CompiledRule(torch.autograd.Function):
         dpfp: DPFP | None,
         recompute: bool,
     ) -> tuple[Tensor, Tensor]:
-        q, k, v, weights = _side_by_side(q), _side_by_side(k), _side_by_side(v), weights.contiguous()
+        q, k, v, weights = (
+            _side_by_side(q),
+            _side_by_side(k),
+            _side_by_side(v),
+            weights.contiguous(),
+        )
         tensors = {"q": q, "k": k, "v": v, "before": weights, "after": torch.empty_like(weights)}
         tensors["y"] = _by_token(v)
         if beta is not None:
@@ -153,7 +158,7 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 
 def _by_token(like: Tensor) -> Tensor:
-    """An empty ``[B, H, T, ...]`` that lies in memory as ``[B, T, H, ...]``, the order of projections."""
+    """An empty ``[B, H, T, ...]`` that lies as ``[B, T, H, ...]``, the order of projections."""
     batch, n_heads, length = like.shape[:3]
     return like.new_empty(batch, length, n_heads, *like.shape[3:]).transpose(1, 2)
 
