@@ -110,8 +110,8 @@ class CompiledRule(torch.autograd.Function):
         given = [name for name in ("q", "k", "v", "beta") if name in tensors]
         tensors |= {f"d_{name}": _by_token(tensors[name]) for name in given}
         _run("backward", tensors, ctx.dpfp, ctx.span)
-        names = ("d_q", "d_k", "d_v", "d_beta", "d_before")
-        return (*(tensors.get(name) for name in names), None, None)
+        found = [tensors.get(name) for name in ("d_q", "d_k", "d_v", "d_beta", "d_before")]
+        return (*found, None, None)
 
 
 def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int) -> None:
@@ -183,7 +183,7 @@ class _Stack(ctypes.Structure):
         [(name, ctypes.c_long) for name in _STACK_INTEGERS]
         + [("epsilon", ctypes.c_double), ("norm_epsilon", ctypes.c_double)]
         + [("final_weight", ctypes.c_void_p), ("final_bias", ctypes.c_void_p)]
-        + [("layers", ctypes.POINTER(_Layer)), ("x", ctypes.c_void_p)]
+        + [("layers", ctypes.c_void_p), ("x", ctypes.c_void_p)]
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ class CompiledStep:
             norm_epsilon=norm_epsilon,
             final_weight=gain,
             final_bias=bias,
-            layers=self._layers,
+            layers=ctypes.addressof(self._layers),
         )
         self._at = ctypes.byref(self._stack)
         self._matrices = ctypes.c_void_p(code.prepare(self._at))
