@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -56,12 +57,18 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text("memory is what remains of what was read. " * 30)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {
+def content(folder: Path) -> dict[str, object]:
+    """All that a run comes to; the records of its speed differ from one to the next."""
+    found: dict[str, object] = {
         p.relative_to(folder).as_posix(): p.read_bytes()
         for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.suffix in (".safetensors", ".toml", ".json")
+        if p.suffix in (".safetensors", ".toml") or p.name == "tokenizer.json"
     }
+    for path in sorted(folder.rglob("state.json")):
+        state = json.loads(path.read_text().rsplit("\n", 2)[0])
+        del state["metrics"]
+        found[path.relative_to(folder).as_posix()] = state
+    return found
 
 
 @contextmanager

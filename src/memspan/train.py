@@ -89,9 +89,15 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console) -> None:
             f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
             "for more"
         )
+    checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer = Trainer(config, folder, prepared, device, console)
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
+    if not metrics.unchanged(folder, saved.state["metrics"]):
+        console.print(
+            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
+            f"{trainer.step:,} may be wrong or missing; the training does not depend on them"
+        )
     trainer.fit()
 
 
@@ -230,20 +236,36 @@ class Trainer:
             "streams": self.streams.state_dict(),
             "corpus": _identity(self.prepared),
             "record": self.prepared.record,
+            "metrics": metrics.checksum(self.folder),
         }
         weights = checkpoint.weights_of(self.model)
         checkpoint.save(self.folder, Checkpoint(weights, training, state), best)
 
     def restore(self, saved: Checkpoint) -> None:
         """The inverse of :meth:`save`."""
+        try:
+            self._restore(saved)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise MemspanError(
+                f"the newest checkpoint in {self.folder} does not fit its config.toml ({error}): "
+                "restore both"
+            ) from None
+
+    def _restore(self, saved: Checkpoint) -> None:
         checkpoint.load_weights(self.model, saved.weights, self.folder)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
             groups.setdefault(group, {})[key] = tensor
-        self.memory = type(self.memory).from_tensors(groups["memory"]).to(self.device)
+        memory = type(self.memory).from_tensors(groups["memory"], like=self.memory)
+        self.memory = memory.to(self.device)
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
+                # Fused updates trust these sizes.
+                sizes = {"step": torch.Size(()), "exp_avg": parameter.shape}
+                sizes["exp_avg_sq"] = parameter.shape
+                if {key: value.shape for key, value in values.items()} != sizes:
+                    raise TypeError(f"the optimiser's state of {name} has other sizes")
                 self.optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(self.device)
                     for key, value in values.items()
@@ -454,7 +476,7 @@ def device_for(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
         return torch.device(name)
     except (RuntimeError, AssertionError):
         raise MemspanError(

@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import weakref
@@ -21,6 +22,9 @@ from pathlib import Path
 import platformdirs
 import torch
 from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.files import write_atomically
 
 SOURCE = Path(__file__).with_name("feedback_loop.c")
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fPIC")
@@ -101,10 +105,10 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
     cache = Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
     path = cache / f"feedback_loop-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
-        if not path.exists():
+        if not _intact(path):
             _build(compiler, flags, path)
         library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, MemspanError):
         return None
     library.prepare.restype = ctypes.c_void_p
     library.release.argtypes = [ctypes.c_void_p]
@@ -123,7 +127,25 @@ def _build(compiler: str, flags: tuple[str, ...], path: Path) -> None:
             [compiler, "-shared", str(made), "-o", str(library), "-lm"],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=120)
+        check = hashlib.sha256(library.read_bytes()).hexdigest()
+        library.chmod(0o755)
         os.replace(library, path)
+        write_atomically(path.with_suffix(".sha256"), check.encode())
+
+
+def _intact(path: Path) -> bool:
+    """Whether ``path`` is what was built: it is code, so damage would not be an error but a crash, and
+    only this user may have written it."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
+            return False
+        if status.st_uid not in (0, os.getuid()):
+            return False
+        check = hashlib.sha256(path.read_bytes()).hexdigest()
+        return path.with_suffix(".sha256").read_text() == check
+    except (OSError, ValueError):
+        return False
 
 
 def _processor() -> str:
