@@ -90,17 +90,20 @@ class Reader:
         """Read ``content`` in the file's place; the refusal, if it is one."""
         self.path.write_bytes(content)
         try:
-            self.read()
+            with forged_checksums():
+                self.read()
         except MemspanError as error:
             return str(error)
         return None
 
 
 def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, Reader]:
-    """All kinds, in ``root``, which must be the current folder and hold the cache.
+    """All kinds, in ``root``, which must be the current folder and hold the cache."""
+    with forged_checksums():
+        return _make_readers(root, architecture)
 
-    Made and read under :func:`forged_checksums`.
-    """
+
+def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     text = root / "text.txt"
     text.write_text(TEXT)
     options: RunConfig[Any] = RunConfig(
@@ -177,14 +180,13 @@ def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, 
         "tokenizer": Reader(tokenizers, kinds[0], read_tokenizer, tuple(kinds[1:])),
         "archive": Reader(zipped, archive.getvalue(), read_archive),
     }
-    # The published weights are another name of the best checkpoint's: here they are damaged alone.
-    content = readers["weights"].path.read_bytes()
-    readers["weights"].path.unlink()
-    readers["weights"].path.write_bytes(content)
-    return {
-        name: dataclasses.replace(r, valid=r.valid or r.path.read_bytes())
-        for name, r in readers.items()
-    }
+    for name, found in readers.items():
+        content = found.valid or found.path.read_bytes()
+        readers[name] = dataclasses.replace(found, valid=content)
+        # The published weights are another name of the best checkpoint's: each is damaged alone.
+        found.path.unlink(missing_ok=True)
+        found.path.write_bytes(content)
+    return readers
 
 
 def _restore(run: Path, prepared: Prepared) -> None:

@@ -261,11 +261,12 @@ class Trainer:
         self.memory = memory.to(self.device)
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
-                # Fused updates trust these sizes.
-                sizes = {"step": torch.Size(()), "exp_avg": parameter.shape}
-                sizes["exp_avg_sq"] = parameter.shape
-                if {key: value.shape for key, value in values.items()} != sizes:
-                    raise TypeError(f"the optimiser's state of {name} has other sizes")
+                # Fused updates trust these sizes and types.
+                form = (parameter.shape, parameter.dtype)
+                forms = {"step": (torch.Size(()), torch.float32)}
+                forms |= {"exp_avg": form, "exp_avg_sq": form}
+                if {key: (value.shape, value.dtype) for key, value in values.items()} != forms:
+                    raise TypeError(f"the optimiser's state of {name} has another form")
                 self.optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(self.device)
                     for key, value in values.items()
