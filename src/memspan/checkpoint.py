@@ -47,6 +47,7 @@ STATE = {
     "corpus": (str,),
     "files": (dict,),
     "metrics": (dict,),
+    "health": (dict,),
 }
 """What a ``state.json`` has at least, with the types that each may be."""
 STATE_LIMIT = 1 << 20

@@ -482,6 +482,9 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
+    and count it."""
     tracker: Literal["none", "tensorboard", "trackio"] = "none"
     """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
 

@@ -1,4 +1,11 @@
-"""The one error that users see: a line that says what is wrong and what to do about it."""
+"""The errors that users see: a line that says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # help must not wait for torch
+    from torch import Tensor
 
 
 class MemspanError(ValueError):
@@ -12,3 +19,16 @@ class MemspanError(ValueError):
         # What a damaged file or a server said may be quoted: no line breaks or escapes of theirs.
         printable = "".join(c if c.isprintable() else " " for c in message)
         super().__init__(" ".join(printable.split()))
+
+
+class NonFiniteError(MemspanError):
+    """Numbers have left the range of floating point, or are NaN.
+
+    Args:
+        message: see :class:`MemspanError`.
+        rows: bool ``[B]``, the rows of the batch it happened in.
+    """
+
+    def __init__(self, message: str, rows: Tensor) -> None:
+        super().__init__(message)
+        self.rows = rows

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from memspan.data.streams import evaluation_segments
+from memspan.errors import NonFiniteError
 from memspan.models import LanguageModel
 
 
@@ -90,6 +91,9 @@ def evaluate(
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
             in training).
         progress: called with the number of tokens scored so far.
+
+    Raises:
+        NonFiniteError: a loss is NaN or infinite.
     """
     device = next(model.parameters()).device
     memory = memory or {}
@@ -99,6 +103,13 @@ def evaluate(
         losses = reader.read(inputs.to(device), targets=targets.to(device))
         # float64: a float32 sum over millions of tokens would lose digits.
         nats += losses[mask.to(device)].sum(dtype=torch.float64).item()
+        if not math.isfinite(nats):
+            raise NonFiniteError(
+                f"the score is not finite after {scored // batch_size:,} tokens of each stream: the "
+                "weights or the memory have overflowed; use an earlier checkpoint, or lower the "
+                "learning rate in training",
+                (~losses.isfinite()).any(1),
+            )
         scored += int(mask.sum())
         progress(scored)
     decoded = text.decode("utf-8", errors="replace")

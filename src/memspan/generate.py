@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import Reader
 
 PROMPT_SEGMENT = 256
@@ -85,6 +85,9 @@ def generate(
         logits: ``[B, V]``, what the model says after the prompt, from :func:`read_prompt`.
         n_tokens: tokens per row.
         sampling: how tokens are drawn.
+
+    Raises:
+        NonFiniteError: the model's logits are NaN or infinite.
     """
     generator = torch.Generator()
     if sampling.seed is None:
@@ -93,6 +96,13 @@ def generate(
         generator.manual_seed(sampling.seed)
     for _ in range(n_tokens):
         # Drawn on the CPU, so that a seed gives the same text on every device.
-        drawn = torch.multinomial(probabilities(logits.cpu(), sampling), 1, generator=generator)
+        p = probabilities(logits.cpu(), sampling)
+        if not logits.isfinite().all():
+            raise NonFiniteError(
+                "what the model says is not finite: its weights or its memory have overflowed; use "
+                "an earlier checkpoint, or start without the saved memory",
+                (~logits.isfinite()).any(1),
+            )
+        drawn = torch.multinomial(p, 1, generator=generator)
         logits = reader.read(drawn.to(logits.device))[:, -1]
         yield drawn[:, 0].tolist()

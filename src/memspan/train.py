@@ -22,11 +22,12 @@ from memspan import checkpoint, metrics
 from memspan.checkpoint import Checkpoint
 from memspan.config import OptimConfig, RunConfig
 from memspan.data.prepared import Prepared, prepare
-from memspan.data.streams import Streams, evaluation_segments
+from memspan.data.streams import Segment, Streams, evaluation_segments
 from memspan.data.tokenizers import load_tokenizer
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluate import Scores, evaluate
 from memspan.generate import Sampling, generate, read_prompt
+from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.warm_start import initialise_from
@@ -130,6 +131,7 @@ class Trainer:
         self.bytes_per_token = text.n_bytes / len(text.tokens)
         self.memory: Memory = self.model.initial_memory(options.batch_size)
         self.statistics: dict[str, Tensor] = {}
+        self.health, self.skips_in_a_row = Health(), 0
         self.step, self.best = 0, math.inf
         self.best_step: int | None = None
         self.interrupted = False
@@ -146,11 +148,13 @@ class Trainer:
             clock, seen = time.perf_counter(), 0
             while self.step < options.steps and not self.interrupted:
                 tokens_before = self._tokens_read()
-                recent.append(self.update())
+                if (loss := self.update()) is not None:
+                    recent.append(loss)
                 seen += self._tokens_read() - tokens_before
                 last = self.step == options.steps
                 if self.step % LOG_EVERY == 0 or last:
-                    nats = torch.stack(recent).mean().item()
+                    # NaN: every update since the last record was skipped.
+                    nats = torch.stack(recent).mean().item() if recent else math.nan
                     self._log_training(log, nats, seen / (time.perf_counter() - clock), show)
                     recent, clock, seen = [], time.perf_counter(), 0
                 if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
@@ -169,51 +173,77 @@ class Trainer:
             return
         self._conclude()
 
-    def update(self) -> Tensor:
-        """One update of the weights; the mean loss in nats per token, a scalar tensor."""
-        options, optim = self.config.train, self.config.optim
+    def update(self) -> Tensor | None:
+        """One update of the weights; the mean loss in nats per token, or None if it was skipped."""
         self.model.train()
-        total = torch.zeros((), device=self.device)
+        read = self._accumulate_gradients()
+        self.memory = self.health.clean(self.memory)
+        loss = torch.stack([losses.mean() for _, losses in read]).mean()
+        groups = self.model.clip_groups()
+        gradients = [[p.grad for p in group if p.grad is not None] for group in groups]
+        norms = [torch.nn.utils.get_total_norm(group) for group in gradients]
+        self.step += 1
+        if not all(map(math.isfinite, (loss, *norms))):
+            self._skip(read)
+            return None
+        self.skips_in_a_row = 0
+        for group, norm in zip(groups, norms, strict=True):
+            limit = self.config.optim.clip_norm or math.inf
+            torch.nn.utils.clip_grads_with_norm_(group, limit, norm)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = learning_rate(self.step - 1, self.config)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def _accumulate_gradients(self) -> list[tuple[Segment, Tensor]]:
+        """Read the segments of one update, forward and backward; each with its losses ``[B, T]``."""
+        options = self.config.train
         segments = options.segments_per_update(self.step)
         self.streams.set_segment_length(options.segment_length_at(self.step))
         pending = torch.zeros((), device=self.device)
+        read: list[tuple[Segment, Tensor]] = []
         for n in range(1, segments + 1):
             segment = self.streams.next()
             if segment.reset is not None:
                 self.memory = self.memory.reset(segment.reset.to(self.device))
-            with self._precision():
-                output = self.model(
-                    segment.inputs.to(self.device),
-                    self.memory,
-                    targets=segment.targets.to(self.device),
-                )
-                assert output.losses is not None
-                loss = output.losses.mean()
-            pending = pending + (loss + output.auxiliary_loss) / segments
-            self.memory = output.memory
+            try:
+                with self._precision():
+                    output = self.model(
+                        segment.inputs.to(self.device),
+                        self.memory,
+                        targets=segment.targets.to(self.device),
+                    )
+            except NonFiniteError as error:
+                self.health.reset_memory_rows += int(error.rows.sum())
+                self.memory = self.memory.detach().reset(error.rows)
+                read.append((segment, torch.where(error.rows, math.nan, 0.0)[:, None]))
+                continue
+            assert output.losses is not None
+            pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
+            self.memory, self.statistics = output.memory, output.statistics
             if n % options.gradient_segments == 0 or n == segments:
                 pending.backward()
                 pending = torch.zeros((), device=self.device)
                 # The paper's stop-gradient: back-propagation ends at this segment's border.
                 self.memory = self.memory.detach()
-            total += loss.detach() / segments
-        self.statistics = output.statistics
-        norms = [
-            torch.nn.utils.clip_grad_norm_(group, optim.clip_norm or math.inf).item()
-            for group in self.model.clip_groups()
-        ]
-        if not all(map(math.isfinite, (total.item(), *norms))):
+            read.append((segment, output.losses.detach()))
+        return read
+
+    def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
+        """Leave the update out, or stop where that is what was asked, or no use any more."""
+        self.health.skipped_updates += 1
+        self.skips_in_a_row += 1
+        if self.config.train.non_finite == "stop" or self.skips_in_a_row == MOST_SKIPS_IN_A_ROW:
+            first_bad = [pair for pair in read if not pair[1].isfinite().all()] or read
             raise MemspanError(
-                f"the loss or its gradient is not finite at step {self.step + 1}: lower "
-                "--optim.learning-rate or set --optim.clip-norm; the last good checkpoint is kept "
-                f"in {self.folder}"
+                f"the loss or its gradient is not finite at step {self.step} "
+                f"({place(*first_bad[0])}; {largest_gradients(self.model)}): lower "
+                "--optim.learning-rate, set --optim.clip-norm, or leave such updates out with "
+                "--train.non-finite skip; the last good checkpoint is kept in "
+                f"{self.folder}"
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.config)
-        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return total
 
     # --- saving and restoring -------------------------------------------------------------------
 
@@ -237,6 +267,7 @@ class Trainer:
             "corpus": _identity(self.prepared),
             "record": self.prepared.record,
             "metrics": metrics.checksum(self.folder),
+            "health": dataclasses.asdict(self.health),
         }
         weights = checkpoint.weights_of(self.model)
         checkpoint.save(self.folder, Checkpoint(weights, training, state), best)
@@ -279,6 +310,10 @@ class Trainer:
         self.streams.load_state_dict(saved.state["streams"])
         self.step = saved.state["step"]
         self.best_step = saved.state["best_step"]
+        counts = saved.state["health"]
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise TypeError(f"its health is {counts}")
+        self.health = Health(**counts)
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
 
     # --- validation and reports -----------------------------------------------------------------
@@ -328,7 +363,11 @@ class Trainer:
 
     def _validate(self, log: metrics.Metrics) -> None:
         # Many streams: faster than one, close enough to compare checkpoints.
-        scores = self.score(self.config.train.batch_size)
+        try:
+            scores = self.score(self.config.train.batch_size)
+        except NonFiniteError as error:
+            self.console.print(f"step {self.step:>6,}  validation: {error}", highlight=False)
+            return
         if scores.nats_per_token < self.best:
             self.best, self.best_step = scores.nats_per_token, self.step
         log.log(
@@ -350,11 +389,12 @@ class Trainer:
         self, log: metrics.Metrics, nats: float, speed: float, show: Callable[..., None]
     ) -> None:
         bits = nats / math.log(2) / self.bytes_per_token
+        losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
         log.log(
             self.step,
             tokens=self._tokens_read(),
-            train_nats_per_token=nats,
-            train_bits_per_byte=bits,
+            **(losses if math.isfinite(nats) else {}),
+            **dataclasses.asdict(self.health),
             learning_rate=self.optimizer.param_groups[0]["lr"],
             tokens_per_second=speed,
             **{f"train_{name}": value for name, value in by_layer(self.statistics).items()},
@@ -374,6 +414,8 @@ class Trainer:
         )
 
     def _conclude(self) -> None:
+        if self.health != Health():
+            self.console.print(f"{self.health}", highlight=False)
         tokens, text = self._validation()
         scores = self.score(1)
         whole = len(tokens) == len(self.prepared.splits["validation"].tokens)

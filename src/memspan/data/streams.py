@@ -25,6 +25,8 @@ class Segment:
     """int64 ``[B, T]``: the inputs' next tokens."""
     reset: Tensor | None
     """bool ``[B]``: rows that must forget before they read this segment; None: no row."""
+    first: Tensor
+    """int64 ``[B]``: where in the text each row's first input stands."""
 
 
 class Streams:
@@ -94,7 +96,7 @@ class Streams:
         self.position += 1
         self.offset += self.segment_length
         self._wrap()
-        return Segment(block[:, :-1], block[:, 1:], reset)
+        return Segment(block[:, :-1], block[:, 1:], reset, torch.from_numpy(first))
 
     def state_dict(self) -> dict[str, int]:
         """The whole position: segments read, and what it is a position in."""

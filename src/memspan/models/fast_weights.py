@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.config import FastWeightsConfig
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
@@ -261,7 +261,8 @@ class FastWeights(nn.Module):
             memory: what was read before (None: nothing). It is not changed.
 
         Raises:
-            MemspanError: the memory is of another size or feature map; what came out is not finite.
+            MemspanError: the memory is of another size or feature map.
+            NonFiniteError: what came out is not finite.
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
@@ -411,10 +412,11 @@ def refuse_non_finite(hidden: Tensor) -> None:
         return
     rows = ~hidden.isfinite().flatten(1).all(1)
     if rows.any():
-        raise MemspanError(
+        raise NonFiniteError(
             f"keys or values of rows {_listed(rows)} are not finite, and so are their fast weights: "
             "check the input; in training lower the learning rate, or use normalisation sum, "
-            "without which the delta rule may diverge"
+            "without which the delta rule may diverge",
+            rows,
         )
 
 

@@ -1,0 +1,212 @@
+"""Ten million tokens in one stream: is memory constant, and do fast weights keep their precision?
+
+    python benchmarks/long_streams.py                       # about 40 minutes on one core
+    python benchmarks/long_streams.py --architectures fast-weights --tokens 1000000
+
+Every architecture, in a process of its own, reads one stream of the standard library's sources (again
+and again) as evaluation does, and reports its resident memory after a tenth and at the end. Then the
+Fast Weights transformer, briefly trained, reads a million tokens in float32 and in float64 side by
+side; the drift is the largest difference of what the layers' memories hold, over the largest value in
+them. Written: results/long-streams.json and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from memspan.config import MODELS, FastWeightsConfig
+from memspan.data.prepared import prepare
+from memspan.models import LanguageModel
+from resident import MIB, growth, resident
+from timing import machine
+
+SIZE = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 256}
+SEGMENT, SAMPLES = 256, 100
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def text() -> np.ndarray:
+    return np.asarray(prepare("python-stdlib", "bytes", None).splits["train"].tokens)
+
+
+def segments(tokens: np.ndarray, n_tokens: int, length: int = SEGMENT) -> Any:
+    """Int64 ``[1, length]``, ``n_tokens`` in all; the text starts again where it ends."""
+    for start in range(0, n_tokens, length):
+        index = np.arange(start, start + length) % len(tokens)
+        yield torch.from_numpy(tokens[index].astype(np.int64))[None]
+
+
+def read(architecture: str, n_tokens: int, report: Any) -> None:
+    """In a process of its own: sends ``(tokens, resident bytes, bytes of memory, CPU seconds)``."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    tokens = text()
+    model = LanguageModel(256, MODELS[architecture](**SIZE)).eval()
+    reader = model.reader()
+    every = max(n_tokens // SAMPLES // SEGMENT, 1)
+    for n, segment in enumerate(segments(tokens, n_tokens), 1):
+        # Targets: what evaluation asks for. The values do not matter here.
+        reader.read(segment, targets=segment)
+        if n % every == 0:
+            report.send((n * SEGMENT, resident(), reader.memory.nbytes, time.process_time()))
+    report.close()
+
+
+def stream(architecture: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=read, args=(architecture, n_tokens, send))
+    process.start()
+    send.close()
+    task = progress.add_task(architecture, total=n_tokens)
+    points = []
+    try:
+        while True:
+            points.append(receive.recv())
+            progress.update(task, completed=points[-1][0])
+    except EOFError:
+        process.join()
+    if process.exitcode:
+        raise SystemExit(f"{architecture} failed after {points[-1][0] if points else 0:,} tokens")
+    seen, sizes, memory, seconds = map(list, zip(*points, strict=True))
+    warm_up = len(points) // 10
+    return {
+        "architecture": architecture,
+        "tokens": seen,
+        "resident_bytes": sizes,
+        "memory_bytes": sorted(set(memory)),
+        "growth": growth(sizes, warm_up),
+        "tokens_per_cpu_second": (seen[-1] - seen[0]) / (seconds[-1] - seconds[0]),
+    }
+
+
+def briefly_trained(config: FastWeightsConfig, tokens: np.ndarray) -> LanguageModel:
+    """200 steps of 8 x 128 bytes with the memory carried, as the trainer does."""
+    torch.manual_seed(1)
+    model = LanguageModel(256, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    memory = model.initial_memory(8)
+    part = len(tokens) // 8
+    for step in range(200):
+        index = np.arange(8)[:, None] * part + np.arange(step * 128, step * 128 + 129)
+        block = torch.from_numpy(tokens[index].astype(np.int64))
+        output = model(block[:, :-1], memory, targets=block[:, 1:])
+        assert output.losses is not None
+        output.losses.mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        memory = output.memory.detach()
+    return model.eval()
+
+
+def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
+    """How far float32 is from float64, a hundred times on the way."""
+    tokens = text()
+    # The delta rule with normalised keys; the sum rule with the denominator it needs.
+    normalisation = "sum" if rule == "delta" else "attention"
+    config = FastWeightsConfig(**SIZE, rule=rule, normalisation=normalisation)
+    single = briefly_trained(config, tokens)
+    double = LanguageModel(256, config).double().eval()
+    double.load_state_dict(single.state_dict())
+    readers = single.reader(), double.reader()
+    task = progress.add_task(f"drift, {rule}", total=n_tokens)
+    seen, errors, losses = [], [], []
+    every = max(n_tokens // SAMPLES // SEGMENT, 1)
+    for n, segment in enumerate(segments(tokens, n_tokens), 1):
+        targets = segment.roll(-1, 1)
+        pair = [reader.read(segment, targets=targets) for reader in readers]
+        losses.append(float((pair[0].double() - pair[1]).abs().max()))
+        if n % every == 0:
+            a, b = (reader.memory.weights.double() for reader in readers)
+            errors.append(float((a - b).abs().max() / b.abs().max()))
+            seen.append(n * SEGMENT)
+            progress.update(task, completed=seen[-1])
+    tenth = len(losses) // 10
+    return {
+        "rule": rule,
+        "tokens": seen,
+        "relative_error_of_memory": errors,
+        "largest_loss_error_first_tenth": max(losses[:tenth]),
+        "largest_loss_error_last_tenth": max(losses[-tenth:]),
+    }
+
+
+def plot(streams: list[dict[str, Any]], drifts: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for row in streams:
+        mib = [size / MIB for size in row["resident_bytes"]]
+        left.plot(row["tokens"], mib, label=row["architecture"])
+    left.set(xlabel="tokens read", ylabel="resident memory, MiB", ylim=(0, None))
+    for row in drifts:
+        right.semilogy(row["tokens"], row["relative_error_of_memory"], label=row["rule"])
+    right.set(xlabel="tokens read", ylabel="fast weights: float32 against float64, relative")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--architectures", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--tokens", type=int, default=10_000_000, help="tokens per stream")
+    parser.add_argument("--drift-tokens", type=int, default=1_000_000)
+    parser.add_argument("--out", type=Path, default=RESULTS / "long-streams.json", metavar="JSON")
+    options = parser.parse_args()
+    if min(options.tokens, options.drift_tokens) < SAMPLES * SEGMENT:
+        parser.error(f"--tokens and --drift-tokens must be at least {SAMPLES * SEGMENT:,}")
+    torch.set_num_threads(1)
+    console = Console()
+    with Progress(console=console) as progress:
+        streams = [stream(name, options.tokens, progress) for name in options.architectures]
+        drifts = [drift(rule, options.drift_tokens, progress) for rule in ("delta", "sum")]
+    table = Table("architecture", "tokens", "resident, MiB", "growth", "memory, bytes", "tokens/s")
+    for row in streams:
+        table.add_row(
+            row["architecture"],
+            f"{row['tokens'][-1]:,}",
+            f"{row['resident_bytes'][-1] / MIB:.1f}",
+            f"{row['growth']:+.2%}",
+            ", ".join(f"{size:,}" for size in row["memory_bytes"]),
+            f"{row['tokens_per_cpu_second']:,.0f}",
+        )
+    console.print(table)
+    table = Table(
+        "rule", "tokens", "memory: first", "largest", "last", "losses: first", "last tenth"
+    )
+    for row in drifts:
+        errors = row["relative_error_of_memory"]
+        table.add_row(
+            row["rule"],
+            f"{row['tokens'][-1]:,}",
+            *(f"{error:.1e}" for error in (errors[0], max(errors), errors[-1])),
+            f"{row['largest_loss_error_first_tenth']:.1e}",
+            f"{row['largest_loss_error_last_tenth']:.1e}",
+        )
+    console.print(table)
+    result = {"machine": machine(), "streams": streams, "drifts": drifts}
+    options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    plot(streams, drifts, options.out.with_suffix(".png"))
+    console.print(f"written: {options.out}\nwritten: {options.out.with_suffix('.png')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Numerical health: what is no longer finite is found, named, and kept out of weights and memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from memspan.data.streams import Segment
+from memspan.memory import Memory
+
+MOST_SKIPS_IN_A_ROW = 50
+"""Updates skipped one after the other before training gives up: it does not recover from there."""
+
+
+@dataclass
+class Health:
+    """What training has met so far; a part of every checkpoint."""
+
+    skipped_updates: int = 0
+    """Updates that were left out since the loss or a gradient was not finite."""
+    reset_memory_rows: int = 0
+    """Rows of memory that held values that were not finite, and were emptied."""
+
+    def clean(self, memory: Memory) -> Memory:
+        """``memory`` with its spoilt rows emptied and counted."""
+        rows = non_finite_rows(memory)
+        if rows is None:
+            return memory
+        self.reset_memory_rows += int(rows.sum())
+        return memory.reset(rows)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.skipped_updates:,} updates skipped, "
+            f"{self.reset_memory_rows:,} rows of memory emptied, since they were not finite"
+        )
+
+
+def non_finite_rows(memory: Memory) -> Tensor | None:
+    """bool ``[B]``: the rows that hold NaN or infinity; None where no row does."""
+    floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]
+    # One pass for the usual case: a sum is finite only if all its terms are.
+    if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float64) for t in floats)):
+        return None
+    rows = torch.stack([~t.isfinite().flatten(1).all(1) for t in floats]).any(0)
+    return rows if rows.any() else None
+
+
+def largest_gradients(model: nn.Module, n: int = 3) -> str:
+    """Names the ``n`` parameters of ``model`` with the largest gradients, and their norms."""
+    norms = {
+        name: p.grad.norm().item() for name, p in model.named_parameters() if p.grad is not None
+    }
+    # NaN cannot be compared: it counts as the largest.
+    order = sorted(norms, key=lambda name: math.inf if math.isnan(norms[name]) else norms[name])
+    named = ", ".join(f"{name} {norms[name]:.3g}" for name in order[: -n - 1 : -1])
+    return f"largest gradients: {named or 'none was computed'}"
+
+
+def place(segment: Segment, losses: Tensor) -> str:
+    """Says where in the training text the rows lie whose ``losses [B, T]`` are not finite.
+
+    All rows, where every loss is finite (and a gradient is not).
+    """
+    bad = (~losses.isfinite()).any(1)
+    rows = bad.nonzero()[:, 0].tolist() or list(range(len(bad)))
+    length = segment.inputs.shape[1]
+    named = [f"{first:,} to {first + length:,}" for first in segment.first[rows[:3]].tolist()]
+    return f"tokens {', '.join(named)}{' and others' if len(rows) > 3 else ''} of the training text"

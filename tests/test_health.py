@@ -1,0 +1,279 @@
+"""What is not finite is found, named, and kept out of weights and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import memspan
+from architectures import CASES, VOCABULARY
+from memspan import checkpoint, cli, train
+from memspan.config import (
+    MODELS,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
+from memspan.errors import MemspanError, NonFiniteError
+from memspan.evaluate import evaluate
+from memspan.health import MOST_SKIPS_IN_A_ROW, Health, non_finite_rows
+from memspan.memory import Memory
+from memspan.tensor_files import load_tensors
+
+TEXT = "to carry a memory from one segment to the next, and to the next again. " * 20
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+
+
+def run(architecture: str, **loop: Any) -> RunConfig[Any]:
+    settings = {"steps": 12, "batch_size": 3, "segment_length": 8, "evaluate_tokens": 64}
+    settings |= {"evaluate_every": 0, "save_every": 4, "sample_tokens": 0, "device": "cpu"}
+    return RunConfig(
+        model=MODELS[architecture](n_layers=1, d_model=16, n_heads=2, d_ff=16),
+        architecture=architecture,  # type: ignore[arg-type]
+        data=DataConfig(corpus="text.txt"),
+        optim=OptimConfig(warmup_steps=2),
+        train=TrainConfig(**settings | loop),  # type: ignore[arg-type]
+    )
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = math.nan) -> None:
+    """Let one gradient be ``value`` in the given steps."""
+    original = train.Trainer._accumulate_gradients
+
+    def accumulate(self: train.Trainer) -> Any:
+        read = original(self)
+        if self.step + 1 in steps:
+            gradient = self.model.get_parameter("head.biases.0").grad
+            assert gradient is not None
+            gradient[3] = value
+        return read
+
+    monkeypatch.setattr(train.Trainer, "_accumulate_gradients", accumulate)
+
+
+def records() -> list[dict[str, Any]]:
+    # As strict as any other reader of JSON: no NaN, no Infinity.
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    lines = Path("r/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, {6})
+    with pytest.raises(MemspanError) as stop:
+        train.train(run("transformer-xl"), Path("r"), quiet())
+    message = str(stop.value)
+    assert checkpoint.latest(Path("r")).state["step"] == 4
+    # Five segments of 8 are read; the second row starts after a third of the training split.
+    assert "at step 6 (tokens 40 to 48, " in message
+    assert "largest gradients: head.biases.0 nan, " in message
+    assert "--train.non-finite skip" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_skipped_updates_change_nothing_and_are_counted(
+    monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    before: dict[int, dict[str, torch.Tensor]] = {}
+    original = train.Trainer.update
+
+    def update(self: train.Trainer) -> Any:
+        before[self.step] = {k: v.clone() for k, v in self.model.state_dict().items()}
+        return original(self)
+
+    monkeypatch.setattr(train.Trainer, "update", update)
+    spoil(monkeypatch, {5, 11}, value)
+    train.train(run("transformer-xl", non_finite="skip"), Path("r"), quiet())
+    for step in range(11):
+        same = all(torch.equal(before[step][k], before[step + 1][k]) for k in before[step])
+        assert same == (step + 1 in {5, 11}), step
+    assert checkpoint.latest(Path("r")).state["health"] == {
+        "skipped_updates": 2,
+        "reset_memory_rows": 0,
+    }
+    assert [r["skipped_updates"] for r in records() if "skipped_updates" in r] == [1, 2]
+
+
+def test_the_counts_survive_a_resumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, {2, 7})
+    options = run("transformer-xl", non_finite="skip")
+    train.train(options, Path("whole"), quiet())
+    original = train.Trainer.update
+
+    def update(self: train.Trainer) -> Any:
+        if self.step == 6:
+            raise MemspanError("power cut")
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        with pytest.raises(MemspanError, match="power cut"):
+            train.train(options, Path("cut"), quiet())
+    train.resume(Path("cut"), quiet())
+    whole, cut = checkpoint.latest(Path("whole")), checkpoint.latest(Path("cut"))
+    assert whole.state["health"] == cut.state["health"]
+    assert whole.state["health"]["skipped_updates"] == 2
+    assert all(torch.equal(whole.weights[k], cut.weights[k]) for k in whole.weights)
+
+
+def test_training_gives_up_where_skipping_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, set(range(3, 1000)))
+    options = run("transformer-xl", non_finite="skip", steps=200, save_every=0)
+    with pytest.raises(MemspanError, match=f"not finite at step {2 + MOST_SKIPS_IN_A_ROW} "):
+        train.train(options, Path("r"), quiet())
+
+
+def test_records_hold_no_loss_where_every_update_was_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spoil(monkeypatch, set(range(11, 21)))
+    train.train(run("transformer-xl", non_finite="skip", steps=20), Path("r"), quiet())
+    training = [r for r in records() if "skipped_updates" in r]
+    assert [r["skipped_updates"] for r in training] == [0, 10]
+    assert ["train_nats_per_token" in r for r in training] == [True, False]
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_a_spoilt_row_of_memory_is_emptied_and_counted(
+    monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """Whatever architecture: the loss that saw it is skipped, and training goes on without it."""
+    original = train.Trainer._accumulate_gradients
+
+    def accumulate(self: train.Trainer) -> Any:
+        if self.step == 5:
+            row = torch.zeros(3, dtype=torch.bool)
+            row[1] = True
+
+            def overflow(t: torch.Tensor) -> torch.Tensor:
+                mask = row.view(-1, *[1] * (t.dim() - 1))
+                return torch.where(mask, math.inf, t) if t.is_floating_point() else t
+
+            self.memory = self.memory.map(overflow)
+        return original(self)
+
+    monkeypatch.setattr(train.Trainer, "_accumulate_gradients", accumulate)
+    train.train(run(architecture, non_finite="skip", segment_length=4), Path("r"), quiet())
+    saved = checkpoint.latest(Path("r"))
+    assert saved.state["health"] == {"skipped_updates": 1, "reset_memory_rows": 1}
+    assert all(t.isfinite().all() for t in saved.weights.values())
+    memory = {k: v for k, v in saved.training.items() if k.startswith("memory/")}
+    assert all(t.isfinite().all() for t in memory.values() if t.is_floating_point())
+    seen = memory["memory/tokens_seen"].tolist()
+    # The others have read what came before, too.
+    assert seen[0] == seen[2] > seen[1] == 24
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_that_are_not_finite_are_found(name: str) -> None:
+    case = CASES[name]
+    model = case.model()
+    tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
+    memory: Memory = model(tokens).memory.detach()
+    assert non_finite_rows(memory) is None
+    for field, tensor in memory.tensors().items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        for value in (math.nan, math.inf, -math.inf):
+            spoilt = tensor.clone()
+            spoilt[2].view(-1)[-1] = value
+            changed = dataclasses.replace(memory, **{field: spoilt})
+            rows = non_finite_rows(changed)
+            assert rows is not None
+            assert rows.tolist() == [False, False, True]
+            health = Health()
+            cleaned = health.clean(changed)
+            assert health.reset_memory_rows == 1
+            expected = memory.reset([False, False, True]).tensors()
+            assert all(torch.equal(t, expected[k]) for k, t in cleaned.tensors().items())
+
+
+def test_large_finite_values_are_healthy() -> None:
+    """A sum over them would overflow in float32."""
+    memory = (
+        next(iter(CASES.values())).model(torch.float32)(torch.zeros(2, 4, dtype=torch.long)).memory
+    )
+    huge = memory.map(lambda t: torch.full_like(t, 3e38) if t.is_floating_point() else t)
+    assert non_finite_rows(huge) is None
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> None:
+    model = memspan.models.LanguageModel(256, run(architecture).model).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e30)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        evaluate(model, np.arange(40, dtype=np.uint8), b"x" * 40, segment_length=8)
+
+
+def test_the_command_line_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(run("transformer-xl", steps=2), Path("r"), quiet())
+
+    def overflowing(model: Any) -> Any:
+        with torch.no_grad():
+            model.get_parameter("head.biases.0").fill_(math.inf)
+
+    load = checkpoint.load
+
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        result = load(*arguments, **options)
+        overflowing(result.model)
+        return result
+
+    monkeypatch.setattr(checkpoint, "load", loaded)
+    for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "x", "--tokens", "3"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(verb)
+        assert stop.value.code == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert sum("not finite" in line for line in lines) == 1
+        assert not any("Traceback" in line for line in lines)
+
+
+def test_a_validation_that_is_not_finite_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = train.Trainer.score
+
+    def score(self: train.Trainer, batch_size: int) -> Any:
+        if self.step == 4:
+            raise NonFiniteError("the score is not finite", torch.ones(1, dtype=torch.bool))
+        return original(self, batch_size)
+
+    monkeypatch.setattr(train.Trainer, "score", score)
+    train.train(run("transformer-xl", evaluate_every=4), Path("r"), Console())
+    assert "the score is not finite" in capsys.readouterr().out
+    scored = [r["step"] for r in records() if "validation_bits_per_byte" in r]
+    assert scored == [8, 12]
+
+
+def test_a_full_run_is_healthy_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    train.train(run("transformer-xl"), Path("r"), Console())
+    assert "skipped" not in capsys.readouterr().out
+    tensors, _ = load_tensors(Path("r/model.safetensors"))
+    assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
