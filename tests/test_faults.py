@@ -202,8 +202,9 @@ def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
     # White space means nothing to the tokeniser's own checksum.
     Path("r", name).write_bytes(changed if name == "config.toml" else changed + b"\n")
     for use in (memspan.load, lambda folder: train.resume(Path(folder), QUIET)):
-        with pytest.raises(MemspanError, match=f"{name} in r has changed"):
+        with pytest.raises(MemspanError, match=f"{name} in r has changed") as refusal:
             use("r")
+        assert "away" not in str(refusal.value)
 
 
 def test_tensors_of_another_checkpoint_are_refused() -> None:

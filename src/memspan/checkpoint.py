@@ -158,7 +158,6 @@ def latest(folder: Path) -> Checkpoint:
     source = _step_folder(folder, steps[-1])
     try:
         state = _read_state(source / "state.json")
-        _refuse_changes(folder, state["files"])
         found = {}
         for name in TENSORS:
             found[name], header = load_tensors(source / name)
@@ -167,6 +166,8 @@ def latest(folder: Path) -> Checkpoint:
     except MemspanError as error:
         others = f"; or move {source} away to go on from step {steps[-2]}" if steps[1:] else ""
         raise MemspanError(f"{error}{others}") from None
+    # No other checkpoint would help here.
+    _refuse_changes(folder, state["files"])
     return Checkpoint(found[TENSORS[0]], found[TENSORS[1]], state)
 
 
