@@ -159,8 +159,13 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     def read_archive() -> None:
         assert len(read_member(zipped, "text", LIMIT)) <= LIMIT
 
+    def read_weights() -> None:
+        # The options are another kind of file, and take longer to read than all else.
+        with mock.patch.object(checkpoint, "load_config", return_value=options):
+            memspan.load(run)
+
     def read_checkpoint() -> None:
-        _restore(run, prepared)
+        _restore(run, options, prepared)
 
     def read_metrics() -> None:
         assert all(type(r["step"]) is int for r in metrics.read(records))
@@ -170,7 +175,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     readers = {
         "preset": Reader(preset, to_toml(options).encode(), read_preset),
         "config": Reader(run / "config.toml", b"", lambda: memspan.load(run)),
-        "weights": Reader(run / "model.safetensors", b"", lambda: memspan.load(run)),
+        "weights": Reader(run / "model.safetensors", b"", read_weights),
         "state": Reader(newest / "state.json", b"", read_checkpoint),
         "training": Reader(newest / "training.safetensors", b"", read_checkpoint),
         "metrics": Reader(records, b"", read_metrics),
@@ -189,9 +194,8 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     return readers
 
 
-def _restore(run: Path, prepared: Prepared) -> None:
+def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
     """All of resuming but the training."""
-    config = checkpoint.load_config(run)
     saved = checkpoint.latest(run)
     checkpoint.check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
     trainer = train.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
