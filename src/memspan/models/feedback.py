@@ -36,6 +36,9 @@ class FeedbackMemory(Memory):
     length: Tensor
     """Valid slots per row, int64 ``[B]``, counted from the right."""
 
+    def slots(self) -> dict[str, int]:
+        return {"length": self.vectors.shape[1]}
+
 
 class FeedbackLayer(nn.Module):
     """Attention to memory vectors and feed-forward, each with its residual and norm."""

@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import weakref
@@ -21,6 +22,9 @@ from pathlib import Path
 import platformdirs
 import torch
 from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.files import write_atomically
 
 FOLDER = Path(__file__).parent
 FEEDBACK = "feedback_loop"
@@ -110,10 +114,10 @@ def library(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
     cache = Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
     path = cache / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     try:
-        if not path.exists():
+        if not _intact(path):
             _build(source, compiler, flags, path)
         code = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, MemspanError):
         return None
     code.prepare.restype = ctypes.c_void_p
     code.forward.restype = code.backward.restype = code.release.restype = None
@@ -130,7 +134,25 @@ def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> N
             [compiler, "-shared", str(made), "-o", str(linked), "-lm"],
         ):
             subprocess.run(command, check=True, capture_output=True, timeout=120)
+        check = hashlib.sha256(linked.read_bytes()).hexdigest()
+        linked.chmod(0o755)
         os.replace(linked, path)
+        write_atomically(path.with_suffix(".sha256"), check.encode())
+
+
+def _intact(path: Path) -> bool:
+    """Whether ``path`` is what was built: it is code, so damage would not be an error but a crash, and
+    only this user may have written it."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o022:
+            return False
+        if status.st_uid not in (0, os.getuid()):
+            return False
+        check = hashlib.sha256(path.read_bytes()).hexdigest()
+        return path.with_suffix(".sha256").read_text() == check
+    except (OSError, ValueError):
+        return False
 
 
 def _processor() -> str:
