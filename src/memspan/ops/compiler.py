@@ -1,5 +1,5 @@
-"""C files beside this one: compiled once with the machine's C compiler, kept in the cache, called by
-ctypes. Here also: the Feedback Transformer's.
+"""The C files beside this one: compiled once with the machine's C compiler, kept in the cache, and
+called by ctypes.
 
 Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false, and the loops in PyTorch
 serve.
@@ -16,7 +16,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import weakref
 from pathlib import Path
 
 import platformdirs
@@ -27,76 +26,19 @@ from memspan.errors import MemspanError
 from memspan.files import write_atomically
 
 FOLDER = Path(__file__).parent
-FEEDBACK = "feedback_loop"
 FLAGS = {
-    FEEDBACK: ("-O3", "-march=native", "-ffast-math", "-fPIC"),
+    "feedback_loop": ("-O3", "-march=native", "-ffast-math", "-fPIC"),
     # Features that are not finite must stay in sight.
     "delta_rule_loop": ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC"),
 }
 TYPES = {torch.float32: "float", torch.float64: "double"}
-INTEGERS = (
-    "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
-    "gelu", "kv_stride", "norms_memory",
-)  # fmt: skip
-POINTERS = (
-    "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
-    "outer", "memory", "memory_bias", "mix", "hidden", "seen", "states", "middles", "queries",
-    "attended", "activated", "before", "vectors", "kv", "moments", "memory_moments",
-    "probabilities", "d_out",
-    "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first", "d_mixed", "d_projected",
-    "d_kv", "d_position_keys", "d_position_scores",
-)  # fmt: skip
 
 
-class _Loop(ctypes.Structure):
-    """``Loop`` in C, field by field."""
-
-    _fields_ = (
-        [(name, ctypes.c_long) for name in INTEGERS]
-        + [("eps", ctypes.c_double)]
-        + [(name, ctypes.c_void_p) for name in POINTERS]
-    )  # fmt: skip
-
-
-def available(like: Tensor, name: str = FEEDBACK) -> bool:
+def available(name: str, like: Tensor) -> bool:
     """Whether the loops of ``name.c`` can run on tensors such as ``like``."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False
     return library(name, like.dtype) is not None
-
-
-class CompiledLoop:
-    """The loop for certain weights and sizes; what is given later replaces what was given before.
-
-    All tensors are contiguous and of one type, and live as long as this.
-    """
-
-    def __init__(self, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
-        code = library(FEEDBACK, next(iter(tensors.values())).dtype)
-        assert code is not None
-        self._library, self._loop = code, _Loop(eps=eps)
-        self._tensors: dict[str, Tensor] = {}
-        self.give(integers, tensors)
-        self._weights = ctypes.c_void_p(code.prepare(ctypes.byref(self._loop)))
-        weakref.finalize(self, code.release, self._weights)
-
-    def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
-        for name, integer in integers.items():
-            setattr(self._loop, name, integer)
-        for name, tensor in tensors.items():
-            assert tensor.is_contiguous(), name
-            setattr(self._loop, name, tensor.data_ptr())
-        self._tensors |= tensors
-
-    def forward(self, kv_offset: int = 0) -> None:
-        """Read ``steps`` tokens. Keys and values start ``kv_offset`` slots into their buffer."""
-        kv = self._tensors["kv"]
-        self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
-        self._library.forward(ctypes.byref(self._loop), self._weights)
-
-    def backward(self) -> None:
-        """And back, after a forward with the same tensors."""
-        self._library.backward(ctypes.byref(self._loop))
 
 
 @functools.cache
