@@ -203,7 +203,7 @@ def main() -> None:
         )
     console.print(table)
     result = {"machine": machine(), "streams": streams, "drifts": drifts}
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     plot(streams, drifts, options.out.with_suffix(".png"))
     console.print(f"written: {options.out}\nwritten: {options.out.with_suffix('.png')}")
 

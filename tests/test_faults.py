@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -56,12 +58,18 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text("memory is what remains of what was read. " * 30)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {
+def content(folder: Path) -> dict[str, object]:
+    """All that a run comes to; the records of its speed differ from one to the next."""
+    found: dict[str, object] = {
         p.relative_to(folder).as_posix(): p.read_bytes()
         for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.suffix in (".safetensors", ".toml", ".json")
+        if p.suffix in (".safetensors", ".toml") or p.name == "tokenizer.json"
     }
+    for path in sorted(folder.rglob("state.json")):
+        state = json.loads(path.read_text().rsplit("\n", 2)[0])
+        del state["metrics"]
+        found[path.relative_to(folder).as_posix()] = state
+    return found
 
 
 @contextmanager
@@ -194,8 +202,9 @@ def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
     # White space means nothing to the tokeniser's own checksum.
     Path("r", name).write_bytes(changed if name == "config.toml" else changed + b"\n")
     for use in (memspan.load, lambda folder: train.resume(Path(folder), QUIET)):
-        with pytest.raises(MemspanError, match=f"{name} in r has changed"):
+        with pytest.raises(MemspanError, match=f"{name} in r has changed") as refusal:
             use("r")
+        assert "away" not in str(refusal.value)
 
 
 def test_tensors_of_another_checkpoint_are_refused() -> None:
@@ -278,3 +287,71 @@ def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyP
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(MemspanError, match="Read-only file system"):
             files.write_atomically(Path("r/x"), b"")
+
+
+def test_metrics_that_changed_are_told_and_training_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.train(OPTIONS, Path("whole"), QUIET)
+    original = train.Trainer.update
+
+    def update(self: train.Trainer) -> torch.Tensor:
+        if self.step == 5:
+            raise PowerCut
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        with pytest.raises(PowerCut):
+            train.train(OPTIONS, Path("r"), QUIET)
+    shutil.copytree("r", "untouched")
+    records = Path("r/metrics.jsonl")
+    records.write_text(records.read_text().replace('"tokens": 24', '"tokens": 34'))
+    for folder, told in (("r", True), ("untouched", False)):
+        train.resume(Path(folder), Console(width=500))
+        said = capsys.readouterr().out
+        assert ("metrics.jsonl is not as it was saved" in said) == told
+        assert content(Path(folder)) == content(Path("whole"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"step": "6"}, "its step is str"),
+        ({"best_step": -1}, "its step is negative"),
+        ({"corpus": None}, "its corpus is NoneType"),
+        ({"streams": {}}, "no stream position"),
+        ({"health": {"skipped_updates": "many"}}, "its health is"),
+        ({"health": {"x": 1}}, "does not fit its config.toml"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
+    """Its checksum being right."""
+    longer = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, save_every=1))
+    train.train(longer, Path("r"), QUIET)
+    shutil.rmtree("r/checkpoints/step-00000006")
+    path = Path("r/checkpoints/step-00000005/state.json")
+    state = json.loads(path.read_text().rsplit("\n", 2)[0])
+    text = json.dumps(state | {"best_step": None} | change)
+    path.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+    with pytest.raises(MemspanError, match=says):
+        train.resume(Path("r"), QUIET)
+
+
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, says in (
+        (OSError(28, "No space left on device", "x"), "No space left on device (x): free some"),
+        (MemoryError(), "memory is too small"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "memory is too small"),
+    ):
+
+        def fail(*arguments: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "_dispatch", fail)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["evaluate", "r"])
+        assert stop.value.code == 2
+        assert says in capsys.readouterr().err

@@ -53,6 +53,8 @@ STATE = {
     "streams": (dict,),
     "corpus": (str,),
     "files": (dict,),
+    "metrics": (dict,),
+    "health": (dict,),
 }
 """What a ``state.json`` has at least, with the types that each may be."""
 T = TypeVar("T")
@@ -269,12 +271,14 @@ def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
     source = _newest(folder)
     try:
         state = _read_state(source / "state.json")
-        _refuse_changes(folder, state["files"])
-        return read(source, state)
+        found = read(source, state)
     except MemspanError as error:
         older = [step for step in steps if _step_folder(folder, step) != source]
         others = f"; or move {source} away to go on from step {older[-1]}" if older else ""
         raise MemspanError(f"{error}{others}") from None
+    # No other checkpoint would help here.
+    _refuse_changes(folder, state["files"])
+    return found
 
 
 def recover(folder: Path, saved: Checkpoint) -> None:
@@ -316,6 +320,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     tokenizer = load_tokenizer(folder)
     weights, header = load_tensors(folder / "model.safetensors")
     _refuse_changes(folder, header)
+    check_fit(folder, config, tokenizer.vocab_size, weights)
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, folder)
     return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]))
@@ -327,6 +332,39 @@ def load_config(folder: Path) -> RunConfig[Any]:
     if not (folder / "config.toml").is_file():
         raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
     return read_config(folder / "config.toml")
+
+
+def check_fit(
+    folder: Path, config: RunConfig[Any], vocab_size: int, weights: dict[str, Tensor]
+) -> None:
+    """Refuse weights that are not those of such a model, before it takes any memory or time.
+
+    Raises:
+        MemspanError: names, shapes or types differ.
+    """
+    reason = ""
+    if config.model.n_layers > len(weights):
+        reason = f"{len(weights)} tensors are no {config.model.n_layers:,} layers"
+    else:
+        try:
+            with torch.device("meta"):
+                model = LanguageModel(vocab_size, config.model, config.embedding)
+        except (RuntimeError, TypeError) as error:
+            # A size beyond all arithmetic.
+            reason = " ".join(str(error).split())[:200]
+        else:
+            wanted, given = _forms(weights_of(model)), _forms(weights)
+            if differ := sorted(dict(wanted.items() ^ given.items())):
+                name = differ[0]
+                reason = f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+    if reason:
+        raise MemspanError(
+            f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
+        )
+
+
+def _forms(weights: dict[str, Tensor]) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in weights.items()}
 
 
 def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path) -> None:
@@ -450,6 +488,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         for name, kinds in STATE.items():
             if type(state[name]) not in kinds:
                 raise ValueError(f"its {name} is {type(state[name]).__name__}")
+        if min(state["step"], state["best_step"] or 0) < 0:
+            raise ValueError("its step is negative")
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

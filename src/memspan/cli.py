@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     except MemspanError as error:
         if debug:
             traceback.print_exc()
-        _fail(f"memspan: {' '.join(str(error).split())}", 2, error)
+        _fail(f"memspan: {error}", 2, error)
     except KeyboardInterrupt:
         print("\nmemspan: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -161,6 +161,8 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
+        if line := _refusal_of_the_system(error):
+            _fail(f"memspan: {MemspanError(line)}", 2, error)
         reason = " ".join(str(error).split()) or type(error).__name__
         _fail(
             f"memspan: unexpected {type(error).__name__}: {reason}; run again with --debug for the "
@@ -176,6 +178,18 @@ def _fail(line: str, status: int, error: Exception) -> None:
         reports.leave(line, getattr(error, "status", status))
     print(line, file=sys.stderr)
     sys.exit(status)
+
+
+def _refusal_of_the_system(error: Exception) -> str | None:
+    """What to tell where the machine, and neither the user nor memspan, sets the limit."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}: free some space or check the permissions, then try again"
+    if isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory")
+    ):
+        return "the machine's memory is too small for these sizes: lower the model's or the batch's"
+    return None
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -216,7 +230,8 @@ def _train(arguments: list[str]) -> None:
     from memspan.distributed.processes import joined
 
     with joined() as processes:
-        console = Console(quiet=not processes.first)
+        # Names of corpora and folders may hold brackets, which are no mark-up.
+        console = Console(quiet=not processes.first, markup=False)
         if parsed.resume is not None:
             train.resume(parsed.resume, console, processes)
         else:
@@ -293,7 +308,7 @@ def _preset(name: str) -> Path:
 
 
 def _new_folder(config: RunConfig[Any]) -> Path:
-    corpus = Path(config.data.corpus).stem
+    corpus = Path(config.data.corpus).stem[:60]
     corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in corpus) or "text"
     number = 1
     while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
@@ -391,7 +406,8 @@ def _generate(arguments: list[str]) -> None:
     memory = model.initial_memory(1)
     fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
     if options.memory is not None:
-        memory = type(memory).load(options.memory, fingerprint).to(memory.tokens_seen.device)
+        device = memory.tokens_seen.device
+        memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
     reader = model.reader(memory.select([0] * rows))
     logits = read_prompt(reader, tokenizer.encode(text), rows)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]

@@ -93,7 +93,9 @@ def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None
 
 def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: Processes) -> None:
     device = own_device(device_for(config.train.device))
-    state = checkpoint.latest_state(folder)
+    # One of several processes reads its part, and to know that it needs the model first.
+    saved = checkpoint.latest(folder) if processes.size == 1 else None
+    state = checkpoint.latest_state(folder) if saved is None else saved.state
     tokenizer = load_tokenizer(folder)
     prepared = processes.in_turn(
         lambda: prepare(
@@ -108,8 +110,10 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
             f"the corpus {config.data.corpus} is not what this run was trained on: restore its "
             "files (for python-stdlib: the same Python version), or start a new run"
         )
+    if saved is not None:
+        checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer = Trainer(config, folder, prepared, device, console, processes)
-    saved = processes.in_turn(
+    saved = saved or processes.in_turn(
         lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
     )
     if processes.first:
@@ -121,6 +125,11 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
         )
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
+    if not metrics.unchanged(folder, saved.state["metrics"]):
+        console.print(
+            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
+            f"{trainer.step:,} may be wrong or missing; the training does not depend on them"
+        )
     trainer.fit()
 
 
@@ -338,6 +347,7 @@ class Trainer:
             "streams": self.streams.state_dict(),
             "corpus": _identity(self.prepared),
             "record": self.prepared.record,
+            "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
         }
         weights = checkpoint.weights_of(self.model)
@@ -389,6 +399,15 @@ class Trainer:
 
     def restore(self, saved: Checkpoint) -> None:
         """The inverse of :meth:`save`."""
+        try:
+            self._restore(saved)
+        except (LookupError, RuntimeError, TypeError) as error:
+            raise MemspanError(
+                f"the newest checkpoint in {self.folder} does not fit its config.toml ({error}): "
+                "restore both"
+            ) from None
+
+    def _restore(self, saved: Checkpoint) -> None:
         layout = self._layout()
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
         checkpoint.load_weights(self.model, weights, self.folder)
@@ -396,10 +415,17 @@ class Trainer:
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
             groups.setdefault(group, {})[key] = tensor
-        memory = type(self.memory).from_tensors(groups["memory"])
-        self.memory = memory.map(self._own_rows).to(self.device)
+        rows = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
+        memory = type(self.memory).from_tensors(rows, like=self.memory)
+        self.memory = memory.to(self.device)
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
+                # Fused updates trust these sizes and types.
+                form = (parameter.shape, parameter.dtype)
+                forms = {"step": (torch.Size(()), torch.float32)}
+                forms |= {"exp_avg": form, "exp_avg_sq": form}
+                if {key: (value.shape, value.dtype) for key, value in values.items()} != forms:
+                    raise TypeError(f"the optimiser's state of {name} has another form")
                 self.optimizer.state[parameter] = {
                     key: value if key == "step" else placed(value.to(self.device), parameter)
                     for key, value in values.items()
@@ -420,7 +446,10 @@ class Trainer:
         self.streams.set_segment_length(self.config.train.segment_length_at(before))
         self.streams.load_state_dict(saved.state["streams"])
         self.best_step = saved.state["best_step"]
-        self.health = Health(**saved.state["health"])
+        counts = saved.state["health"]
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise TypeError(f"its health is {counts}")
+        self.health = Health(**counts)
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
 
     def _own_rows(self, x: Tensor) -> Tensor:
@@ -645,7 +674,7 @@ def device_for(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
         return torch.device(name)
     except (RuntimeError, AssertionError):
         raise MemspanError(
