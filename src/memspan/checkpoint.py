@@ -8,6 +8,9 @@ the last checkpoint.
         training.safetensors                optimiser, carried memory, random states
         state.json                          step, position in the text, scores, checksums
 
+Where several processes train together, a checkpoint has a folder ``shards`` instead of the two files
+of tensors, until :func:`export`, and ``checkpoints/latest`` names the newest.
+
 Every file is bound to the others by checksums: those of ``config.toml`` and ``tokenizer.json`` stand in
 the header of every ``model.safetensors``, those of a checkpoint's tensors in its ``state.json``.
 """
@@ -19,10 +22,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +38,10 @@ from memspan.files import only_writer, read_limited, sync_folder, write_atomical
 from memspan.models import LanguageModel
 from memspan.tensor_files import SEAL, load_tensors, save_tensors
 
+SHARDS = "shards"
+"""A checkpoint's folder of tensors that several processes wrote, each a part."""
+LATEST = "latest"
+"""The file that names the newest checkpoint of several processes."""
 KEEP = 2
 """Checkpoints kept beside the best."""
 TENSORS = ("model.safetensors", "training.safetensors")
@@ -50,6 +57,9 @@ STATE = {
     "health": (dict,),
 }
 """What a ``state.json`` has at least, with the types that each may be."""
+T = TypeVar("T")
+Target = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Name, shape and type of a tensor on disk to the tensor it is read into: a part of it, or all."""
 STATE_LIMIT = 1 << 20
 """Bytes of a ``state.json`` at most."""
 
@@ -114,7 +124,7 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
     """
     step = checkpoint.state["step"]
     target = _step_folder(folder, step)
-    building = target.with_name(f".{target.name}.tmp")
+    building = _building(folder, step)
     try:
         if not target.exists():
             shutil.rmtree(building, ignore_errors=True)
@@ -124,72 +134,168 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
             for name in TENSORS:
                 tensors = checkpoint.weights if name == TENSORS[0] else checkpoint.training
                 files[name] = save_tensors(building / name, tensors, header)
-            content = json.dumps(checkpoint.state | {"files": files}, indent=1, sort_keys=True)
-            check = hashlib.sha256(content.encode()).hexdigest()
-            write_atomically(building / "state.json", f"{content}\n{check}\n".encode())
+            _write_state(building, checkpoint.state, files)
+            # Without it, the newest folder is the newest checkpoint.
+            (target.parent / LATEST).unlink(missing_ok=True)
             os.replace(building, target)
             sync_folder(target.parent)
         if best:
             _publish(target / "model.safetensors", folder / "model.safetensors")
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        raise MemspanError(
-            f"cannot save a checkpoint in {folder} ({error.strerror}): free some space, then go on "
-            f"with --resume {folder}; the last checkpoint is untouched"
-        ) from None
+        raise _unsaved(folder, error) from None
     except MemspanError:
         shutil.rmtree(building, ignore_errors=True)
         raise
     _drop_old(folder, checkpoint.state["best_step"])
 
 
-def latest(folder: Path) -> Checkpoint:
+def new_shards(folder: Path, step: int) -> Path | None:
+    """An empty folder for the shards of a new checkpoint; None: this step's is there already."""
+    if _step_folder(folder, step).exists():
+        return None
+    shards = _building(folder, step) / SHARDS
+    try:
+        shutil.rmtree(shards.parent, ignore_errors=True)
+        shards.mkdir(parents=True)
+    except OSError as error:
+        raise _unsaved(folder, error) from None
+    return shards
+
+
+def commit_shards(folder: Path, state: dict[str, Any], best: bool) -> None:
+    """Make a checkpoint of the shards that all processes have written, as :func:`save` does."""
+    from memspan.distributed.shards import checksums
+
+    step = state["step"]
+    building, target = _building(folder, step), _step_folder(folder, step)
+    try:
+        sums = checksums(building / SHARDS)
+        _write_state(
+            building, state, _checksums(folder) | {f"{SHARDS}/{n}": c for n, c in sums.items()}
+        )
+        os.replace(building, target)
+        sync_folder(target.parent)
+        write_atomically(target.parent / LATEST, f"{target.name}\n".encode())
+        if best:
+            _publish_shards(folder, step)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise _unsaved(folder, error) from None
+    _drop_old(folder, state["best_step"])
+
+
+def export(folder: Path) -> list[int]:
+    """Turn the checkpoints of several processes into those of one, and publish the best weights.
+
+    The folder must be claimed.
+
+    Returns:
+        The steps whose checkpoints were turned.
+
+    Raises:
+        MemspanError: there is no checkpoint, or a damaged one.
+    """
+    recover(folder, latest_state(folder))
+    turned = []
+    for step in _steps(folder):
+        source = _step_folder(folder, step)
+        state = _read_state(source / "state.json")
+        if TENSORS[0] in state["files"]:
+            continue
+        whole = _read_shards(source, state)
+        files = _checksums(folder)
+        header = {"step": str(step)} | files
+        for name in TENSORS:
+            tensors = whole.weights if name == TENSORS[0] else whole.training
+            files[name] = save_tensors(source / name, tensors, header)
+        # From here on they count, and the shards do not.
+        _write_state(source, state, files)
+        turned.append(step)
+    (folder / "checkpoints" / LATEST).unlink(missing_ok=True)
+    for step in _steps(folder):
+        shutil.rmtree(_step_folder(folder, step) / SHARDS, ignore_errors=True)
+    return turned
+
+
+def latest_state(folder: Path) -> dict[str, Any]:
+    """The ``state`` of the newest checkpoint, as :func:`latest`."""
+    return _latest(folder, lambda source, state: state)
+
+
+def latest(folder: Path, target: Target | None = None, verify: bool = True) -> Checkpoint:
     """The newest checkpoint of a run.
+
+    Args:
+        target: what shards are read into (None: whole tensors).
+        verify: check the sums of shards; others may be doing that.
 
     Raises:
         MemspanError: there is none, or one of its files is missing or damaged.
     """
+
+    def read(source: Path, state: dict[str, Any]) -> Checkpoint:
+        if TENSORS[0] not in state["files"]:
+            return _read_shards(source, state, target, verify)
+        found = {}
+        for name in TENSORS:
+            found[name], header = load_tensors(source / name)
+            if header[SEAL] != state["files"].get(name) or header["step"] != str(state["step"]):
+                raise MemspanError(f"{source / name} is another checkpoint's: restore its own")
+        return Checkpoint(found[TENSORS[0]], found[TENSORS[1]], state)
+
+    return _latest(folder, read)
+
+
+def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
     steps = _steps(folder)
     if not steps:
         raise MemspanError(
             f"{folder} has no checkpoint yet: start it again with --preset {folder}/config.toml "
             f"--out {folder}"
         )
-    source = _step_folder(folder, steps[-1])
+    source = _newest(folder)
     try:
         state = _read_state(source / "state.json")
-        found = {}
-        for name in TENSORS:
-            found[name], header = load_tensors(source / name)
-            if header[SEAL] != state["files"].get(name) or header["step"] != str(state["step"]):
-                raise MemspanError(f"{source / name} is another checkpoint's: restore its own")
+        found = read(source, state)
     except MemspanError as error:
-        others = f"; or move {source} away to go on from step {steps[-2]}" if steps[1:] else ""
+        older = [step for step in steps if _step_folder(folder, step) != source]
+        others = f"; or move {source} away to go on from step {older[-1]}" if older else ""
         raise MemspanError(f"{error}{others}") from None
     # No other checkpoint would help here.
     _refuse_changes(folder, state["files"])
-    return Checkpoint(found[TENSORS[0]], found[TENSORS[1]], state)
+    return found
 
 
-def recover(folder: Path, saved: Checkpoint) -> None:
-    """Finish what a crash after ``saved`` was written left undone, and remove half-written files.
+def recover(folder: Path, state: dict[str, Any]) -> None:
+    """Finish what a crash after the checkpoint of ``state`` left undone, and remove half-written files.
 
     Raises:
         MemspanError: the best weights are damaged in both their places.
     """
     _remove_leftovers(folder)
-    best = saved.state["best_step"]
+    best = state["best_step"]
     _drop_old(folder, best)
-    step = saved.state["step"] if best is None else best
+    step = state["step"] if best is None else best
     source, published = _step_folder(folder, step) / TENSORS[0], folder / TENSORS[0]
     with contextlib.suppress(MemspanError):
         header = load_tensors(published)[1]
         _refuse_changes(folder, header)
         if header["step"] == str(step):
             return
-    load_tensors(source)
+    if not source.parent.exists():
+        # Moved away, as the message below says: the newest weights stand in for the best.
+        source = _step_folder(folder, state["step"]) / TENSORS[0]
     try:
-        _publish(source, published)
+        if not source.exists() and (source.parent / SHARDS).is_dir():
+            _publish_shards(folder, int(source.parent.name.removeprefix("step-")))
+        else:
+            load_tensors(source)
+            _publish(source, published)
+    except MemspanError as error:
+        raise MemspanError(
+            f"{error}; or move {source.parent} away to go on without the best weights so far"
+        ) from None
     except OSError as error:
         raise MemspanError(
             f"cannot write {published} ({error.strerror}): free some space, then --resume"
@@ -286,6 +392,13 @@ def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, T
     return expanded
 
 
+def _unsaved(folder: Path, error: OSError) -> MemspanError:
+    return MemspanError(
+        f"cannot save a checkpoint in {folder} ({error.strerror}): free some space, then go on "
+        f"with --resume {folder}; the last checkpoint is untouched"
+    )
+
+
 def _drop_old(folder: Path, best_step: int | None) -> None:
     """All checkpoints but the last and the best."""
     steps = _steps(folder)
@@ -296,6 +409,50 @@ def _drop_old(folder: Path, best_step: int | None) -> None:
             with contextlib.suppress(OSError):
                 os.replace(_step_folder(folder, old), doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint that ``latest`` names, where it names one, else that of the last step."""
+    with contextlib.suppress(OSError):
+        name = read_limited(folder / "checkpoints" / LATEST, 100).decode(errors="replace").strip()
+        for step in _steps(folder):
+            if _step_folder(folder, step).name == name:
+                return _step_folder(folder, step)
+    return _step_folder(folder, _steps(folder)[-1])
+
+
+def _read_shards(
+    source: Path, state: dict[str, Any], target: Target | None = None, verify: bool = True
+) -> Checkpoint:
+    from memspan.distributed.shards import checksums, load_shards
+
+    start = f"{SHARDS}/"
+    wanted = {n.removeprefix(start): c for n, c in state["files"].items() if n.startswith(start)}
+    if not wanted or not (source / SHARDS).is_dir():
+        raise MemspanError(f"{source / SHARDS} is missing: restore it")
+    if verify:
+        found = checksums(source / SHARDS)
+        for name in sorted({*wanted, *found}):
+            if wanted.get(name) != found.get(name):
+                how = "damaged" if name in found else "missing"
+                raise MemspanError(f"{source / SHARDS / name} is {how}: restore it")
+    tensors = load_shards(source / SHARDS, target or _whole)
+    prefix = "model/"
+    weights = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    training = {n: t for n, t in tensors.items() if not n.startswith(prefix)}
+    return Checkpoint(weights, training, state)
+
+
+def _whole(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _publish_shards(folder: Path, step: int) -> None:
+    source = _step_folder(folder, step)
+    state = _read_state(source / "state.json")
+    weights = _read_shards(source, state).weights
+    header = {"step": str(step)} | _checksums(folder)
+    save_tensors(folder / TENSORS[0], weights, header)
 
 
 def _publish(source: Path, target: Path) -> None:
@@ -313,6 +470,12 @@ def _publish(source: Path, target: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
     sync_folder(target.parent)
+
+
+def _write_state(folder: Path, state: dict[str, Any], files: dict[str, str]) -> None:
+    content = json.dumps(state | {"files": files}, indent=1, sort_keys=True)
+    check = hashlib.sha256(content.encode()).hexdigest()
+    write_atomically(folder / "state.json", f"{content}\n{check}\n".encode())
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -365,6 +528,11 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 def _step_folder(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step:08d}"
+
+
+def _building(folder: Path, step: int) -> Path:
+    """Where a step's folder is made."""
+    return folder / "checkpoints" / f".step-{step:08d}.tmp"
 
 
 def _steps(folder: Path) -> list[int]:

@@ -482,6 +482,8 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: ddp, each has the whole model, or fsdp, each has a part of it."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
     and count it."""

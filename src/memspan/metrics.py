@@ -39,6 +39,16 @@ class Metrics:
             self._tracker.close()
 
 
+class Unwritten:
+    """Takes what a process reports that does not keep the run's folder, and leaves it."""
+
+    def log(self, step: int, **values: float) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """All records; a line that a crash cut short is left out."""
     records = []

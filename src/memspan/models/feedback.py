@@ -129,6 +129,10 @@ class Feedback(nn.Module):
         """The layers, first to last, under their own type."""
         return iter(self.layers)  # type: ignore[arg-type]
 
+    def units(self) -> list[nn.Module]:
+        """None: all layers are read token by token, at once."""
+        return []
+
     @property
     def device(self) -> torch.device:
         return next(self.stack()).content_bias.device
