@@ -143,7 +143,7 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
             _publish(target / "model.safetensors", folder / "model.safetensors")
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        raise _unsaved(folder, error) from None
+        raise unsaved(folder, error) from None
     except MemspanError:
         shutil.rmtree(building, ignore_errors=True)
         raise
@@ -159,7 +159,7 @@ def new_shards(folder: Path, step: int) -> Path | None:
         shutil.rmtree(shards.parent, ignore_errors=True)
         shards.mkdir(parents=True)
     except OSError as error:
-        raise _unsaved(folder, error) from None
+        raise unsaved(folder, error) from None
     return shards
 
 
@@ -181,8 +181,22 @@ def commit_shards(folder: Path, state: dict[str, Any], best: bool) -> None:
             _publish_shards(folder, step)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        raise _unsaved(folder, error) from None
+        raise unsaved(folder, error) from None
     _drop_old(folder, state["best_step"])
+
+
+def drop_shards(folder: Path, step: int) -> None:
+    """Make room: the shards of a checkpoint that could not be finished."""
+    shutil.rmtree(_building(folder, step), ignore_errors=True)
+
+
+def unsaved(folder: Path, error: BaseException) -> MemspanError:
+    """What to say when a checkpoint could not be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return MemspanError(
+        f"cannot save a checkpoint in {folder} ({reason}): free some space, then go on with "
+        f"--resume {folder}; the last checkpoint is untouched"
+    )
 
 
 def export(folder: Path) -> list[int]:
@@ -390,13 +404,6 @@ def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, T
         if name not in expanded and source in weights:
             expanded[name] = weights[source]
     return expanded
-
-
-def _unsaved(folder: Path, error: OSError) -> MemspanError:
-    return MemspanError(
-        f"cannot save a checkpoint in {folder} ({error.strerror}): free some space, then go on "
-        f"with --resume {folder}; the last checkpoint is untouched"
-    )
 
 
 def _drop_old(folder: Path, best_step: int | None) -> None:

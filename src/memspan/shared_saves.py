@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,7 +13,6 @@ from memspan import checkpoint
 from memspan.checkpoint import Checkpoint
 from memspan.distributed.processes import LostProcessError, Processes, is_loss
 from memspan.distributed.shards import save_shards
-from memspan.errors import MemspanError
 
 
 class SharedSaves:
@@ -51,19 +51,19 @@ class SharedSaves:
         if last is not None:
             last.result()
 
-    def _end(self, writing: Future[None], state: dict[str, object], best: bool) -> None:
+    def _end(self, writing: Future[None], state: dict[str, Any], best: bool) -> None:
         try:
             writing.result()
+        # All that goes wrong in any process comes as one exception, which is none of Exception's.
         except BaseException as error:
-            if is_loss(error):
+            cause = next((e for e, _ in getattr(error, "failures", {}).values()), error)
+            if is_loss(error) or is_loss(cause):
                 raise LostProcessError(
-                    f"another process of the run has ended during a save: go on with --resume "
+                    "another process of the run has ended during a save: go on with --resume "
                     f"{self._folder}"
                 ) from error
-            reason = " ".join(str(error).split())[-200:]
-            raise MemspanError(
-                f"cannot save a checkpoint in {self._folder} ({reason}): free some space, then go on "
-                f"with --resume {self._folder}; the last checkpoint is untouched"
-            ) from error
+            if self._processes.first:
+                checkpoint.drop_shards(self._folder, state["step"])
+            raise checkpoint.unsaved(self._folder, cause) from error
         if self._processes.first:
             checkpoint.commit_shards(self._folder, state, best)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -41,8 +41,10 @@ from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.shared_saves import SharedSaves
 from memspan.warm_start import initialise_from
+
+if TYPE_CHECKING:
+    from memspan.shared_saves import SharedSaves
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
@@ -193,7 +195,7 @@ class Trainer:
         log: metrics.Metrics | metrics.Unwritten = metrics.Unwritten()
         if self.processes.first:
             log = metrics.Metrics(self.folder, options.tracker, self.step)
-        self.saves = SharedSaves(self.folder, self.processes) if self.mesh else None
+        self.saves = self._shared_saves() if self.mesh else None
         with self._stoppable(), self._progress() as show:
             recent: list[Tensor] = []
             clock, seen = time.perf_counter(), 0
@@ -343,6 +345,12 @@ class Trainer:
             checkpoint.save(self.folder, saved, best)
         else:
             self.saves.begin(saved, best)
+
+    def _shared_saves(self) -> SharedSaves:
+        # Imported here: one process starts faster without what it needs.
+        from memspan.shared_saves import SharedSaves
+
+        return SharedSaves(self.folder, self.processes)
 
     def _shared(self, rows: Tensor) -> Tensor:
         """This process's rows as its part of those of all; a copy, for fields may be one tensor."""

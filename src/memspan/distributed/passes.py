@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Parallel = Literal["ddp", "fsdp"]
 
@@ -46,6 +46,8 @@ class ReplicatedPasses(Passes):
     """DDP: every process has the whole model; gradients are averaged while they are computed."""
 
     def __init__(self, model: LanguageModel) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
         super().__init__(model)
         # Some options leave parameters without a gradient. Buffers are the same everywhere from the
         # start; memory is none of them.
@@ -89,6 +91,8 @@ class ShardedPasses(Passes):
     sharded = True
 
     def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
+        from torch.distributed.fsdp import fully_shard
+
         super().__init__(model)
         self._empty = model.initial_memory(1)
         # Nothing here changes in place what a pass returned. For good: saves run in another thread,
@@ -102,8 +106,8 @@ class ShardedPasses(Passes):
         return _in_step(self.model, tokens, memory, targets)
 
     def exchange(self, now: bool) -> AbstractContextManager[Any]:
-        assert isinstance(self.model, FSDPModule)
-        self.model.set_requires_gradient_sync(now)
+        module: Any = self.model
+        module.set_requires_gradient_sync(now)
         return nullcontext()
 
     @property
@@ -139,8 +143,8 @@ class _Sharded:
     def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor | None = None) -> Output:
         output = _in_step(self._model, tokens, memory, targets)
         # The outermost parameters stay collected after a pass, for a backward pass that never comes.
-        assert isinstance(self._model, FSDPModule)
-        self._model.reshard()
+        module: Any = self._model
+        module.reshard()
         return output
 
 

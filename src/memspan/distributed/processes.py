@@ -8,24 +8,26 @@ returns what it was given.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from memspan.distributed.reports import LOST
 from memspan.errors import MemspanError
+
+if TYPE_CHECKING:  # a second to import, which one process does not need
+    from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = timedelta(hours=12)
 """How long a process waits for the others: one of them may be scoring or writing meanwhile."""
@@ -111,6 +113,8 @@ class Processes:
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """All processes in a line."""
+        from torch.distributed.device_mesh import init_device_mesh
+
         return init_device_mesh(device.type, (self.size,))
 
     def _summed(self, x: Tensor) -> Tensor:
@@ -122,27 +126,37 @@ class Processes:
 ALONE = Processes()
 
 
-def sharded(rows: Tensor, mesh: DeviceMesh) -> DTensor:
-    """This process's rows as its part of one tensor with all rows."""
+def sharded(rows: Tensor, mesh: DeviceMesh) -> Tensor:
+    """This process's rows as its part of one tensor with all rows, a DTensor."""
+    from torch.distributed.tensor import DTensor, Shard
+
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False)
 
 
 def whole(x: Tensor) -> Tensor:
     """``x``, collected from all processes where each has a part."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    return x.full_tensor() if _is_shared(x) else x
 
 
 def placed(x: Tensor, like: Tensor | None) -> Tensor:
     """``x``, the same in all processes, laid out over them as ``like`` is."""
-    if not isinstance(like, DTensor) or isinstance(x, DTensor):
+    if not _is_shared(like) or _is_shared(x):
         return x
+    from torch.distributed.tensor import distribute_tensor
+
     x = x.to(like.device)
     return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def local(x: Tensor) -> Tensor:
     """This process's part of ``x``."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    return x.to_local() if _is_shared(x) else x
+
+
+def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
+    """Whether ``x`` is a DTensor; there is none while their module is not imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def launched() -> bool:
