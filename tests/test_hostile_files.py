@@ -25,7 +25,7 @@ from memspan.data.download import read_member
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files import read_limited
-from memspan.ops import compiled_loop
+from memspan.ops import compiler
 
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
@@ -421,14 +421,14 @@ def test_compiled_code_in_the_cache_is_only_ours(
     path.write_bytes(b"code")
     path.chmod(0o755)
     check = path.with_suffix(".sha256")
-    assert not compiled_loop._intact(path)
+    assert not compiler._intact(path)
     check.write_text(hashlib.sha256(b"code").hexdigest())
-    assert compiled_loop._intact(path)
+    assert compiler._intact(path)
     path.chmod(0o777)
-    assert not compiled_loop._intact(path)
+    assert not compiler._intact(path)
     path.chmod(0o755)
     monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 12345)
-    assert compiled_loop._intact(path) == (path.stat().st_uid == 0)
+    assert compiler._intact(path) == (path.stat().st_uid == 0)
     monkeypatch.undo()
     path.write_bytes(b"c0de")
-    assert not compiled_loop._intact(path)
+    assert not compiler._intact(path)
