@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, files, train
+from memspan import checkpoint, cli, config_files, files, train
 from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
 from memspan.errors import MemspanError
 from memspan.tensor_files import load_tensors, save_tensors
@@ -377,3 +377,16 @@ def test_what_the_system_refuses_is_one_line(
             cli.main(["evaluate", "r"])
         assert stop.value.code == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[/b].txt", "\N{GRINNING FACE}.txt"])
+def test_any_name_of_a_corpus_is_trained_on_and_resumed(name: str) -> None:
+    """Brackets are no mark-up, and not every character has four hexadecimal digits."""
+    Path("text.txt").rename(name)
+    cli.main(["train", "--preset", _preset(), "--data.corpus", name, "--out", "r"])
+    assert memspan.load("r").config.data.corpus == name
+
+
+def _preset() -> str:
+    Path("p.toml").write_text(config_files.to_toml(OPTIONS))
+    return "p.toml"
