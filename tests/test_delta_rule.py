@@ -1,4 +1,4 @@
-"""The rules of fast weights: the loops against the equations, the chunked forms against the loops."""
+"""The rules of fast weights: the loops against the equations, the fast paths against the loops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from torch import Tensor
 
 from golden import assert_same
 from memspan.errors import MemspanError
+from memspan.ops import delta_rule_loop
 from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
-from memspan.ops.feature_maps import dpfp, sum_to_one
+from memspan.ops.feature_maps import DPFP, dpfp, sum_to_one
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
 LENGTHS = [1, 7, 63, 64, 100, 1000]
 
 every_rule = pytest.mark.parametrize("rule", RULES)
+
+COMPILES = pytest.param(
+    "compiled",
+    marks=pytest.mark.skipif(
+        not delta_rule_loop.available(torch.zeros(())), reason="no C compiler"
+    ),
+)
+fast = pytest.mark.parametrize("implementation", ["chunked", COMPILES])
+every = pytest.mark.parametrize("implementation", ["reference", "chunked", COMPILES])
 
 
 def inputs(
@@ -103,7 +113,7 @@ def test_outer_product_is_the_equation(activation: str) -> None:
     assert torch.autograd.gradcheck(partial(outer_product_rule, activation=activation), tensors)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@every
 def test_delta_rule_replaces_and_sum_rule_adds(implementation: str) -> None:
     """Six orthonormal keys, each written twice: delta reads the second value, sum reads both."""
     keys = torch.eye(6, dtype=torch.float64)[None, None]
@@ -129,7 +139,7 @@ def test_sum_rule_is_causal_linear_attention() -> None:
     assert_same(after[..., -1], k.sum(2), 1e-12, "z")
 
 
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@every
 def test_beta_of_zero_writes_nothing_and_beta_one_stores_exactly(implementation: str) -> None:
     t = inputs("delta", 40)
     t["beta"] = torch.zeros_like(t["beta"])
@@ -141,18 +151,21 @@ def test_beta_of_zero_writes_nothing_and_beta_one_stores_exactly(implementation:
     assert_same(y, t["v"], 1e-12, "what is read under the key just written")
 
 
-# ----- The chunked forms
+# ----- The fast paths
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
 @pytest.mark.parametrize("length", LENGTHS)
 @every_rule
-def test_chunked_is_the_reference(rule: str, length: int, recompute: bool) -> None:
+@fast
+def test_fast_path_is_the_reference(
+    implementation: str, rule: str, length: int, recompute: bool
+) -> None:
     """Outputs, final memory, and the gradient of every input through both of them."""
     given = inputs(rule, length)
     theirs, ours = with_gradient(given), with_gradient(given)
     expected = RULES[rule](**theirs, implementation="reference")
-    found = RULES[rule](**ours, recompute=recompute)
+    found = RULES[rule](**ours, recompute=recompute, implementation=implementation)
     assert_all_same(found, list(expected), 1e-11)
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(e.shape, generator=generator, dtype=torch.float64) for e in expected]
@@ -167,71 +180,115 @@ def test_chunked_is_the_reference(rule: str, length: int, recompute: bool) -> No
 def test_any_chunk_size(rule: str, chunk_size: int) -> None:
     t = inputs(rule, 130)
     expected = RULES[rule](**t, implementation="reference")
-    assert_all_same(RULES[rule](**t, chunk_size=chunk_size), list(expected), 1e-11)
+    found = RULES[rule](**t, chunk_size=chunk_size, implementation="chunked")
+    assert_all_same(found, list(expected), 1e-11)
 
 
 @pytest.mark.parametrize("cuts", [[1, 99], [63, 37], [50, 1, 49], [32, 32, 36], [1] * 100])
 @every_rule
-def test_cuts_do_not_matter(rule: str, cuts: list[int]) -> None:
+@fast
+def test_cuts_do_not_matter(implementation: str, rule: str, cuts: list[int]) -> None:
     t = inputs(rule, 100)
-    expected = RULES[rule](**t)
+    run = partial(RULES[rule], implementation=implementation)
+    expected = run(**t)
     weights, outputs = t.pop("weights"), []
     starts = itertools.accumulate([0, *cuts])
     for start, n in zip(starts, cuts, strict=False):
         part = {name: tensor[:, :, start : start + n] for name, tensor in t.items()}
-        y, weights = RULES[rule](**part, weights=weights)
+        y, weights = run(**part, weights=weights)
         outputs.append(y)
     assert_all_same((torch.cat(outputs, 2), weights), list(expected), 1e-12)
 
 
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "any": lambda x: sum_to_one(dpfp(x, 1), 1e-6),
+    "dpfp-1": DPFP(1, 1e-6),
+    "dpfp-3": DPFP(3, 1e-6),
+    "dpfp-9": DPFP(9),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
 @every_rule
-def test_feature_map_inside(rule: str) -> None:
+@every
+def test_feature_map_inside(implementation: str, rule: str, name: str) -> None:
     """Applied by the operation, or before: the same numbers and gradients."""
-
-    def features(x: Tensor) -> Tensor:
-        return sum_to_one(dpfp(x, 1), 1e-6)
-
+    features = FEATURES[name]
     given = inputs(rule, 70, features=5)
-    given["weights"] = torch.randn(2, 3, 10, 4, dtype=torch.float64)
+    # Where dpfp's relu has its edge, and a key of which nothing is left.
+    given["k"][:, :, ::7, 2] = 0.0
+    given["k"][:, :, 3] = 0.0
+    if name == "dpfp-9":
+        given["k"] = given["k"] / 3
+    n_features = features(given["k"]).shape[-1]
+    given["weights"] = torch.randn(2, 3, n_features, 4, dtype=torch.float64)
     upstream = torch.randn(2, 3, 70, 4, dtype=torch.float64)
-    results = []
-    for implementation in ("chunked", "reference"):
-        t = with_gradient(given)
-        y, after = RULES[rule](**t, feature_map=features, implementation=implementation)
-        (y * upstream).sum().backward()
-        results.append([y, after, *(x.grad for x in t.values())])
+    t = with_gradient(given)
+    y, after = RULES[rule](**t, feature_map=features, implementation=implementation)
+    torch.autograd.backward((y, after), (upstream, torch.ones_like(after)))
+    result = [y, after, *(x.grad for x in t.values())]
     t = with_gradient(given)
     outside = t | {"q": features(t["q"]), "k": features(t["k"])}
-    y, after = RULES[rule](**outside)
-    (y * upstream).sum().backward()
-    for result in results:
-        for a, b in zip(result, [y, after, *(x.grad for x in t.values())], strict=True):
-            assert_same(a, b, 1e-11, "inside against outside")
+    y, after = RULES[rule](**outside, implementation="reference")
+    torch.autograd.backward((y, after), (upstream, torch.ones_like(after)))
+    for a, b in zip(result, [y, after, *(x.grad for x in t.values())], strict=True):
+        assert_same(a, b, 1e-11, "inside against outside")
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 16, 20, 32, 37, 64])
+@every_rule
+@fast
+def test_any_width_in_single_precision(
+    implementation: str, rule: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values of any width; several threads; tensors whose numbers lie anyhow."""
+    monkeypatch.setattr(delta_rule_loop, "LEAST_WORK", 1)
+    given = inputs(rule, 200, features=12, width=width, dtype=torch.float32)
+    given["k"] = given["k"].transpose(2, 3).contiguous().transpose(2, 3)
+    theirs = with_gradient({name: x.double() for name, x in given.items()})
+    ours = with_gradient(given)
+    expected = RULES[rule](**theirs, implementation="reference")
+    n_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        found = RULES[rule](**ours, implementation=implementation)
+        sum(x.square().sum() for x in found).backward()
+    finally:
+        torch.set_num_threads(n_threads)
+    sum(x.square().sum() for x in expected).backward()
+    assert_all_same(found, [x.float() for x in expected], 1e-5)
+    for name, tensor in ours.items():
+        assert_same(tensor.grad, theirs[name].grad.float(), 3e-5, f"gradient of {name}")
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
 @pytest.mark.parametrize("length", [1, 5, 7])
 @every_rule
-def test_gradients_are_the_derivatives(rule: str, length: int, recompute: bool) -> None:
+@fast
+def test_gradients_are_the_derivatives(
+    implementation: str, rule: str, length: int, recompute: bool
+) -> None:
     t = with_gradient(inputs(rule, length, batch=1, n_heads=2, features=3, width=2))
 
     def run(*values: Tensor) -> tuple[Tensor, Tensor]:
         arguments = dict(zip(t, values, strict=True))
-        return RULES[rule](**arguments, chunk_size=3, recompute=recompute)
+        options = {"chunk_size": 3, "recompute": recompute, "implementation": implementation}
+        return RULES[rule](**arguments, **options)
 
     assert torch.autograd.gradcheck(run, tuple(t.values()))
 
 
 @every_rule
-def test_a_part_of_the_gradients(rule: str) -> None:
+@fast
+def test_a_part_of_the_gradients(implementation: str, rule: str) -> None:
     """Where only some inputs, or only one output, take part."""
     given = inputs(rule, 40)
     for name in given:
         for output in (0, 1):
             grads = []
-            for implementation in ("chunked", "reference"):
+            for each in (implementation, "reference"):
                 t = dict(given) | {name: given[name].clone().requires_grad_()}
-                found = RULES[rule](**t, implementation=implementation)[output]
+                found = RULES[rule](**t, implementation=each)[output]
                 if found.requires_grad:
                     grads.append(torch.autograd.grad(found.square().sum(), t[name])[0])
             # The final memory knows nothing of the queries; a fused path may say so with zeros.
@@ -242,11 +299,13 @@ def test_a_part_of_the_gradients(rule: str) -> None:
                 assert not any(g.any() for g in grads)
 
 
-def test_float32_does_not_drift() -> None:
+@fast
+def test_float32_does_not_drift(implementation: str) -> None:
     """100,000 tokens in single precision against double: the error stays that of one step."""
     t = inputs("delta", 100_000, batch=1, n_heads=1)
-    y, weights = delta_rule(**t)
-    rough, rough_weights = delta_rule(**{name: x.float() for name, x in t.items()})
+    run = partial(delta_rule, implementation=implementation)
+    y, weights = run(**t)
+    rough, rough_weights = run(**{name: x.float() for name, x in t.items()})
     error = (rough - y).abs().amax((0, 1, 3)).view(10, -1).amax(1)
     assert error.max() < 2e-5 * y.abs().max()
     assert error[-1] < 3 * error[0]
@@ -254,7 +313,8 @@ def test_float32_does_not_drift() -> None:
 
 
 @every_rule
-def test_memory_between_tokens_is_not_kept(rule: str) -> None:
+@fast
+def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> None:
     """For the backward pass one memory is kept per chunk, or per 16 chunks: not one per token."""
     length, features, width = 1024, 32, 32
     t = with_gradient(inputs(rule, length, batch=1, n_heads=1, features=features, width=width))
@@ -268,7 +328,7 @@ def test_memory_between_tokens_is_not_kept(rule: str) -> None:
     for recompute in (False, True):
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            RULES[rule](**t, recompute=recompute)
+            RULES[rule](**t, recompute=recompute, implementation=implementation)
         sizes.append(sum(kept))
     one_memory = features * width * 8
     assert sizes[0] < length * one_memory / 2
@@ -290,3 +350,12 @@ def test_misuse_is_refused_with_a_reason() -> None:
     for message, change in cases.items():
         with pytest.raises(MemspanError, match=re.escape(message)):
             delta_rule(**t | change)
+
+
+def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:
+    t = inputs("delta", 4)
+    with pytest.raises(MemspanError, match="use chunked"):
+        delta_rule(**t | {"v": t["v"].float()}, implementation="compiled")
+    half = {name: x.half() for name, x in t.items()}
+    with pytest.raises(MemspanError, match="needs a CPU"):
+        delta_rule(**half, implementation="compiled")

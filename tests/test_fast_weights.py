@@ -19,6 +19,8 @@ from memspan import cli, train
 from memspan.config import DataConfig, FastWeightsConfig, OptimConfig, RunConfig, TrainConfig
 from memspan.errors import MemspanError
 from memspan.models import FastWeights, LanguageModel
+from memspan.models.fast_weights import FastWeightsReader
+from memspan.ops import delta_rule_loop
 from memspan.tensor_files import load_tensors
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -145,6 +147,49 @@ def test_attention_reads_the_normalised_input() -> None:
     assert not torch.allclose(layer(x, *empty)[1], seen[0])
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "pytorch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rule": "sum", "activation": "gelu", "nu": 3, "n_layers": 3},
+        {"normalisation": "none", "final_norm": False, "d_head": 9, "n_heads": 3},
+        {"positions": "sinusoidal", "d_model": 40, "n_heads": 1, "d_ff": 23},
+    ],
+    ids=["delta", "sum", "wide-heads", "positions"],
+)
+def test_a_reader_reads_single_tokens_as_the_model_does(
+    options: dict[str, Any], dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between segments, after a memory, for several rows; the memory it was given stays."""
+    if not compiled:
+        monkeypatch.setattr(FastWeightsReader, "_compiles", lambda self: False)
+    elif not delta_rule_loop.available(torch.zeros(())):
+        pytest.skip("no C compiler")
+    model = FastWeights(FastWeightsConfig(**SMALL | options)).to(dtype).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.3 if p.dim() > 1 else 0.1)
+        x = torch.randn(5, 40, model.config.d_model, dtype=dtype)
+        memory = model(x[:, :9]).memory
+        before = memory.weights.clone()
+        expected = model(x[:, 9:], memory)
+        reader = model.reader(memory, 5)
+        assert (reader._step is not None) == compiled
+        parts = [reader.read(part) for part in x[:, 9:].split([1, 1, 7, 1, 1, 18, 2], 1)]
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    assert_same(torch.cat(parts, 1), expected.hidden, tolerance, "hidden")
+    assert_same(reader.memory.weights, expected.memory.weights, tolerance, "weights")
+    assert torch.equal(memory.weights, before)
+
+
+def test_a_reader_refuses_other_rows() -> None:
+    reader = fast_weights().model().reader(batch_size=2)
+    with pytest.raises(MemspanError, match="2 rows, and 3"):
+        reader.read(text(3, 1))
+
+
 def test_dropout_is_for_training_only() -> None:
     model = fast_weights(dropout=0.3).model()
     assert torch.equal(model(text(2, 5)).logits, model(text(2, 5)).logits)
@@ -235,6 +280,8 @@ def test_keys_that_are_not_finite_are_refused(value: float) -> None:
     for attempt in (backbone, backbone.reader(None, 3).read):
         with torch.no_grad(), pytest.raises(MemspanError, match="rows 1 are not finite"):
             attempt(x)
+    with torch.no_grad(), pytest.raises(MemspanError, match="rows 1 are not finite"):
+        backbone.reader(None, 3).read(x[:, 2:3])
 
 
 def test_what_does_not_fit_memory_is_refused_before_it_is_made() -> None:

@@ -7,6 +7,9 @@ the last checkpoint.
         model.safetensors                   weights
         training.safetensors                optimiser, carried memory, random states
         state.json                          step, position in the text, scores, checksums
+
+Every file is bound to the others by checksums: those of ``config.toml`` and ``tokenizer.json`` stand in
+the header of every ``model.safetensors``, those of a checkpoint's tensors in its ``state.json``.
 """
 
 from __future__ import annotations
@@ -16,22 +19,39 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from memspan.config import RunConfig
 from memspan.config_files import read_config, to_toml
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.errors import MemspanError
-from memspan.files import sync_folder, write_atomically
+from memspan.files import only_writer, read_limited, sync_folder, write_atomically
 from memspan.models import LanguageModel
-from memspan.tensor_files import load_tensors, save_tensors
+from memspan.tensor_files import SEAL, load_tensors, save_tensors
 
 KEEP = 2
 """Checkpoints kept beside the best."""
+TENSORS = ("model.safetensors", "training.safetensors")
+"""A checkpoint's weights and all other tensors."""
+STATE = {
+    "step": (int,),
+    "best": (float, type(None)),
+    "best_step": (int, type(None)),
+    "streams": (dict,),
+    "corpus": (str,),
+    "files": (dict,),
+    "metrics": (dict,),
+    "health": (dict,),
+}
+"""What a ``state.json`` has at least, with the types that each may be."""
+STATE_LIMIT = 1 << 20
+"""Bytes of a ``state.json`` at most."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +74,34 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder for this trainer alone.
+
+    Raises:
+        MemspanError: another process is training in it, or it cannot be written.
+    """
+    if (folder / "checkpoints").is_symlink():
+        raise MemspanError(
+            f"{folder / 'checkpoints'} is a link out of the run's folder, where old checkpoints "
+            "would be deleted: put the folder itself there"
+        )
+    with only_writer(folder):
+        yield
+
+
 def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
-    """Make a new run's folder.
+    """Make a new run's folder. A run that ended before its first checkpoint is begun anew.
 
     Raises:
         MemspanError: there is a run already, or the folder cannot be written.
     """
-    if (folder / "config.toml").exists():
+    if (folder / "model.safetensors").exists() or _steps(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
             f"--resume {folder}"
         )
+    _remove_leftovers(folder)
     write_atomically(folder / "config.toml", to_toml(config).encode())
     tokenizer.save(folder)
 
@@ -72,25 +109,26 @@ def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
 def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
     """Add a checkpoint, then drop those no longer needed. The folder appears whole or not at all.
 
-    ``best``: these weights are the best so far.
+    ``best``: these weights are the best so far. The same step of a run is the same checkpoint: one
+    that is there is not written again.
     """
     step = checkpoint.state["step"]
     target = _step_folder(folder, step)
     building = target.with_name(f".{target.name}.tmp")
     try:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
-        header = {"step": str(step)}
-        save_tensors(building / "model.safetensors", checkpoint.weights, header)
-        save_tensors(building / "training.safetensors", checkpoint.training, header)
-        state = checkpoint.state | {"files": _checksums(folder)}
-        content = json.dumps(state, indent=1, sort_keys=True)
-        check = hashlib.sha256(content.encode()).hexdigest()
-        write_atomically(building / "state.json", f"{content}\n{check}\n".encode())
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(building, target)
-        sync_folder(target.parent)
+        if not target.exists():
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+            files = _checksums(folder)
+            header = {"step": str(step)} | files
+            for name in TENSORS:
+                tensors = checkpoint.weights if name == TENSORS[0] else checkpoint.training
+                files[name] = save_tensors(building / name, tensors, header)
+            content = json.dumps(checkpoint.state | {"files": files}, indent=1, sort_keys=True)
+            check = hashlib.sha256(content.encode()).hexdigest()
+            write_atomically(building / "state.json", f"{content}\n{check}\n".encode())
+            os.replace(building, target)
+            sync_folder(target.parent)
         if best:
             _publish(target / "model.safetensors", folder / "model.safetensors")
     except OSError as error:
@@ -102,10 +140,7 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
     except MemspanError:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    keep = {*_steps(folder)[-KEEP:], checkpoint.state.get("best_step")}
-    for old in _steps(folder):
-        if old not in keep:
-            shutil.rmtree(_step_folder(folder, old), ignore_errors=True)
+    _drop_old(folder, checkpoint.state["best_step"])
 
 
 def latest(folder: Path) -> Checkpoint:
@@ -116,21 +151,49 @@ def latest(folder: Path) -> Checkpoint:
     """
     steps = _steps(folder)
     if not steps:
-        raise MemspanError(f"{folder} has no checkpoint yet: start a new run")
+        raise MemspanError(
+            f"{folder} has no checkpoint yet: start it again with --preset {folder}/config.toml "
+            f"--out {folder}"
+        )
     source = _step_folder(folder, steps[-1])
     try:
         state = _read_state(source / "state.json")
-        if state["files"] != _checksums(folder):
-            raise MemspanError(
-                f"config.toml or tokenizer.json in {folder} has changed since the run was saved: "
-                "restore it, or start a new run with the changed options"
-            )
-        weights, _ = load_tensors(source / "model.safetensors")
-        training, _ = load_tensors(source / "training.safetensors")
+        found = {}
+        for name in TENSORS:
+            found[name], header = load_tensors(source / name)
+            if header[SEAL] != state["files"].get(name) or header["step"] != str(state["step"]):
+                raise MemspanError(f"{source / name} is another checkpoint's: restore its own")
     except MemspanError as error:
         others = f"; or move {source} away to go on from step {steps[-2]}" if steps[1:] else ""
         raise MemspanError(f"{error}{others}") from None
-    return Checkpoint(weights, training, state)
+    # No other checkpoint would help here.
+    _refuse_changes(folder, state["files"])
+    return Checkpoint(found[TENSORS[0]], found[TENSORS[1]], state)
+
+
+def recover(folder: Path, saved: Checkpoint) -> None:
+    """Finish what a crash after ``saved`` was written left undone, and remove half-written files.
+
+    Raises:
+        MemspanError: the best weights are damaged in both their places.
+    """
+    _remove_leftovers(folder)
+    best = saved.state["best_step"]
+    _drop_old(folder, best)
+    step = saved.state["step"] if best is None else best
+    source, published = _step_folder(folder, step) / TENSORS[0], folder / TENSORS[0]
+    with contextlib.suppress(MemspanError):
+        header = load_tensors(published)[1]
+        _refuse_changes(folder, header)
+        if header["step"] == str(step):
+            return
+    load_tensors(source)
+    try:
+        _publish(source, published)
+    except OSError as error:
+        raise MemspanError(
+            f"cannot write {published} ({error.strerror}): free some space, then --resume"
+        ) from None
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:
@@ -143,9 +206,11 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     config = load_config(folder)
     tokenizer = load_tokenizer(folder)
     weights, header = load_tensors(folder / "model.safetensors")
+    _refuse_changes(folder, header)
+    check_fit(folder, config, tokenizer.vocab_size, weights)
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, folder)
-    return Run(folder, config, tokenizer, model.to(device).eval(), int(header.get("step", 0)))
+    return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]))
 
 
 def load_config(folder: Path) -> RunConfig[Any]:
@@ -154,6 +219,39 @@ def load_config(folder: Path) -> RunConfig[Any]:
     if not (folder / "config.toml").is_file():
         raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
     return read_config(folder / "config.toml")
+
+
+def check_fit(
+    folder: Path, config: RunConfig[Any], vocab_size: int, weights: dict[str, Tensor]
+) -> None:
+    """Refuse weights that are not those of such a model, before it takes any memory or time.
+
+    Raises:
+        MemspanError: names, shapes or types differ.
+    """
+    reason = ""
+    if config.model.n_layers > len(weights):
+        reason = f"{len(weights)} tensors are no {config.model.n_layers:,} layers"
+    else:
+        try:
+            with torch.device("meta"):
+                model = LanguageModel(vocab_size, config.model, config.embedding)
+        except (RuntimeError, TypeError) as error:
+            # A size beyond all arithmetic.
+            reason = " ".join(str(error).split())[:200]
+        else:
+            wanted, given = _forms(weights_of(model)), _forms(weights)
+            if differ := sorted(dict(wanted.items() ^ given.items())):
+                name = differ[0]
+                reason = f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+    if reason:
+        raise MemspanError(
+            f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
+        )
+
+
+def _forms(weights: dict[str, Tensor]) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in weights.items()}
 
 
 def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path) -> None:
@@ -188,6 +286,18 @@ def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, T
     return expanded
 
 
+def _drop_old(folder: Path, best_step: int | None) -> None:
+    """All checkpoints but the last and the best."""
+    steps = _steps(folder)
+    for old in steps[:-KEEP]:
+        if old != best_step:
+            # Under another name first: half a checkpoint is never taken for a whole one.
+            doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
+            with contextlib.suppress(OSError):
+                os.replace(_step_folder(folder, old), doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
 def _publish(source: Path, target: Path) -> None:
     """Put the same file under a second name, without a second copy where the disk allows it."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -207,22 +317,49 @@ def _publish(source: Path, target: Path) -> None:
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        content, check = path.read_text(encoding="utf-8").rstrip("\n").rsplit("\n", 1)
+        text = read_limited(path, STATE_LIMIT).decode()
+        content, check = text.removesuffix("\n").rsplit("\n", 1)
         if hashlib.sha256(content.encode()).hexdigest() != check:
             raise ValueError("its checksum is wrong")
         state: dict[str, Any] = json.loads(content)
+        for name, kinds in STATE.items():
+            if type(state[name]) not in kinds:
+                raise ValueError(f"its {name} is {type(state[name]).__name__}")
+        if min(state["step"], state["best_step"] or 0) < 0:
+            raise ValueError("its step is negative")
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     return state
+
+
+def _refuse_changes(folder: Path, files: dict[str, str]) -> None:
+    """``files``: checksums of ``config.toml`` and ``tokenizer.json``, among others, as saved."""
+    for name, check in _checksums(folder).items():
+        if files.get(name) != check:
+            raise MemspanError(
+                f"{name} in {folder} has changed since the run was saved: restore it, or start a "
+                "new run with the changed options"
+            )
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Files and folders whose writing or deletion a crash cut short."""
+    for left in (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def _checksums(folder: Path) -> dict[str, str]:
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in ("config.toml", "tokenizer.json")
         if (folder / name).is_file()
+        else "missing"
+        for name in ("config.toml", "tokenizer.json")
     }
 
 
@@ -233,4 +370,5 @@ def _step_folder(folder: Path, step: int) -> Path:
 def _steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
     found = (folder / "checkpoints").glob("step-*")
-    return sorted(int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdigit())
+    steps = (int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdecimal())
+    return sorted(step for step in steps if _step_folder(folder, step).is_dir())

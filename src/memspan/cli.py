@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> None:
     except MemspanError as error:
         if debug:
             traceback.print_exc()
-        print(f"memspan: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"memspan: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nmemspan: interrupted", file=sys.stderr)
@@ -149,6 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
+        if line := _refusal_of_the_system(error):
+            print(f"memspan: {MemspanError(line)}", file=sys.stderr)
+            sys.exit(2)
         reason = " ".join(str(error).split()) or type(error).__name__
         print(
             f"memspan: unexpected {type(error).__name__}: {reason}; run again with --debug for the "
@@ -156,6 +159,18 @@ def main(arguments: list[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _refusal_of_the_system(error: Exception) -> str | None:
+    """What to tell where the machine, and neither the user nor memspan, sets the limit."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}: free some space or check the permissions, then try again"
+    if isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory")
+    ):
+        return "the machine's memory is too small for these sizes: lower the model's or the batch's"
+    return None
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -188,7 +203,8 @@ def _train(arguments: list[str]) -> None:
 
     from memspan import train
 
-    console = Console()
+    # Names of corpora and folders may hold brackets, which are no mark-up.
+    console = Console(markup=False)
     if parsed.resume is not None:
         train.resume(parsed.resume, console)
     else:
@@ -227,7 +243,7 @@ def _preset(name: str) -> Path:
 
 
 def _new_folder(config: RunConfig[Any]) -> Path:
-    corpus = Path(config.data.corpus).stem
+    corpus = Path(config.data.corpus).stem[:60]
     corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in corpus) or "text"
     number = 1
     while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
@@ -325,7 +341,8 @@ def _generate(arguments: list[str]) -> None:
     memory = model.initial_memory(1)
     fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
     if options.memory is not None:
-        memory = type(memory).load(options.memory, fingerprint).to(memory.tokens_seen.device)
+        device = memory.tokens_seen.device
+        memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
     reader = model.reader(memory.select([0] * rows))
     logits = read_prompt(reader, tokenizer.encode(text), rows)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]

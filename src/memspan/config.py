@@ -405,6 +405,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.vocab_size is not None:
             _at_least(2, self, "vocab_size")
+        # They would reach the terminal, and config.toml cannot hold half a character.
+        if any(
+            ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in self.corpus
+        ):
+            raise MemspanError(
+                f"the corpus's name {self.corpus!r} has control characters or is no Unicode: "
+                "rename the file"
+            )
 
 
 @dataclass(frozen=True)

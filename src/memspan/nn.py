@@ -22,7 +22,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
-        self.activation = F.relu if activation == "relu" else F.gelu
+        # In place: nobody else needs what the inner layer makes.
+        self.activation = torch.relu_ if activation == "relu" else F.gelu
         self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ class Head(nn.Module):
         return F.linear(x, self.projections[i].t()) if len(self.projections) else x
 
     def _table(self, i: int) -> tuple[Tensor, Tensor]:
-        if self.by_cluster:
+        if self.by_cluster or len(self.edges) == 2:
             return self.tables[i], self.biases[i]
         rows = slice(self.edges[i], self.edges[i + 1])
         return self.tables[0][rows], self.biases[0][rows]

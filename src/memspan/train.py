@@ -53,14 +53,25 @@ def train(
     if init_from is not None:
         source = checkpoint.load(init_from, str(device))
         console.print(initialise_from(trainer.model, prepared.tokenizer, source).summary())
-    checkpoint.create(folder, config, prepared.tokenizer)
-    trainer.fit()
+    with checkpoint.claim(folder):
+        checkpoint.create(folder, config, prepared.tokenizer)
+        trainer.fit()
 
 
 def resume(folder: Path, console: Console) -> None:
-    """Continue a run exactly where its last checkpoint left it."""
+    """Continue a run exactly where its last checkpoint left it.
+
+    Raises:
+        MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
+    """
     config = checkpoint.load_config(folder)
+    with checkpoint.claim(folder):
+        _resume(folder, config, console)
+
+
+def _resume(folder: Path, config: RunConfig[Any], console: Console) -> None:
     saved = checkpoint.latest(folder)
+    checkpoint.recover(folder, saved)
     tokenizer = load_tokenizer(folder)
     device = device_for(config.train.device)
     prepared = prepare(
@@ -79,9 +90,15 @@ def resume(folder: Path, console: Console) -> None:
             f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
             "for more"
         )
+    checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer = Trainer(config, folder, prepared, device, console)
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
+    if not metrics.unchanged(folder, saved.state["metrics"]):
+        console.print(
+            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
+            f"{trainer.step:,} may be wrong or missing; the training does not depend on them"
+        )
     trainer.fit()
 
 
@@ -143,7 +160,8 @@ class Trainer:
                 if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
                     self._validate(log)
                     clock, seen = time.perf_counter(), 0
-                if last or (options.save_every and self.step % options.save_every == 0):
+                due = options.save_every and self.step % options.save_every == 0
+                if last or due or self.best_step == self.step:
                     self.save()
             if self.interrupted:
                 self.save()
@@ -248,6 +266,7 @@ class Trainer:
             "streams": self.streams.state_dict(),
             "corpus": _identity(self.prepared),
             "record": self.prepared.record,
+            "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
         }
         weights = checkpoint.weights_of(self.model)
@@ -255,14 +274,30 @@ class Trainer:
 
     def restore(self, saved: Checkpoint) -> None:
         """The inverse of :meth:`save`."""
+        try:
+            self._restore(saved)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise MemspanError(
+                f"the newest checkpoint in {self.folder} does not fit its config.toml ({error}): "
+                "restore both"
+            ) from None
+
+    def _restore(self, saved: Checkpoint) -> None:
         checkpoint.load_weights(self.model, saved.weights, self.folder)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
             groups.setdefault(group, {})[key] = tensor
-        self.memory = type(self.memory).from_tensors(groups["memory"]).to(self.device)
+        memory = type(self.memory).from_tensors(groups["memory"], like=self.memory)
+        self.memory = memory.to(self.device)
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
+                # Fused updates trust these sizes and types.
+                form = (parameter.shape, parameter.dtype)
+                forms = {"step": (torch.Size(()), torch.float32)}
+                forms |= {"exp_avg": form, "exp_avg_sq": form}
+                if {key: (value.shape, value.dtype) for key, value in values.items()} != forms:
+                    raise TypeError(f"the optimiser's state of {name} has another form")
                 self.optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(self.device)
                     for key, value in values.items()
@@ -275,7 +310,10 @@ class Trainer:
         self.streams.load_state_dict(saved.state["streams"])
         self.step = saved.state["step"]
         self.best_step = saved.state["best_step"]
-        self.health = Health(**saved.state["health"])
+        counts = saved.state["health"]
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise TypeError(f"its health is {counts}")
+        self.health = Health(**counts)
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
 
     # --- validation and reports -----------------------------------------------------------------
@@ -481,7 +519,7 @@ def device_for(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
         return torch.device(name)
     except (RuntimeError, AssertionError):
         raise MemspanError(

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
+from memspan.ops import delta_rule_loop
 from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
-from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, orthogonal_projection, sum_to_one
+from memspan.ops.delta_rule_loop import CompiledStep
+from memspan.ops.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection, sum_to_one
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,19 @@ class FastWeightsAttention(nn.Module):
         names = ("query", "key", "value", "beta")
         return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
 
-    def features(self, x: Tensor) -> Tensor:
+    def feature_map(self) -> Callable[[Tensor], Tensor]:
         """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
-        kind = self.config.feature_map
         epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
-        if kind == "dpfp":
-            return dpfp(x, self.config.nu, epsilon)
+        if self.config.feature_map == "dpfp":
+            return DPFP(self.config.nu, epsilon)
+        return partial(self._features, epsilon=epsilon)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The same, applied."""
+        return self.feature_map()(x)
+
+    def _features(self, x: Tensor, epsilon: float | None) -> Tensor:
+        kind = self.config.feature_map
         if kind == "elu":
             x = elu_plus_one(x)
         elif kind == "favor":
@@ -123,7 +133,7 @@ class FastWeightsAttention(nn.Module):
             y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
             return y, weights, key_sum
         options: Any = {
-            "feature_map": self.features,
+            "feature_map": self.feature_map(),
             "chunk_size": config.chunk_size,
             "recompute": config.recompute and torch.is_grad_enabled(),
         }
@@ -135,17 +145,21 @@ class FastWeightsAttention(nn.Module):
             else:
                 y, weights = sum_rule(q, k, v, weights, **options)
             return y, weights, key_sum
-        q, k = self.features(q), self.features(k)
-        options["feature_map"] = None
         # z is the same recurrence as the sum rule's, with values of one.
         ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
-        by_query, after = sum_rule(q, k, ones, z, **options)
-        if beta is not None:
+        if beta is None:
+            y, after = sum_rule(
+                q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options
+            )
+            y, by_query = y[..., :-1], y[..., -1:]
+            weights, after = after[..., :-1], after[..., -1:]
+        else:
+            features = options.pop("feature_map")
+            q, k = features(q), features(k)
+            by_query, after = sum_rule(q, k, ones, z, **options)
             by_key, _ = sum_rule(k, k, ones, z, **options)
             overlap = self.overlap(by_key - k.square().sum(-1, keepdim=True))
             y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
-        else:
-            y, weights = sum_rule(q, k, v, weights, **options)
         return y / (by_query + config.epsilon), weights, after.squeeze(-1)
 
     def overlap(self, z_k: Tensor) -> Tensor:
@@ -216,8 +230,9 @@ class FastWeights(nn.Module):
         options = (config.feature_map, config.nu, config.feature_width, config.normalisation)
         number = zlib.crc32(repr(options).encode())
         if config.feature_map == "favor":
-            draws = [layer.attention.projection.float().cpu() for layer in self.stack()]
-            number = zlib.crc32(torch.stack(draws).numpy().tobytes(), number)
+            draws = torch.stack([layer.attention.projection.float() for layer in self.stack()])
+            if not draws.is_meta:  # a model of shapes alone has drawn nothing
+                number = zlib.crc32(draws.cpu().numpy().tobytes(), number)
         # Zero is for rows that are empty.
         return torch.tensor(number + 1)
 
@@ -332,7 +347,8 @@ class FastWeights(nn.Module):
 
 
 class FastWeightsReader:
-    """Reads a stream without gradients. A single token is written in place, by few calls."""
+    """Reads a stream without gradients. A single token is written in place: by one call to the loop in
+    C where that can run, else by few calls per layer."""
 
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
         self.backbone = backbone
@@ -345,6 +361,45 @@ class FastWeightsReader:
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
         self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
+        self._step = self._compiled_step() if self._compiles() else None
+
+    def _compiles(self) -> bool:
+        """Whether the loop in C knows these options and can run."""
+        config = self.backbone.config
+        known = config.rule != "outer-product" and config.feature_map == "dpfp"
+        one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
+        can = known and config.normalisation != "attention" and one_type
+        return can and delta_rule_loop.available(self._weights[0])
+
+    def _compiled_step(self) -> CompiledStep:
+        config, layers = self.backbone.config, []
+        for n, layer in enumerate(self.backbone.stack()):
+            tensors = {
+                "projections": self._projections[n],
+                "output": layer.attention.output.weight,
+                "output_bias": layer.attention.output.bias,
+                "inner": layer.feed_forward.inner.weight,
+                "inner_bias": layer.feed_forward.inner.bias,
+                "outer": layer.feed_forward.outer.weight,
+                "outer_bias": layer.feed_forward.outer.bias,
+                "memory": self._weights[n],
+            }
+            # A norm that was taken out is an identity, as the stack's last one may be.
+            tensors |= dict(layer.attention_norm.named_parameters(prefix="norm"))
+            tensors |= dict(layer.feed_forward_norm.named_parameters(prefix="inner_norm"))
+            layers.append({name.replace(".", "_"): t.detach() for name, t in tensors.items()})
+        sizes = {
+            "batch": self._start.batch_size,
+            "d_model": config.d_model,
+            "n_heads": config.n_heads,
+            "width": config.head_width,
+            "d_ff": config.d_ff,
+            "delta": config.rule == "delta",
+            "gelu": config.activation == "gelu",
+        }
+        final_norm = [p.detach() for p in self.backbone.final_norm.parameters()]
+        dpfp = DPFP(config.nu, config.epsilon if config.normalisation == "sum" else None)
+        return CompiledStep(layers, final_norm, dpfp, sizes, layer.feed_forward_norm.eps)
 
     @property
     def memory(self) -> FastWeightsMemory:
@@ -359,17 +414,25 @@ class FastWeightsReader:
 
     def read(self, x: Tensor) -> Tensor:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
-        backbone = self.backbone
+        backbone, rows = self.backbone, self._start.batch_size
+        if len(x) != rows:
+            raise MemspanError(f"the reader has {rows} rows, and {len(x)} were given: give as many")
         h = backbone.add_positions(x, self._start.tokens_seen + self._n_read)
+        self._n_read += x.shape[1]
+        if self._step is not None and x.shape[1] == 1:
+            # A copy, since it is written to.
+            h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+            if not self._step.read(h):
+                refuse_non_finite(h)
+            return h
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
             if one:
                 h = layer.residual(h, self._read_one(n, layer, h))
             else:
-                h, self._weights[n], self._key_sums[n] = layer(
-                    h, self._weights[n], self._key_sums[n]
-                )
-        self._n_read += x.shape[1]
+                h, weights, key_sum = layer(h, self._weights[n], self._key_sums[n])
+                self._weights[n].copy_(weights)
+                self._key_sums[n].copy_(key_sum)
         hidden = backbone.final_norm(h)
         refuse_non_finite(hidden)
         return hidden

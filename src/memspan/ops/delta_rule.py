@@ -8,7 +8,8 @@ Per head a matrix ``W [F, V]`` (the paper's, transposed), features ``q, k [F]`` 
 
 Each rule has a loop over tokens to read beside the paper. The first two also have a form that works
 on chunks of tokens (Yang et al. 2024, arXiv 2406.06484), with a derivation in
-docs/fast_weights.md: matrix products and one triangular solve, cost linear in the length.
+docs/fast_weights.md: matrix products and one triangular solve, cost linear in the length. On a CPU
+with a C compiler the loop over tokens runs in C and is faster still.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from memspan.errors import MemspanError
+from memspan.ops import delta_rule_loop
+from memspan.ops.feature_maps import DPFP
 
 CHUNK = 32
 """Tokens that are worked on at once."""
@@ -30,7 +33,7 @@ CACHE_BYTES = 1 << 20
 RECOMPUTED_CHUNKS = 16
 """With ``recompute``, chunks between two memories that are kept for the backward pass."""
 
-Implementation = Literal["reference", "chunked"]
+Implementation = Literal["reference", "chunked", "compiled"]
 FeatureMap = Callable[[Tensor], Tensor]
 
 
@@ -55,16 +58,24 @@ def delta_rule(
         beta: how much of the old value is replaced, ``[B, H, T]``, in ``[0, 1]``.
         weights: the memory before the first token, ``[B, H, F, V]``.
         feature_map: ``[..., K] -> [..., F]``, applied to queries and keys. Given here it is applied
-            after the tensors are laid out in chunks, which saves a copy of the wider features.
-        chunk_size: tokens that are worked on at once.
-        recompute: keep one memory every 16 chunks for the backward pass, and compute the rest anew
-            there: less memory for about a third more time.
-        implementation: ``reference``, a loop over tokens; ``chunked``. None: ``chunked``.
+            after the tensors are laid out in chunks, which saves a copy of the wider features; and
+            of a :class:`~memspan.ops.feature_maps.DPFP` the compiled loop skips what is zero.
+        chunk_size: tokens that are worked on at once; nothing to the loops.
+        recompute: keep one memory every 16 chunks (the compiled loop: every 1,024 tokens, not 64) for
+            the backward pass, and compute the rest anew there. Chunked it takes a third more time.
+        implementation: ``reference``, a loop over tokens; ``chunked``; ``compiled``, the loop in C, on
+            a CPU, in float32 or float64, with a C compiler. None: ``compiled`` where it can run, else
+            ``chunked``.
 
     Returns:
         ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``.
+
+    Raises:
+        MemspanError: shapes do not fit; the compiled loop is asked for and cannot run.
     """
     _check(q, k, v, weights, chunk_size, beta)
+    if _compiles((q, k, v, beta, weights), implementation):
+        return _compiled(q, k, v, beta, weights, feature_map, recompute)
     feature_map = feature_map or _identity
     if implementation == "reference":
         return _delta_reference(feature_map(q), feature_map(k), v, beta, weights)
@@ -97,6 +108,8 @@ def sum_rule(
     Arguments and results are those of :func:`delta_rule`, without ``beta``.
     """
     _check(q, k, v, weights, chunk_size)
+    if _compiles((q, k, v, weights), implementation):
+        return _compiled(q, k, v, None, weights, feature_map, recompute)
     feature_map = feature_map or _identity
     if implementation == "reference":
         return _sum_reference(feature_map(q), feature_map(k), v, weights)
@@ -149,6 +162,39 @@ def _sum_reference(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Te
 def _read(q: Tensor, weights: Tensor) -> Tensor:
     """``q W``: ``[B, H, F], [B, H, F, V] -> [B, H, V]``."""
     return (q.unsqueeze(-2) @ weights).squeeze(-2)
+
+
+# ----- The same in C
+
+
+def _compiles(tensors: tuple[Tensor, ...], wanted: Implementation | None) -> bool:
+    """Whether the loop in C is to serve."""
+    if wanted not in (None, "compiled") or torch.compiler.is_compiling():
+        return False
+    one_type = len({t.dtype for t in tensors}) == 1
+    can = one_type and all(delta_rule_loop.available(t) for t in tensors)
+    if wanted and not can:
+        raise MemspanError(
+            "the compiled implementation needs a CPU, tensors all of float32 or all of float64, a C "
+            "compiler (cc), and MEMSPAN_COMPILE other than 0: use chunked"
+        )
+    return can
+
+
+def _compiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    weights: Tensor,
+    feature_map: FeatureMap | None,
+    recompute: bool,
+) -> tuple[Tensor, Tensor]:
+    dpfp = feature_map if isinstance(feature_map, DPFP) else None
+    if feature_map and not dpfp:
+        q, k = feature_map(q), feature_map(k)
+    apply: Any = delta_rule_loop.CompiledRule.apply
+    return apply(q, k, v, beta, weights, dpfp, recompute)
 
 
 # ----- The same by chunks. Tensors are [N, M, G, ...]: N chunks of G tokens, M = B * H heads

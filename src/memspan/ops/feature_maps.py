@@ -13,6 +13,7 @@ All but the identity are non-negative, so that their sums can serve as denominat
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,17 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
         return _dpfp(x, nu, epsilon)[0]
     apply: Any = _DPFP.apply
     return apply(x, nu, epsilon)
+
+
+@dataclass(frozen=True)
+class DPFP:
+    """:func:`dpfp` with its options, for those who must know which map they apply."""
+
+    nu: int = 1
+    epsilon: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return dpfp(x, self.nu, self.epsilon)
 
 
 def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,393 @@
+/* The delta and the sum rule, token by token: forward, backward, and single tokens through a stack.
+
+   A head's memory is W [features, values]. Of a token's features dpfp leaves a quarter non-zero: all
+   that is done here is done for those rows of W only. docs/fast_weights.md has the derivation. */
+
+#include "loop.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* [rows, heads, tokens, .] of any strides, the last one excepted. */
+typedef struct {
+    REAL *at;
+    long row, head, token;
+} View;
+
+typedef struct {
+    long n_heads, steps, width, value_width, n_features;
+    long nu;      /* dpfp's rolls; 0: q and k are features already */
+    long divides; /* whether features are divided by their sum plus epsilon */
+    long delta, span;
+    double epsilon;
+    View q, k, v, beta, y, asked, d_q, d_k, d_v, d_beta, d_y;
+    const REAL *before, *d_after;
+    REAL *after, *d_before; /* [rows, heads, features, values], as the two above */
+    REAL *kept;             /* the memory after each span but the last, [rows, heads, spans - 1, .] */
+} Loop;
+
+/* ----- Features */
+
+/* The non-zero features of one key or query. */
+typedef struct {
+    long n;
+    REAL scale; /* one over their sum */
+    int *at, *place;
+    REAL *value, *gradient, *products;
+    REAL *extended; /* [x, -x, x], and its gradient */
+} Features;
+
+static Features new_features(long width, long n_features) {
+    Features f = {.at = malloc((size_t)(n_features + 1 + width) * sizeof(int))};
+    f.place = f.at + n_features + 1;
+    f.value = malloc((size_t)(3 * (n_features + 1) + 6 * width) * sizeof(REAL));
+    f.gradient = f.value + n_features + 1;
+    f.products = f.gradient + n_features + 1;
+    f.extended = f.products + n_features + 1;
+    return f;
+}
+
+static void free_features(Features *f) {
+    free(f->at);
+    free(f->value);
+}
+
+/* With e = [x, -x], which is also e_{j+K} = -e_j, feature (i, j) is relu(e_j) relu(e_{j-i}): it is not
+   zero where both have one sign. Of j and j + K at most one does: K candidates a roll, not 2 K. */
+INLINE void find_features(
+    Features *f, const REAL *restrict x, long width, long nu, long divides, REAL epsilon,
+    int *given
+) {
+    if (nu == 0) {
+        f->n = width;
+        f->at = given;
+        f->value = (REAL *)x;
+        return;
+    }
+    REAL *restrict e = f->extended, *restrict products = f->products, sum = 0;
+    int *restrict place = f->place;
+    const REAL *now = e + 2 * width;
+    for (long j = 0; j < width; j++) {
+        e[j] = e[2 * width + j] = x[j], e[width + j] = -x[j];
+        place[j] = (int)j + (x[j] < 0 ? (int)width : 0);
+    }
+    for (long i = 1; i <= nu; i++)
+        for (long j = 0; j < width; j++) {
+            REAL p = now[j] * now[j - i];
+            products[(i - 1) * width + j] = p;
+            sum += p > 0 ? p : 0;
+        }
+    f->scale = divides ? 1 / (sum + epsilon) : 1;
+    long n = 0;
+    for (long i = 0; i < nu; i++)
+        for (long j = 0; j < width; j++) {
+            REAL p = products[i * width + j];
+            f->value[n] = p * f->scale;
+            f->at[n] = (int)(2 * width * i) + place[j];
+            /* Not p > 0: what is not a number must stay in sight. */
+            n += !(p <= 0);
+        }
+    f->n = n;
+}
+
+/* From the gradients of the features to the gradient of x. */
+INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long divides) {
+    if (nu == 0) {
+        memcpy(d_x, f->gradient, width * sizeof(REAL));
+        return;
+    }
+    if (divides) {
+        REAL mean = 0;
+        for (long m = 0; m < f->n; m++) mean += f->gradient[m] * f->value[m];
+        for (long m = 0; m < f->n; m++) f->gradient[m] = (f->gradient[m] - mean) * f->scale;
+    }
+    const REAL *now = f->extended + 2 * width;
+    REAL *d_extended = f->extended + 3 * width, *d_now = d_extended + 2 * width;
+    memset(d_extended, 0, 3 * width * sizeof(REAL));
+    for (long m = 0, i = 0; m < f->n; m++) {
+        while (f->at[m] >= 2 * width * i) i++;
+        long j = f->at[m] - 2 * width * (i - 1);
+        j -= j >= width ? width : 0;
+        d_now[j] += f->gradient[m] * now[j - i];
+        d_now[j - i] += f->gradient[m] * now[j];
+    }
+    for (long j = 0; j < width; j++)
+        d_x[j] = d_extended[j] - d_extended[width + j] + d_now[j];
+}
+
+/* ----- Rows of a memory */
+
+/* out = sum_m value[m] w[at[m], :] */
+INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, const Features *f) {
+    long c = 0;
+    for (; c + 4 * WIDE <= size; c += 4 * WIDE) {
+        Vector s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
+        for (long m = 0; m < f->n; m++) {
+            const Vector *r = (const Vector *)(w + f->at[m] * size + c);
+            REAL x = f->value[m];
+            s0 += x * r[0], s1 += x * r[1], s2 += x * r[2], s3 += x * r[3];
+        }
+        Vector *o = (Vector *)(out + c);
+        o[0] = s0, o[1] = s1, o[2] = s2, o[3] = s3;
+    }
+    for (; c + WIDE <= size; c += WIDE) {
+        Vector s = {0};
+        for (long m = 0; m < f->n; m++)
+            s += f->value[m] * *(const Vector *)(w + f->at[m] * size + c);
+        *(Vector *)(out + c) = s;
+    }
+    for (; c < size; c++) {
+        REAL s = 0;
+        for (long m = 0; m < f->n; m++) s += f->value[m] * w[f->at[m] * size + c];
+        out[c] = s;
+    }
+}
+
+/* w[at[m], :] += sign value[m] u */
+INLINE void write_rows(
+    REAL *restrict w, const REAL *restrict u, long size, const Features *f, REAL sign
+) {
+    for (long m = 0; m < f->n; m++) {
+        REAL *r = w + f->at[m] * size, x = sign * f->value[m];
+        for (long c = 0; c < size; c++) r[c] += x * u[c];
+    }
+}
+
+INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
+    REAL s = 0;
+    for (long c = 0; c < size; c++) s += a[c] * b[c];
+    return s;
+}
+
+/* ----- Segments. Heads first .. end - 1 of all rows' heads */
+
+#define TOKEN(view, b, h, t) ((view).at + (b) * (view).row + (h) * (view).head + (t) * (view).token)
+
+/* Tokens ahead that are fetched: to one head they lie too far apart for the processor to foresee. */
+#define AHEAD 4
+
+INLINE void fetch(const View *view, long b, long h, long t, long size) {
+    const REAL *at = TOKEN(*view, b, h, t);
+    for (long c = 0; c < size; c += 64 / (long)sizeof(REAL)) __builtin_prefetch(at + c);
+}
+
+/* All features in order, for keys that are features. */
+static int *in_order(long n) {
+    int *at = malloc((size_t)n * sizeof(int));
+    for (long m = 0; m < n; m++) at[m] = (int)m;
+    return at;
+}
+
+INLINE void forward_of(const Loop *f, long first, long end, const long V) {
+    long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
+    Features key = new_features(K, F), query = new_features(K, F);
+    int *all = in_order(F);
+    Features own_key = key, own_query = query;
+    REAL *u = malloc((size_t)V * sizeof(REAL));
+    for (long r = first; r < end; r++) {
+        long b = r / f->n_heads, h = r % f->n_heads;
+        REAL *w = f->after + r * F * V;
+        memcpy(w, f->before + r * F * V, F * V * sizeof(REAL));
+        for (long t = 0; t < f->steps; t++) {
+            fetch(&f->k, b, h, t + AHEAD, K);
+            fetch(&f->q, b, h, t + AHEAD, K);
+            fetch(&f->v, b, h, t + AHEAD, V);
+            if (f->kept && t && t % f->span == 0)
+                memcpy(
+                    f->kept + (r * spans + t / f->span - 1) * F * V, w, F * V * sizeof(REAL)
+                );
+            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon, all);
+            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon, all);
+            const REAL *v = TOKEN(f->v, b, h, t), *change = v;
+            if (f->delta) {
+                REAL beta = *TOKEN(f->beta, b, h, t), *asked = TOKEN(f->asked, b, h, t);
+                read_rows(u, w, V, &key);
+                for (long c = 0; c < V; c++) asked[c] = v[c] - u[c], u[c] = beta * asked[c];
+                change = u;
+            }
+            write_rows(w, change, V, &key, 1);
+            read_rows(TOKEN(f->y, b, h, t), w, V, &query);
+        }
+    }
+    free(u);
+    free(all);
+    free_features(&own_key);
+    free_features(&own_query);
+}
+
+/* From the last token to the first. The memory before a token is what is left when that which the token
+   wrote is taken away; at every span's end it starts afresh from what the forward pass has kept. */
+INLINE void backward_of(const Loop *f, long first, long end, const long V) {
+    long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
+    Features key = new_features(K, F), query = new_features(K, F);
+    int *all = in_order(F);
+    Features own_key = key, own_query = query;
+    REAL *w = malloc((size_t)(F * V + 2 * V) * sizeof(REAL)), *u = w + F * V, *d_u = u + V;
+    for (long r = first; r < end; r++) {
+        long b = r / f->n_heads, h = r % f->n_heads;
+        /* The gradient of the memory after the token that is on. */
+        REAL *d_w = f->d_before + r * F * V;
+        memcpy(d_w, f->d_after + r * F * V, F * V * sizeof(REAL));
+        memcpy(w, f->after + r * F * V, F * V * sizeof(REAL));
+        for (long t = f->steps - 1; t >= 0; t--) {
+            fetch(&f->k, b, h, t - AHEAD, K);
+            fetch(&f->q, b, h, t - AHEAD, K);
+            fetch(&f->d_y, b, h, t - AHEAD, V);
+            fetch(f->delta ? &f->asked : &f->v, b, h, t - AHEAD, V);
+            if (t + 1 < f->steps && (t + 1) % f->span == 0)
+                memcpy(w, f->kept + (r * spans + t / f->span) * F * V, F * V * sizeof(REAL));
+            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon, all);
+            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon, all);
+            const REAL *d_y = TOKEN(f->d_y, b, h, t), *change = TOKEN(f->v, b, h, t);
+            for (long m = 0; m < query.n; m++)
+                query.gradient[m] = dot(w + query.at[m] * V, d_y, V);
+            write_rows(d_w, d_y, V, &query, 1);
+            back_to_key(&query, TOKEN(f->d_q, b, h, t), K, f->nu, f->divides);
+
+            REAL *d_v = TOKEN(f->d_v, b, h, t);
+            if (!f->delta) {
+                read_rows(d_v, d_w, V, &key);
+                for (long m = 0; m < key.n; m++)
+                    key.gradient[m] = dot(d_w + key.at[m] * V, change, V);
+                write_rows(w, change, V, &key, -1);
+            } else {
+                REAL beta = *TOKEN(f->beta, b, h, t), *asked = TOKEN(f->asked, b, h, t);
+                for (long c = 0; c < V; c++) u[c] = beta * asked[c];
+                read_rows(d_u, d_w, V, &key);
+                *TOKEN(f->d_beta, b, h, t) = dot(d_u, asked, V);
+                for (long c = 0; c < V; c++) d_v[c] = beta * d_u[c];
+                for (long m = 0; m < key.n; m++) {
+                    REAL *restrict row = w + key.at[m] * V, *restrict d_row = d_w + key.at[m] * V;
+                    REAL x = key.value[m], s = 0;
+                    for (long c = 0; c < V; c++) {
+                        row[c] -= x * u[c];
+                        s += d_row[c] * u[c] - row[c] * d_v[c];
+                        d_row[c] -= x * d_v[c];
+                    }
+                    key.gradient[m] = s;
+                }
+            }
+            back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->divides);
+        }
+    }
+    free(w);
+    free(all);
+    free_features(&own_key);
+    free_features(&own_query);
+}
+
+/* A width that is known when this is compiled halves the time. */
+#define BY_WIDTH(run)                                   \
+    switch (f->value_width) {                           \
+        case 16: run(f, first, end, 16); return;        \
+        case 32: run(f, first, end, 32); return;        \
+        case 64: run(f, first, end, 64); return;        \
+        default: run(f, first, end, f->value_width);    \
+    }
+
+void forward(const Loop *f, long first, long end) { BY_WIDTH(forward_of) }
+
+void backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
+
+/* ----- One token of every row through all layers, without gradients */
+
+typedef struct {
+    const REAL *norm_weight, *norm_bias; /* null: no norm */
+    const REAL *projections;           /* queries, keys, values, beta's logits: [3 H K + H, D] */
+    const REAL *output, *output_bias, *inner_norm_weight, *inner_norm_bias, *inner, *inner_bias, *outer,
+        *outer_bias;
+    REAL *memory; /* [B, H, F, V], written in place */
+} Layer;
+
+typedef struct {
+    long batch, d_model, n_heads, width, d_ff, n_layers, nu, divides, delta, gelu;
+    double epsilon, norm_epsilon;
+    const REAL *final_weight, *final_bias; /* null: no norm */
+    const Layer *layers;
+    REAL *x; /* [B, D], in and out */
+} Stack;
+
+/* The matrices of one layer, ready for products. */
+typedef struct {
+    Packed projections, output, inner, outer;
+} Matrices;
+
+Matrices *prepare(const Stack *s) {
+    long D = s->d_model, I = s->n_heads * s->width, P = 3 * I + (s->delta ? s->n_heads : 0);
+    Matrices *m = malloc((size_t)s->n_layers * sizeof(Matrices));
+    for (long l = 0; l < s->n_layers; l++) {
+        const Layer *layer = s->layers + l;
+        m[l].projections = pack(layer->projections, D, P, 1, D);
+        m[l].output = pack(layer->output, I, D, 1, I);
+        m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
+        m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
+    }
+    return m;
+}
+
+void release(Matrices *m, long n_layers) {
+    for (long l = 0; l < n_layers; l++) {
+        free(m[l].projections.panels);
+        free(m[l].output.panels);
+        free(m[l].inner.panels);
+        free(m[l].outer.panels);
+    }
+    free(m);
+}
+
+static void affine_norm(
+    const REAL *x, REAL *z, REAL *moments, const REAL *gain, const REAL *bias, long rows, long size,
+    double eps
+) {
+    if (!gain) {
+        memmove(z, x, rows * size * sizeof(REAL));
+        return;
+    }
+    normalise(x, z, moments, moments + rows, rows, size, eps);
+    for (long i = 0; i < rows; i++, z += size)
+        for (long d = 0; d < size; d++) z[d] = z[d] * gain[d] + bias[d];
+}
+
+/* Whether what came out is finite. */
+int step(const Stack *s, const Matrices *matrices) {
+    long B = s->batch, D = s->d_model, H = s->n_heads, K = s->width, I = H * K, F = 2 * K * s->nu;
+    long P = 3 * I + (s->delta ? H : 0), inside = P > s->d_ff ? P : s->d_ff;
+    REAL *z = malloc((size_t)(B * (D + inside + I + 2) + K) * sizeof(REAL));
+    REAL *projected = z + B * D, *attended = projected + B * inside, *moments = attended + B * I;
+    REAL *u = moments + 2 * B, *x = s->x;
+    Features key = new_features(K, F), query = new_features(K, F);
+    for (long l = 0; l < s->n_layers; l++) {
+        const Layer *layer = s->layers + l;
+        const Matrices *m = matrices + l;
+        affine_norm(x, z, moments, layer->norm_weight, layer->norm_bias, B, D, s->norm_epsilon);
+        product(z, D, &m->projections, B, NULL, NULL, projected, P, 0);
+        for (long r = 0; r < B * H; r++) {
+            long b = r / H, h = r % H;
+            const REAL *q = projected + b * P + h * K, *v = q + 2 * I;
+            REAL *w = layer->memory + r * F * K;
+            find_features(&key, q + I, K, s->nu, s->divides, s->epsilon, NULL);
+            find_features(&query, q, K, s->nu, s->divides, s->epsilon, NULL);
+            if (s->delta) {
+                REAL beta = 1 / (1 + exp(-projected[b * P + 3 * I + h]));
+                read_rows(u, w, K, &key);
+                for (long c = 0; c < K; c++) u[c] = beta * (v[c] - u[c]);
+                v = u;
+            }
+            write_rows(w, v, K, &key, 1);
+            read_rows(attended + b * I + h * K, w, K, &query);
+        }
+        product(attended, I, &m->output, B, layer->output_bias, x, x, D, 0);
+        affine_norm(
+            x, z, moments, layer->inner_norm_weight, layer->inner_norm_bias, B, D, s->norm_epsilon
+        );
+        product(z, D, &m->inner, B, layer->inner_bias, NULL, projected, s->d_ff, !s->gelu);
+        if (s->gelu) gelu(projected, projected, B * s->d_ff);
+        product(projected, s->d_ff, &m->outer, B, layer->outer_bias, x, x, D, 0);
+    }
+    affine_norm(x, x, moments, s->final_weight, s->final_bias, B, D, s->norm_epsilon);
+    REAL sum = 0;
+    for (long i = 0; i < B * D; i++) sum += x[i];
+    free(z);
+    free_features(&key);
+    free_features(&query);
+    return isfinite(sum) != 0;
+}
