@@ -62,6 +62,8 @@ ARCHITECTURES = {
     "feedback": ["--model.memory-length", "16"],
     "fast-weights": ["--model.dropout", "0.1"],
 }
+BY_TWO = ("transformer-xl", "fast-weights")
+"""Architectures that two processes train, which takes them longer to start than to train."""
 VERDICTS = ("survived", "refused", "failed")
 
 
@@ -78,6 +80,9 @@ def train_arguments(architecture: str) -> list[str]:
 
 
 RESUME = ["train", "--resume", "run"]
+TWO = ["--nproc", "2"]
+MARK = "MEMSPAN_CHAOS"
+"""What the processes of one start have in their environment."""
 EVALUATE = ["evaluate", "run", "--json", "--tokens", "600", "--segment-length", "16"]
 GENERATE = ["generate", "run", "--tokens", "60", "--seed", "3", "--memory", "read.memory"]
 
@@ -160,6 +165,56 @@ def start(arguments: list[str], home: Path, hook: Callable[[], None] = lambda: N
 
 def run(arguments: list[str], home: Path, hook: Callable[[], None] = lambda: None) -> Done:
     return start(arguments, home, hook).wait()
+
+
+@contextlib.contextmanager
+def new_process(arguments: list[str], home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `memspan` of its own, and the mark of what it starts: all of that is killed at the end."""
+    mark = f"{home}/{next(numbers)}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memspan", *arguments],
+        cwd=home,
+        env=os.environ | {"MEMSPAN_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1", MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, mark
+    finally:
+        for pid in started_by(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def started_by(mark: str) -> dict[int, dict[str, str]]:
+    """The living processes that a `memspan` has started, and itself, with their environments.
+
+    The launcher gives each a session of its own, so they are known by what they inherit.
+    """
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                content = (entry / "environ").read_bytes().decode(errors="replace")
+                values = dict(v.split("=", 1) for v in content.split("\0") if "=" in v)
+                if values.get(MARK) == mark:
+                    found[int(entry.name)] = values
+    return found
+
+
+def ended(process: subprocess.Popen[str], seconds: float = LIMIT) -> Done:
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return Done(-1, "", f"hangs: not done after {seconds} s")
+    return Done(process.returncode, out, err)
+
+
+def run_new(arguments: list[str], home: Path) -> Done:
+    with new_process(arguments, home) as (process, _):
+        return ended(process)
 
 
 # --- faults inside a process ---
@@ -288,14 +343,18 @@ class Failure(Exception):
     """A promise that was not kept."""
 
 
-def finish(home: Path, architecture: str, reference: dict[str, Any], newest: int = 0) -> str:
+def finish(
+    home: Path, architecture: str, reference: dict[str, Any], newest: int = 0, two: bool = False
+) -> str:
     """Go on as a user would until the run is done, then compare; what was said on the way.
 
-    `newest`: the step of the last checkpoint before the fault, which must not be lost.
+    `newest`: the step of the last checkpoint before the fault, which must not be lost. `two`: by two
+    processes, which are no forks of this one.
     """
+    execute, more = (run_new, TWO) if two else (run, [])
     said = []
     for _ in range(4):
-        done = run(RESUME, home)
+        done = execute([*RESUME, *more], home)
         if found := re.search(r"resuming run at step ([\d,]+)", done.out):
             resumed = int(found[1].replace(",", ""))
             if resumed < newest:
@@ -309,7 +368,7 @@ def finish(home: Path, architecture: str, reference: dict[str, Any], newest: int
         if newest:
             raise Failure(f"checkpoint {newest} is lost: {line}")
         if "no checkpoint yet" in line or "no run at" in line or "no config.toml" in line:
-            done = run(train_arguments(architecture), home)
+            done = execute([*train_arguments(architecture), *more], home)
             if done.code != 0:
                 raise Failure(f"starting again: {done}")
             break
@@ -335,6 +394,8 @@ class Reference:
     result: dict[str, Any]
     scores: str
     text: str
+    of_two: dict[str, Any]
+    """What two processes come to, where that is tried."""
 
 
 @dataclass(frozen=True)
@@ -365,6 +426,12 @@ def make_reference(root: Path, architecture: str) -> Reference:
     assert whole.code == 0, whole
     result = outcome(home / "run")
     os.rename(home / "run", home / "whole")
+    of_two = {}
+    if architecture in BY_TWO:
+        done = run_new([*train_arguments(architecture), *TWO], home)
+        assert done.code == 0, done
+        of_two = outcome(home / "run")
+        shutil.rmtree(home / "run")
     counted = home / "operations"
     done = 0
 
@@ -388,7 +455,7 @@ def make_reference(root: Path, architecture: str) -> Reference:
     generated = run(GENERATE, home)
     assert generated.code == 0, generated
     return Reference(
-        home, seconds, counted.stat().st_size, result, scores_of(evaluated), generated.out
+        home, seconds, counted.stat().st_size, result, scores_of(evaluated), generated.out, of_two
     )
 
 
@@ -622,6 +689,37 @@ def started_together(home: Path, reference: Reference, name: str, draw: random.R
     return "refused"
 
 
+def kill_of_two(which: str) -> Callable[..., str]:
+    """SIGKILL to one of two processes, or to the one that launched them. Nothing may be left over."""
+
+    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+        fresh(home, reference)
+        with new_process([*train_arguments(name), *TWO], home) as (process, mark):
+            end, wanted = time.monotonic() + LIMIT, draw.randrange(1, 4)
+            while len(steps_of(home / "run")) < min(wanted, 2) and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 0.4))
+            newest = max(steps_of(home / "run"), default=0)
+            ranks = [pid for pid, values in started_by(mark).items() if "RANK" in values]
+            if len(ranks) < 2:
+                raise Failure(f"{len(ranks)} processes at work: {ended(process, 1)}")
+            victim = process.pid if which == "launcher" else draw.choice(sorted(ranks))
+            os.kill(victim, signal.SIGKILL)
+            done = ended(process)
+            lines = done.err.strip().splitlines()
+            if which != "launcher" and (done.code == 0 or len(lines) != 1):
+                raise Failure(f"the launcher: {done}")
+            end = time.monotonic() + 90
+            while left := started_by(mark):
+                if time.monotonic() > end:
+                    raise Failure(f"{len(left)} processes are left after 90 s")
+                time.sleep(0.1)
+        finish(home, name, reference.of_two, newest, two=True)
+        return "survived"
+
+    return test
+
+
 def jumping_clock(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
     """The time of day jumps by years at every look, files carry dates of any year."""
     fresh(home, reference)
@@ -708,9 +806,17 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     draw = random.Random(seed)
     trials: list[Trial] = []
 
-    def add(kind: str, test: Callable[..., str], times: int, detail: str = "") -> None:
+    two = itertools.cycle(BY_TWO)
+
+    def add(
+        kind: str,
+        test: Callable[..., str],
+        times: int,
+        detail: str = "",
+        among: Iterator[str] = names,
+    ) -> None:
         for _ in range(times):
-            trials.append(Trial(kind, detail, draw.randrange(1 << 30), next(names), test))
+            trials.append(Trial(kind, detail, draw.randrange(1 << 30), next(among), test))
 
     add("SIGKILL at any moment", kill_at_any_moment, 24)
     add("SIGKILL in a save", kill_in_a_save, 24)
@@ -735,6 +841,8 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     add("second trainer", second_trainer, 6)
     add("two started together", started_together, 6)
     add("clock jumps", jumping_clock, 8)
+    add("SIGKILL of one of two processes", kill_of_two("rank"), 6, among=two)
+    add("SIGKILL of the launcher of two", kill_of_two("launcher"), 4, among=two)
     return trials
 
 

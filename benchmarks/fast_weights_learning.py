@@ -2,7 +2,9 @@
 
 All train on Tiny Shakespeare by memspan's trainer, memory carried from segment to segment, with the
 optimiser of the Fast Weights preset. Each is scored on the whole last tenth of the text twice: every
-segment by itself, and as one stream with the memory carried from the first byte to the last.
+segment by itself, and as one stream with the memory carried from the first byte to the last. Runs of
+other seeds or models that the JSON file holds already, for as many steps, stay in it: the table may be
+made in pieces.
 """
 
 from __future__ import annotations
@@ -86,8 +88,11 @@ def main() -> None:
         default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
         help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
     )
-    parser.add_argument("--steps", type=int, default=1000, help="per run (default: 1000)")
-    parser.add_argument("--seeds", type=int, default=3, help="runs per model (default: 3)")
+    parser.add_argument("--steps", type=int, default=1500, help="per run (default: 1500)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of a run each (default: 1 2 3)"
+    )
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="some only (default: all)")
     parser.add_argument(
         "--output",
         type=Path,
@@ -101,12 +106,21 @@ def main() -> None:
     text = np.frombuffer(options.text.read_bytes(), np.uint8)
     validation = text[len(text) * 9 // 10 :]
     preset = read_config(HERE.parent / "configs" / "tiny-shakespeare-fast-weights.toml")
-    rows: list[dict[str, Any]] = []
-    for seed in range(1, options.seeds + 1):
+    path = options.output / "fast-weights-learning.json"
+    tokens = options.steps * preset.train.batch_size * preset.train.segment_length
+    rows = earlier(path, tokens)
+    for seed in options.seeds:
         loop = dataclasses.replace(preset.train, steps=options.steps, seed=seed)
         for name, config in contestants(dataclasses.replace(preset, train=loop)).items():
-            rows.append({"model": name, "seed": seed} | run(config, options.text, validation))
-            print(json.dumps(rows[-1]), flush=True)
+            if name not in (options.models or [name]):
+                continue
+            row = {"model": name, "seed": seed} | run(config, options.text, validation)
+            print(json.dumps(row), flush=True)
+            rows = [r for r in rows if (r["model"], r["seed"]) != (name, seed)] + [row]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            result = {"rows": rows, "tokens_trained": tokens, "machine": machine()}
+            path.write_text(json.dumps(result, indent=1) + "\n")
+    rows.sort(key=lambda row: (list(contestants(preset)).index(row["model"]), row["seed"]))
     for name in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == name]
         scores = []
@@ -115,13 +129,17 @@ def main() -> None:
             spread = stdev(values) if len(values) > 1 else 0.0
             scores.append(f"{kind} {mean(values):.4f} +- {spread:.4f}")
         print(f"{name:<15} {mine[0]['parameters']:,} parameters  " + "  ".join(scores))
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "fast-weights-learning.json"
-    tokens = options.steps * preset.train.batch_size * preset.train.segment_length
-    result = {"rows": rows, "tokens_trained": tokens, "machine": machine()}
-    path.write_text(json.dumps(result, indent=1) + "\n")
     plot(rows, path.with_suffix(".png"))
     print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def earlier(path: Path, tokens: int) -> list[dict[str, Any]]:
+    """Rows of earlier runs of the same length."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows if found["tokens_trained"] == tokens else []
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:

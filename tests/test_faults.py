@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, files, train
+from memspan import checkpoint, cli, config_files, files, train
 from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
 from memspan.errors import MemspanError
 from memspan.tensor_files import load_tensors, save_tensors
@@ -263,6 +263,28 @@ def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() ->
     assert published.read_bytes() == good
 
 
+def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are damaged under both their names, and the newest checkpoint is whole."""
+    original = train.Trainer.score
+
+    def worse(self: train.Trainer, batch_size: int) -> Any:
+        scores = original(self, batch_size)
+        return dataclasses.replace(scores, nats=scores.tokens * self.step)
+
+    monkeypatch.setattr(train.Trainer, "score", worse)
+    train.train(OPTIONS, Path("r"), QUIET)
+    assert memspan.load("r").step == 3
+    folder = Path("r/checkpoints/step-00000003")
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(MemspanError, match=f"or move {folder} away to go on without the best"):
+        train.resume(Path("r"), QUIET)
+    folder.rename("away")
+    with pytest.raises(MemspanError, match="is finished"):
+        train.resume(Path("r"), QUIET)
+    assert memspan.load("r").step == 6
+
+
 def test_checkpoints_elsewhere_are_refused() -> None:
     """Old checkpoints are deleted there: a run folder from elsewhere must not say where."""
     train.train(OPTIONS, Path("r"), QUIET)
@@ -355,3 +377,16 @@ def test_what_the_system_refuses_is_one_line(
             cli.main(["evaluate", "r"])
         assert stop.value.code == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[/b].txt", "\N{GRINNING FACE}.txt"])
+def test_any_name_of_a_corpus_is_trained_on_and_resumed(name: str) -> None:
+    """Brackets are no mark-up, and not every character has four hexadecimal digits."""
+    Path("text.txt").rename(name)
+    cli.main(["train", "--preset", _preset(), "--data.corpus", name, "--out", "r"])
+    assert memspan.load("r").config.data.corpus == name
+
+
+def _preset() -> str:
+    Path("p.toml").write_text(config_files.to_toml(OPTIONS))
+    return "p.toml"

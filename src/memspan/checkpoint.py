@@ -210,7 +210,7 @@ def export(folder: Path) -> list[int]:
     Raises:
         MemspanError: there is no checkpoint, or a damaged one.
     """
-    recover(folder, latest(folder))
+    recover(folder, latest_state(folder))
     turned = []
     for step in _steps(folder):
         source = _step_folder(folder, step)
@@ -281,28 +281,35 @@ def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
     return found
 
 
-def recover(folder: Path, saved: Checkpoint) -> None:
-    """Finish what a crash after ``saved`` was written left undone, and remove half-written files.
+def recover(folder: Path, state: dict[str, Any]) -> None:
+    """Finish what a crash after the checkpoint of ``state`` left undone, and remove half-written files.
 
     Raises:
         MemspanError: the best weights are damaged in both their places.
     """
     _remove_leftovers(folder)
-    best = saved.state["best_step"]
+    best = state["best_step"]
     _drop_old(folder, best)
-    step = saved.state["step"] if best is None else best
+    step = state["step"] if best is None else best
     source, published = _step_folder(folder, step) / TENSORS[0], folder / TENSORS[0]
     with contextlib.suppress(MemspanError):
         header = load_tensors(published)[1]
         _refuse_changes(folder, header)
         if header["step"] == str(step):
             return
+    if not source.parent.exists():
+        # Moved away, as the message below says: the newest weights stand in for the best.
+        source = _step_folder(folder, state["step"]) / TENSORS[0]
     try:
         if not source.exists() and (source.parent / SHARDS).is_dir():
-            _publish_shards(folder, step)
+            _publish_shards(folder, int(source.parent.name.removeprefix("step-")))
         else:
             load_tensors(source)
             _publish(source, published)
+    except MemspanError as error:
+        raise MemspanError(
+            f"{error}; or move {source.parent} away to go on without the best weights so far"
+        ) from None
     except OSError as error:
         raise MemspanError(
             f"cannot write {published} ({error.strerror}): free some space, then --resume"

@@ -93,9 +93,11 @@ def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None
 
 def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: Processes) -> None:
     device = own_device(device_for(config.train.device))
-    # One of several processes reads its part, and to know that it needs the model first.
+    # A single process looks at all of the checkpoint before the model takes memory.
     saved = checkpoint.latest(folder) if processes.size == 1 else None
     state = checkpoint.latest_state(folder) if saved is None else saved.state
+    if processes.first:
+        checkpoint.recover(folder, state)
     tokenizer = load_tokenizer(folder)
     prepared = processes.in_turn(
         lambda: prepare(
@@ -113,11 +115,11 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
     if saved is not None:
         checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer = Trainer(config, folder, prepared, device, console, processes)
-    saved = saved or processes.in_turn(
-        lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
-    )
-    if processes.first:
-        checkpoint.recover(folder, saved)
+    if saved is None:
+        saved = processes.in_turn(
+            lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
+        )
+        checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if state["step"] >= config.train.steps:
         raise MemspanError(
             f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
@@ -415,9 +417,8 @@ class Trainer:
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
             groups.setdefault(group, {})[key] = tensor
-        rows = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
-        memory = type(self.memory).from_tensors(rows, like=self.memory)
-        self.memory = memory.to(self.device)
+        own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
+        self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
                 # Fused updates trust these sizes and types.

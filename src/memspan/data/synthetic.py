@@ -134,13 +134,10 @@ class Programs:
         Returns:
             tokens int64 ``[B, N]``, and bool ``[B, N]``, true where a token is a printed value.
         """
-        tokens = torch.empty(batch_size, n_tokens, dtype=torch.long)
-        printed = torch.zeros(batch_size, n_tokens, dtype=torch.bool)
-        for row in range(batch_size):
-            words = self.program(n_tokens, random)[:n_tokens]
-            tokens[row] = torch.tensor([IDS[word] for word in words])
-            for i in range(2, n_tokens):
-                printed[row, i] = words[i - 2] == "print"
+        rows = [self.program(n_tokens, random)[:n_tokens] for _ in range(batch_size)]
+        tokens = torch.tensor([[IDS[word] for word in row] for row in rows])
+        printed = torch.zeros_like(tokens, dtype=torch.bool)
+        printed[:, 2:] = tokens[:, :-2] == IDS["print"]
         return tokens, printed
 
     def program(self, n_words: int, random: np.random.Generator) -> list[str]:

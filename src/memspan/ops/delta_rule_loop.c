@@ -5,8 +5,6 @@
 
 #include "loop.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
 /* [rows, heads, tokens, .] of any strides, the last one excepted. */
 typedef struct {
     REAL *at;

@@ -10,11 +10,17 @@
 
 /* ----- Products of few rows with a fixed matrix */
 
-/* Two vectors wide and four rows high: as many sums at once as keep the processor busy. */
 typedef REAL Vector __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
 #define WIDE (32 / (long)sizeof(REAL))
 #define PANEL (2 * WIDE)
-#define ROWS 4
+#define INLINE static inline __attribute__((always_inline))
+
+/* Else the compiler loads it again for each of its uses. */
+#ifdef __x86_64__
+#define KEEP(vector) __asm__("" : "+x"(vector))
+#else
+#define KEEP(vector)
+#endif
 
 /* A matrix [depth, columns] cut into panels of PANEL columns, each contiguous, padded with zeros. */
 typedef struct {
@@ -32,6 +38,25 @@ static Packed pack(const REAL *a, long depth, long columns, long row_stride, lon
     return p;
 }
 
+/* sum[r, :] = a[r, :] panel. Two vectors wide and up to six rows high: as many sums at once as keep the
+   processor busy. */
+INLINE void few_rows(
+    const REAL *a, long a_stride, const REAL *panel, long depth, REAL *sum, const long rows
+) {
+    Vector s[6][2] = {0};
+    for (long k = 0; k < depth; k++) {
+        Vector w0 = *(const Vector *)(panel + k * PANEL);
+        Vector w1 = *(const Vector *)(panel + k * PANEL + WIDE);
+        KEEP(w0);
+        KEEP(w1);
+        for (long r = 0; r < rows; r++) {
+            REAL x = a[r * a_stride + k];
+            s[r][0] += x * w0, s[r][1] += x * w1;
+        }
+    }
+    memcpy(sum, s, rows * PANEL * sizeof(REAL));
+}
+
 /* c[i, :] = a[i, :] p + bias + residual[i, :], the latter two where given; relu where wanted. */
 static void product(
     const REAL *a, long a_stride, const Packed *p, long rows, const REAL *bias,
@@ -40,28 +65,21 @@ static void product(
     for (long j = 0; j < p->columns; j += PANEL) {
         const REAL *panel = p->panels + j * p->depth;
         long used = p->columns - j < PANEL ? p->columns - j : PANEL;
-        for (long i = 0; i < rows; i += ROWS) {
-            REAL sum[ROWS][PANEL];
-            const REAL *r0 = a + i * a_stride, *r1 = r0 + (i + 1 < rows ? a_stride : 0),
-                       *r2 = r1 + (i + 2 < rows ? a_stride : 0),
-                       *r3 = r2 + (i + 3 < rows ? a_stride : 0);
-            Vector s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0}, s20 = {0}, s21 = {0}, s30 = {0},
-                   s31 = {0};
-            for (long k = 0; k < p->depth; k++) {
-                Vector w0 = *(const Vector *)(panel + k * PANEL);
-                Vector w1 = *(const Vector *)(panel + k * PANEL + WIDE);
-                s00 += r0[k] * w0, s01 += r0[k] * w1;
-                s10 += r1[k] * w0, s11 += r1[k] * w1;
-                s20 += r2[k] * w0, s21 += r2[k] * w1;
-                s30 += r3[k] * w0, s31 += r3[k] * w1;
-            }
-            Vector *at = (Vector *)sum[0];
-            at[0] = s00, at[1] = s01, at[2] = s10, at[3] = s11;
-            at[4] = s20, at[5] = s21, at[6] = s30, at[7] = s31;
-            for (long r = 0; r < ROWS && i + r < rows; r++) {
+        for (long i = 0, n; i < rows; i += n) {
+            REAL sum[6 * PANEL];
+            const REAL *from = a + i * a_stride;
+            if (rows - i >= 6)
+                few_rows(from, a_stride, panel, p->depth, sum, n = 6);
+            else if (rows - i >= 4)
+                few_rows(from, a_stride, panel, p->depth, sum, n = 4);
+            else if (rows - i >= 2)
+                few_rows(from, a_stride, panel, p->depth, sum, n = 2);
+            else
+                few_rows(from, a_stride, panel, p->depth, sum, n = 1);
+            for (long r = 0; r < n; r++) {
                 REAL *out = c + (i + r) * c_stride + j;
                 for (long u = 0; u < used; u++) {
-                    REAL x = sum[r][u];
+                    REAL x = sum[r * PANEL + u];
                     if (bias) x += bias[j + u];
                     if (residual) x += residual[(i + r) * p->columns + j + u];
                     out[u] = relu && x < 0 ? 0 : x;
