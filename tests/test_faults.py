@@ -382,6 +382,7 @@ def test_what_the_system_refuses_is_one_line(
 @pytest.mark.parametrize("name", ["[/b].txt", "\N{GRINNING FACE}.txt"])
 def test_any_name_of_a_corpus_is_trained_on_and_resumed(name: str) -> None:
     """Brackets are no mark-up, and not every character has four hexadecimal digits."""
+    Path(name).parent.mkdir(exist_ok=True)
     Path("text.txt").rename(name)
     cli.main(["train", "--preset", _preset(), "--data.corpus", name, "--out", "r"])
     assert memspan.load("r").config.data.corpus == name
