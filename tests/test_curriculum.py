@@ -103,7 +103,7 @@ def test_a_resumed_curriculum_is_the_uninterrupted_one(monkeypatch: pytest.Monke
 
         def interrupted(trainer: train.Trainer, stop: int = stop, update=update) -> torch.Tensor:
             loss = update(trainer)
-            trainer.interrupted = trainer.step == stop
+            trainer.asked_to_stop = trainer.step == stop
             return loss
 
         with monkeypatch.context() as patch:
