@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test check bench bench-learning clean
+.PHONY: help demo test check bench bench-learning chaos fuzz clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -32,6 +32,13 @@ bench: ## measure speed and memory against peers, in an environment of its own
 bench-learning: ## measure learning on Tiny Shakespeare against a plain GPT
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
 	.bench-venv/bin/python benchmarks/learning.py $(ARGS)
+
+chaos: .venv ## kill, starve and damage training runs, and see what is left of them (minutes)
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+fuzz: .venv ## fuzz everything that is read; installs the extra fuzz (minutes)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	$(BIN)/python tests/fuzz.py $(ARGS)
 
 clean: ## remove the environments and caches
 	rm -rf .venv .bench-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

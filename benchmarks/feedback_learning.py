@@ -9,7 +9,8 @@ and an inner width that gives as many parameters; `curriculum`, the preset; `fro
 Feedback of projections per layer that starts from a Transformer-XL of its own shape, the time of
 whose training counts. Every side is trained by memspan's trainer for `--seconds` of CPU time.
 Validation: the first 32,768 bytes of the text's last tenth, in bits per byte, memory carried, 16
-streams. The table also says when each side reached what the first one ended with.
+streams. The table also says when each side reached what the first one ended with. Runs of as many
+seconds that the results already hold are not repeated: it may be stopped, and goes on.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
     return {
         "model": side,
         "seed": config.train.seed,
+        "seconds": seconds,
         "parameters": parameters(config),
         "curve": curve,
         "bits_per_byte": curve[-1]["bits"],
@@ -166,17 +168,23 @@ def main() -> None:
     if not options.text.is_file():
         parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     made = configs(read_config(HERE.parent / "configs" / "tiny-shakespeare-feedback.toml"))
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / "feedback-learning.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [row for row in rows if row["seconds"] == options.seconds]
     jobs = []
     for seed in range(1, options.seeds + 1):
         for side in options.sides:
             loop = dataclasses.replace(made[side].train, seed=seed)
             config = dataclasses.replace(made[side], train=loop)
-            jobs.append((side, config, options.text, options.seconds))
-    rows = []
+            if not any((row["model"], row["seed"]) == (side, seed) for row in rows):
+                jobs.append((side, config, options.text, options.seconds))
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for row in pool.imap(run, jobs, chunksize=1):
             rows.append(row)
+            path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
             print(f"{row['model']:<20} seed {row['seed']}  {row['bits_per_byte']:.4f}", flush=True)
+    rows.sort(key=lambda row: (SIDES.index(row["model"]), row["seed"]))
     goal = mean(r["bits_per_byte"] for r in rows if r["model"] == options.sides[0])
     for side in options.sides:
         mine = [row for row in rows if row["model"] == side]
@@ -189,9 +197,6 @@ def main() -> None:
             f"bits per byte, {mean(r['curve'][-1]['tokens'] for r in mine):>11,.0f} tokens; "
             f"{goal:.3f} after {when}"
         )
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "feedback-learning.json"
-    path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
     plot(rows, path.with_suffix(".png"))
     print(f"written: {path}, {path.with_suffix('.png')}")
 

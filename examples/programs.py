@@ -1,20 +1,24 @@
 """Executing small programs (Fan et al. 2020, section 4): Feedback against Transformer-XL, side by side.
 
-    python examples/programs.py                     # 3 variables; about 20 minutes on one core
-    python examples/programs.py --variables 2 --seconds 300
-    python examples/programs.py --variables 5 --layers 4 --seconds 1200
+    python examples/programs.py                     # 3 variables; 20 minutes on one core
+    python examples/programs.py --variables 2
+    python examples/programs.py --variables 5
 
-Both models read random programs (see `memspan.data.synthetic.Programs`) for the same CPU time, with the
-same options and about as many parameters, and learn to say what is printed. Programs have one variable
-at the start, and one more after each equal share of the time; the score is the share of printed values
-that are right in programs with `--variables`, longer than those of training and never seen. Written: a
-JSON file with the curve, and a picture where matplotlib is installed.
+Both models read random programs (see `memspan.data.synthetic.Programs`) for the same CPU time, with
+the same options and about as many parameters, and learn to say what is printed. In the first quarter of
+the time programs get longer, from 16 words to `--tokens`, and get more variables, from one to
+`--variables`. The score is the share of printed values that are right in 64 programs, twice as long as
+those of training. Beside it: the share that is right if the last value known, assigned or printed, is
+said again. Written: a JSON file with the curves, and a picture where matplotlib is installed. With two
+cores, `--models feedback` and `--models transformer-xl` may run at once: a file keeps what it holds of
+the same options.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -23,10 +27,15 @@ import numpy as np
 import torch
 
 from memspan.config import FeedbackConfig, TransformerXLConfig
-from memspan.data.synthetic import Programs
+from memspan.data.synthetic import IDS, WORDS, Programs
 from memspan.models import LanguageModel
 
+MODELS = ("feedback", "transformer-xl")
 SEGMENT = 64
+SHORTEST = 16
+"""Words of the first programs."""
+GROWING = 0.25
+"""Share of the time until programs have full length and all variables."""
 
 
 def model_of(name: str, options: argparse.Namespace) -> LanguageModel:
@@ -42,16 +51,21 @@ def model_of(name: str, options: argparse.Namespace) -> LanguageModel:
         if name == "feedback"
         else TransformerXLConfig(**size, positions="learned", max_distance=2 * SEGMENT)
     )
-    return LanguageModel(Programs().vocab_size, config)
+    return LanguageModel(len(WORDS), config)
+
+
+def examination(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
+    """Always the same programs; where they print."""
+    return Programs(options.variables).batch(64, 2 * options.tokens + 1, np.random.default_rng(7))
 
 
 @torch.no_grad()
-def accuracy(model: LanguageModel, variables: int) -> float:
-    """Share of the printed values that are likeliest to the model; always the same programs."""
+def accuracy(model: LanguageModel, options: argparse.Namespace) -> float:
+    """Share of the printed values that are likeliest to the model."""
     model.eval()
-    tokens, printed = Programs(variables).batch(64, 4 * SEGMENT + 1, np.random.default_rng(7))
+    tokens, printed = examination(options)
     memory, right, asked = None, 0, 0
-    for at in range(0, 4 * SEGMENT, SEGMENT):
+    for at in range(0, tokens.shape[1] - 1, SEGMENT):
         out = model(tokens[:, at : at + SEGMENT], memory)
         memory = out.memory
         where = printed[:, at + 1 : at + SEGMENT + 1]
@@ -61,29 +75,60 @@ def accuracy(model: LanguageModel, variables: int) -> float:
     return right / asked
 
 
+def unchanged(options: argparse.Namespace) -> float:
+    """Share of the printed values that are what was last assigned or printed."""
+    right = asked = 0
+    tokens, printed = examination(options)
+    for row, mask in zip(tokens.tolist(), printed.tolist(), strict=True):
+        known = {}
+        for i in range(2, len(row)):
+            if mask[i]:
+                right, asked = right + (known[row[i - 1]] == row[i]), asked + 1
+                known[row[i - 1]] = row[i]
+            elif row[i - 1] == IDS["="]:
+                known[row[i - 2]] = row[i]
+    return right / asked
+
+
+def stage(done: float, options: argparse.Namespace) -> tuple[int, int]:
+    """Variables and words of the programs when this share of the time is over."""
+    grown = min(done / GROWING, 1.0)
+    doublings = int(math.log2(options.tokens / SHORTEST))
+    return (
+        1 + int(grown * options.variables * 0.999),
+        min(options.tokens, SHORTEST * 2 ** int(grown * (doublings + 1))),
+    )
+
+
 def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """For `--seconds` of CPU time; the curve of the accuracy."""
     torch.manual_seed(options.seed)
     random = np.random.default_rng(options.seed)
     model = model_of(name, options)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.99), weight_decay=0.01
+        model.parameters(),
+        lr=options.learning_rate,
+        betas=(0.9, 0.99),
+        weight_decay=0.01,
+        fused=True,
     )
     curve: list[dict[str, float]] = []
     clock, read, step = 0.0, 0, 0
     while clock < options.seconds:
         start = time.process_time()
-        done = min(clock / options.seconds, 1.0)
-        n = 1 + int(done * options.variables * 0.999)
-        tokens, printed = Programs(n).batch(options.batch_size, options.tokens + 1, random)
-        memory = model.initial_memory(options.batch_size)
-        for at in range(0, options.tokens, SEGMENT):
-            targets = tokens[:, at + 1 : at + SEGMENT + 1]
-            out = model(tokens[:, at : at + SEGMENT], memory, targets=targets)
+        done = clock / options.seconds
+        variables, words = stage(done, options)
+        segment = min(words, SEGMENT)
+        rows = max(options.words_per_update // segment, 1)
+        tokens, printed = Programs(variables).batch(rows, words + 1, random)
+        memory = model.initial_memory(rows)
+        for at in range(0, words, segment):
+            targets = tokens[:, at + 1 : at + segment + 1]
+            out = model(tokens[:, at : at + segment], memory, targets=targets)
             memory = out.memory.detach()
             assert out.losses is not None
             # What else comes next is chance: only printed values are learned.
-            out.losses[printed[:, at + 1 : at + SEGMENT + 1]].mean().backward()
+            out.losses[printed[:, at + 1 : at + segment + 1]].mean().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             # Level until half of the time is over, then down to a tenth.
             rate = min(1.0, (step + 1) / 50, 2 * (1.05 - done))
@@ -91,17 +136,17 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-        read += options.batch_size * options.tokens
+        read += rows * words
         clock += time.process_time() - start
         if len(curve) < 24 * clock / options.seconds:
-            score = accuracy(model, options.variables)
+            score = accuracy(model, options)
             curve.append({"seconds": round(clock, 1), "tokens": read, "accuracy": round(score, 4)})
             print(f"{name:<15}{clock:7.0f} s {read:>11,} tokens   {score:6.1%}", flush=True)
     parameters = sum(p.numel() for p in model.parameters())
     return {"model": name, "parameters": parameters, "curve": curve}
 
 
-def picture(results: list[dict[str, Any]], variables: int, path: Path) -> None:
+def picture(results: list[dict[str, Any]], known: float, variables: int, path: Path) -> None:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -115,7 +160,7 @@ def picture(results: list[dict[str, Any]], variables: int, path: Path) -> None:
                 [100 * point["accuracy"] for point in result["curve"]],
                 label=result["model"],
             )
-        axis.axhline(10, color="grey", linewidth=0.8, linestyle=":")
+        axis.axhline(100 * known, color="grey", linestyle=":", label="last value known")
         axis.set_xlabel(f"{unit} of training")
     axes[0].set_ylabel(f"printed values right, %\n({variables} variables)")
     axes[0].legend()
@@ -131,26 +176,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="CPU time for each model")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=16, help="programs at a time")
-    parser.add_argument("--tokens", type=int, default=128, help="words of a program in training")
+    parser.add_argument("--tokens", type=int, default=128, help="words of the longest in training")
+    parser.add_argument("--words-per-update", type=int, default=1024)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
     parser.add_argument("--out", type=Path, default=Path("programs"), help="folder for results")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = [train(name, options) for name in ("feedback", "transformer-xl")]
+    by_name = {name: train(name, options) for name in options.models}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"programs-{options.variables}.json"
-    settings = {k: v for k, v in vars(options).items() if k != "out"}
-    path.write_text(json.dumps({"options": settings, "results": results}, indent=1) + "\n")
+    settings = {k: v for k, v in vars(options).items() if k not in ("out", "models")}
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if before.get("options") == settings:
+        by_name = {result["model"]: result for result in before["results"]} | by_name
+    results = [by_name[name] for name in MODELS if name in by_name]
+    known = unchanged(options)
+    found = {"options": settings, "last_value_known": round(known, 4), "results": results}
+    path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"written: {path}")
-    picture(results, options.variables, path.with_suffix(".png"))
+    picture(results, known, options.variables, path.with_suffix(".png"))
     for result in results:
         last = result["curve"][-1]
         print(
             f"{result['model']:<15} {result['parameters']:>9,} parameters: {last['accuracy']:.1%} of "
             f"printed values right after {last['tokens']:,} tokens"
         )
+    print(f"{'last value known':<15} {known:.1%}")
 
 
 if __name__ == "__main__":

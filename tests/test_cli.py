@@ -96,8 +96,8 @@ def test_train_writes_a_run_and_reports(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_config_toml_gives_back_every_option(run: Path) -> None:
     flags = " ".join(flags_from_toml(run / "config.toml"))
-    assert "--model transformer-xl" in flags
-    assert "--model.memory-length 8" in flags
+    assert "--model=transformer-xl" in flags
+    assert "--model.memory-length=8" in flags
     cli.main(["train", "--preset", str(run / "config.toml"), "--out", "again"])
     assert (run / "config.toml").read_text() == Path("again/config.toml").read_text()
     # The same options and seed: the same weights.

@@ -20,7 +20,7 @@ from golden import assert_same
 from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
-from memspan.ops import compiled_loop
+from memspan.ops import feedback_loop
 from memspan.ops.feedback_attention import attend
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ fast = pytest.mark.parametrize(
         pytest.param(
             "compiled",
             marks=pytest.mark.skipif(
-                not compiled_loop.available(torch.zeros(())), reason="no C compiler"
+                not feedback_loop.available(torch.zeros(())), reason="no C compiler"
             ),
         ),
     ],

@@ -21,7 +21,7 @@ from golden import Golden, assert_same, parameters
 from golden_rows import GRADIENT, OUTPUT, PREFIX, assert_all_seen, check_loss
 from memspan.config import EmbeddingConfig, FeedbackConfig
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
-from memspan.ops import compiled_loop
+from memspan.ops import feedback_loop
 
 pytestmark = pytest.mark.golden
 
@@ -187,7 +187,7 @@ def check_labml(g: Golden, dtype: torch.dtype) -> None:
         layer.register_forward_hook(lambda _, args, out, n=n: by_layer[n].append(out))
         for n, layer in enumerate(model.layers)
     ]
-    compiles = compiled_loop.available(torch.zeros((), dtype=dtype))
+    compiles = feedback_loop.available(torch.zeros((), dtype=dtype))
     for implementation in ("reference", "fused", *["compiled"] * compiles):
         clear(theirs)
         x = g.input("x", dtype).transpose(0, 1).requires_grad_()

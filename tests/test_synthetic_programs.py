@@ -68,6 +68,23 @@ def test_batches_are_rows_of_programs() -> None:
     assert len(IDS) == len(WORDS)
 
 
+def test_shares_of_statements() -> None:
+    words = Programs(2, prints=0.1, conditions=0.7).program(20_000, np.random.default_rng(0))
+    total = words.count(";") - 2
+    assert words.count("print") / total == pytest.approx(0.1, abs=0.02)
+    assert words.count("if") / total == pytest.approx(0.7, abs=0.03)
+    for i, word in enumerate(words):
+        if word == "if":
+            assert words[i + 1] != words[i + 5]
+            assert words[i + 3] not in ("1", "10")
+
+
+@pytest.mark.parametrize(("prints", "conditions"), [(-0.1, 0.5), (0.5, 0.6)])
+def test_shares_are_checked(prints: float, conditions: float) -> None:
+    with pytest.raises(MemspanError, match="shares"):
+        Programs(prints=prints, conditions=conditions)
+
+
 @pytest.mark.parametrize("n", [0, 6])
 def test_numbers_of_variables_are_checked(n: int) -> None:
     with pytest.raises(MemspanError, match="1 to 5"):

@@ -7,6 +7,12 @@ the last checkpoint.
         model.safetensors                   weights
         training.safetensors                optimiser, carried memory, random states
         state.json                          step, position in the text, scores, checksums
+
+Where several processes train together, a checkpoint has a folder ``shards`` instead of the two files
+of tensors, until :func:`export`, and ``checkpoints/latest`` names the newest.
+
+Every file is bound to the others by checksums: those of ``config.toml`` and ``tokenizer.json`` stand in
+the header of every ``model.safetensors``, those of a checkpoint's tensors in its ``state.json``.
 """
 
 from __future__ import annotations
@@ -16,22 +22,46 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from memspan.config import RunConfig
 from memspan.config_files import read_config, to_toml
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.errors import MemspanError
-from memspan.files import sync_folder, write_atomically
+from memspan.files import only_writer, read_limited, sync_folder, write_atomically
 from memspan.models import LanguageModel
-from memspan.tensor_files import load_tensors, save_tensors
+from memspan.tensor_files import SEAL, load_tensors, save_tensors
 
+SHARDS = "shards"
+"""A checkpoint's folder of tensors that several processes wrote, each a part."""
+LATEST = "latest"
+"""The file that names the newest checkpoint of several processes."""
 KEEP = 2
 """Checkpoints kept beside the best."""
+TENSORS = ("model.safetensors", "training.safetensors")
+"""A checkpoint's weights and all other tensors."""
+STATE = {
+    "step": (int,),
+    "best": (float, type(None)),
+    "best_step": (int, type(None)),
+    "streams": (dict,),
+    "corpus": (str,),
+    "files": (dict,),
+    "metrics": (dict,),
+    "health": (dict,),
+}
+"""What a ``state.json`` has at least, with the types that each may be."""
+T = TypeVar("T")
+Target = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Name, shape and type of a tensor on disk to the tensor it is read into: a part of it, or all."""
+STATE_LIMIT = 1 << 20
+"""Bytes of a ``state.json`` at most."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +84,34 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder for this trainer alone.
+
+    Raises:
+        MemspanError: another process is training in it, or it cannot be written.
+    """
+    if (folder / "checkpoints").is_symlink():
+        raise MemspanError(
+            f"{folder / 'checkpoints'} is a link out of the run's folder, where old checkpoints "
+            "would be deleted: put the folder itself there"
+        )
+    with only_writer(folder):
+        yield
+
+
 def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
-    """Make a new run's folder.
+    """Make a new run's folder. A run that ended before its first checkpoint is begun anew.
 
     Raises:
         MemspanError: there is a run already, or the folder cannot be written.
     """
-    if (folder / "config.toml").exists():
+    if (folder / "model.safetensors").exists() or _steps(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
             f"--resume {folder}"
         )
+    _remove_leftovers(folder)
     write_atomically(folder / "config.toml", to_toml(config).encode())
     tokenizer.save(folder)
 
@@ -72,65 +119,201 @@ def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
 def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
     """Add a checkpoint, then drop those no longer needed. The folder appears whole or not at all.
 
-    ``best``: these weights are the best so far.
+    ``best``: these weights are the best so far. The same step of a run is the same checkpoint: one
+    that is there is not written again.
     """
     step = checkpoint.state["step"]
     target = _step_folder(folder, step)
-    building = target.with_name(f".{target.name}.tmp")
+    building = _building(folder, step)
     try:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
-        header = {"step": str(step)}
-        save_tensors(building / "model.safetensors", checkpoint.weights, header)
-        save_tensors(building / "training.safetensors", checkpoint.training, header)
-        state = checkpoint.state | {"files": _checksums(folder)}
-        content = json.dumps(state, indent=1, sort_keys=True)
-        check = hashlib.sha256(content.encode()).hexdigest()
-        write_atomically(building / "state.json", f"{content}\n{check}\n".encode())
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(building, target)
-        sync_folder(target.parent)
+        if not target.exists():
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+            files = _checksums(folder)
+            header = {"step": str(step)} | files
+            for name in TENSORS:
+                tensors = checkpoint.weights if name == TENSORS[0] else checkpoint.training
+                files[name] = save_tensors(building / name, tensors, header)
+            _write_state(building, checkpoint.state, files)
+            # Without it, the newest folder is the newest checkpoint.
+            (target.parent / LATEST).unlink(missing_ok=True)
+            os.replace(building, target)
+            sync_folder(target.parent)
         if best:
             _publish(target / "model.safetensors", folder / "model.safetensors")
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        raise MemspanError(
-            f"cannot save a checkpoint in {folder} ({error.strerror}): free some space, then go on "
-            f"with --resume {folder}; the last checkpoint is untouched"
-        ) from None
+        raise unsaved(folder, error) from None
     except MemspanError:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    keep = {*_steps(folder)[-KEEP:], checkpoint.state.get("best_step")}
-    for old in _steps(folder):
-        if old not in keep:
-            shutil.rmtree(_step_folder(folder, old), ignore_errors=True)
+    _drop_old(folder, checkpoint.state["best_step"])
 
 
-def latest(folder: Path) -> Checkpoint:
+def new_shards(folder: Path, step: int) -> Path | None:
+    """An empty folder for the shards of a new checkpoint; None: this step's is there already."""
+    if _step_folder(folder, step).exists():
+        return None
+    shards = _building(folder, step) / SHARDS
+    try:
+        shutil.rmtree(shards.parent, ignore_errors=True)
+        shards.mkdir(parents=True)
+    except OSError as error:
+        raise unsaved(folder, error) from None
+    return shards
+
+
+def commit_shards(folder: Path, state: dict[str, Any], best: bool) -> None:
+    """Make a checkpoint of the shards that all processes have written, as :func:`save` does."""
+    from memspan.distributed.shards import checksums
+
+    step = state["step"]
+    building, target = _building(folder, step), _step_folder(folder, step)
+    try:
+        sums = checksums(building / SHARDS)
+        _write_state(
+            building, state, _checksums(folder) | {f"{SHARDS}/{n}": c for n, c in sums.items()}
+        )
+        os.replace(building, target)
+        sync_folder(target.parent)
+        write_atomically(target.parent / LATEST, f"{target.name}\n".encode())
+        if best:
+            _publish_shards(folder, step)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise unsaved(folder, error) from None
+    _drop_old(folder, state["best_step"])
+
+
+def drop_shards(folder: Path, step: int) -> None:
+    """Make room: the shards of a checkpoint that could not be finished."""
+    shutil.rmtree(_building(folder, step), ignore_errors=True)
+
+
+def unsaved(folder: Path, error: BaseException) -> MemspanError:
+    """What to say when a checkpoint could not be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return MemspanError(
+        f"cannot save a checkpoint in {folder} ({reason}): free some space, then go on with "
+        f"--resume {folder}; the last checkpoint is untouched"
+    )
+
+
+def export(folder: Path) -> list[int]:
+    """Turn the checkpoints of several processes into those of one, and publish the best weights.
+
+    The folder must be claimed.
+
+    Returns:
+        The steps whose checkpoints were turned.
+
+    Raises:
+        MemspanError: there is no checkpoint, or a damaged one.
+    """
+    recover(folder, latest_state(folder))
+    turned = []
+    for step in _steps(folder):
+        source = _step_folder(folder, step)
+        state = _read_state(source / "state.json")
+        if TENSORS[0] in state["files"]:
+            continue
+        whole = _read_shards(source, state)
+        files = _checksums(folder)
+        header = {"step": str(step)} | files
+        for name in TENSORS:
+            tensors = whole.weights if name == TENSORS[0] else whole.training
+            files[name] = save_tensors(source / name, tensors, header)
+        # From here on they count, and the shards do not.
+        _write_state(source, state, files)
+        turned.append(step)
+    (folder / "checkpoints" / LATEST).unlink(missing_ok=True)
+    for step in _steps(folder):
+        shutil.rmtree(_step_folder(folder, step) / SHARDS, ignore_errors=True)
+    return turned
+
+
+def latest_state(folder: Path) -> dict[str, Any]:
+    """The ``state`` of the newest checkpoint, as :func:`latest`."""
+    return _latest(folder, lambda source, state: state)
+
+
+def latest(folder: Path, target: Target | None = None, verify: bool = True) -> Checkpoint:
     """The newest checkpoint of a run.
+
+    Args:
+        target: what shards are read into (None: whole tensors).
+        verify: check the sums of shards; others may be doing that.
 
     Raises:
         MemspanError: there is none, or one of its files is missing or damaged.
     """
+
+    def read(source: Path, state: dict[str, Any]) -> Checkpoint:
+        if TENSORS[0] not in state["files"]:
+            return _read_shards(source, state, target, verify)
+        found = {}
+        for name in TENSORS:
+            found[name], header = load_tensors(source / name)
+            if header[SEAL] != state["files"].get(name) or header["step"] != str(state["step"]):
+                raise MemspanError(f"{source / name} is another checkpoint's: restore its own")
+        return Checkpoint(found[TENSORS[0]], found[TENSORS[1]], state)
+
+    return _latest(folder, read)
+
+
+def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
     steps = _steps(folder)
     if not steps:
-        raise MemspanError(f"{folder} has no checkpoint yet: start a new run")
-    source = _step_folder(folder, steps[-1])
+        raise MemspanError(
+            f"{folder} has no checkpoint yet: start it again with --preset {folder}/config.toml "
+            f"--out {folder}"
+        )
+    source = _newest(folder)
     try:
         state = _read_state(source / "state.json")
-        if state["files"] != _checksums(folder):
-            raise MemspanError(
-                f"config.toml or tokenizer.json in {folder} has changed since the run was saved: "
-                "restore it, or start a new run with the changed options"
-            )
-        weights, _ = load_tensors(source / "model.safetensors")
-        training, _ = load_tensors(source / "training.safetensors")
+        found = read(source, state)
     except MemspanError as error:
-        others = f"; or move {source} away to go on from step {steps[-2]}" if steps[1:] else ""
+        older = [step for step in steps if _step_folder(folder, step) != source]
+        others = f"; or move {source} away to go on from step {older[-1]}" if older else ""
         raise MemspanError(f"{error}{others}") from None
-    return Checkpoint(weights, training, state)
+    # No other checkpoint would help here.
+    _refuse_changes(folder, state["files"])
+    return found
+
+
+def recover(folder: Path, state: dict[str, Any]) -> None:
+    """Finish what a crash after the checkpoint of ``state`` left undone, and remove half-written files.
+
+    Raises:
+        MemspanError: the best weights are damaged in both their places.
+    """
+    _remove_leftovers(folder)
+    best = state["best_step"]
+    _drop_old(folder, best)
+    step = state["step"] if best is None else best
+    source, published = _step_folder(folder, step) / TENSORS[0], folder / TENSORS[0]
+    with contextlib.suppress(MemspanError):
+        header = load_tensors(published)[1]
+        _refuse_changes(folder, header)
+        if header["step"] == str(step):
+            return
+    if not source.parent.exists():
+        # Moved away, as the message below says: the newest weights stand in for the best.
+        source = _step_folder(folder, state["step"]) / TENSORS[0]
+    try:
+        if not source.exists() and (source.parent / SHARDS).is_dir():
+            _publish_shards(folder, int(source.parent.name.removeprefix("step-")))
+        else:
+            load_tensors(source)
+            _publish(source, published)
+    except MemspanError as error:
+        raise MemspanError(
+            f"{error}; or move {source.parent} away to go on without the best weights so far"
+        ) from None
+    except OSError as error:
+        raise MemspanError(
+            f"cannot write {published} ({error.strerror}): free some space, then --resume"
+        ) from None
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:
@@ -143,9 +326,11 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     config = load_config(folder)
     tokenizer = load_tokenizer(folder)
     weights, header = load_tensors(folder / "model.safetensors")
+    _refuse_changes(folder, header)
+    check_fit(folder, config, tokenizer.vocab_size, weights)
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, folder)
-    return Run(folder, config, tokenizer, model.to(device).eval(), int(header.get("step", 0)))
+    return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]))
 
 
 def load_config(folder: Path) -> RunConfig[Any]:
@@ -154,6 +339,39 @@ def load_config(folder: Path) -> RunConfig[Any]:
     if not (folder / "config.toml").is_file():
         raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
     return read_config(folder / "config.toml")
+
+
+def check_fit(
+    folder: Path, config: RunConfig[Any], vocab_size: int, weights: dict[str, Tensor]
+) -> None:
+    """Refuse weights that are not those of such a model, before it takes any memory or time.
+
+    Raises:
+        MemspanError: names, shapes or types differ.
+    """
+    reason = ""
+    if config.model.n_layers > len(weights):
+        reason = f"{len(weights)} tensors are no {config.model.n_layers:,} layers"
+    else:
+        try:
+            with torch.device("meta"):
+                model = LanguageModel(vocab_size, config.model, config.embedding)
+        except (RuntimeError, TypeError) as error:
+            # A size beyond all arithmetic.
+            reason = " ".join(str(error).split())[:200]
+        else:
+            wanted, given = _forms(weights_of(model)), _forms(weights)
+            if differ := sorted(dict(wanted.items() ^ given.items())):
+                name = differ[0]
+                reason = f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+    if reason:
+        raise MemspanError(
+            f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
+        )
+
+
+def _forms(weights: dict[str, Tensor]) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in weights.items()}
 
 
 def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path) -> None:
@@ -188,6 +406,62 @@ def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, T
     return expanded
 
 
+def _drop_old(folder: Path, best_step: int | None) -> None:
+    """All checkpoints but the last and the best."""
+    steps = _steps(folder)
+    for old in steps[:-KEEP]:
+        if old != best_step:
+            # Under another name first: half a checkpoint is never taken for a whole one.
+            doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
+            with contextlib.suppress(OSError):
+                os.replace(_step_folder(folder, old), doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint that ``latest`` names, where it names one, else that of the last step."""
+    with contextlib.suppress(OSError):
+        name = read_limited(folder / "checkpoints" / LATEST, 100).decode(errors="replace").strip()
+        for step in _steps(folder):
+            if _step_folder(folder, step).name == name:
+                return _step_folder(folder, step)
+    return _step_folder(folder, _steps(folder)[-1])
+
+
+def _read_shards(
+    source: Path, state: dict[str, Any], target: Target | None = None, verify: bool = True
+) -> Checkpoint:
+    from memspan.distributed.shards import checksums, load_shards
+
+    start = f"{SHARDS}/"
+    wanted = {n.removeprefix(start): c for n, c in state["files"].items() if n.startswith(start)}
+    if not wanted or not (source / SHARDS).is_dir():
+        raise MemspanError(f"{source / SHARDS} is missing: restore it")
+    if verify:
+        found = checksums(source / SHARDS)
+        for name in sorted({*wanted, *found}):
+            if wanted.get(name) != found.get(name):
+                how = "damaged" if name in found else "missing"
+                raise MemspanError(f"{source / SHARDS / name} is {how}: restore it")
+    tensors = load_shards(source / SHARDS, target or _whole)
+    prefix = "model/"
+    weights = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    training = {n: t for n, t in tensors.items() if not n.startswith(prefix)}
+    return Checkpoint(weights, training, state)
+
+
+def _whole(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _publish_shards(folder: Path, step: int) -> None:
+    source = _step_folder(folder, step)
+    state = _read_state(source / "state.json")
+    weights = _read_shards(source, state).weights
+    header = {"step": str(step)} | _checksums(folder)
+    save_tensors(folder / TENSORS[0], weights, header)
+
+
 def _publish(source: Path, target: Path) -> None:
     """Put the same file under a second name, without a second copy where the disk allows it."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -205,24 +479,57 @@ def _publish(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def _write_state(folder: Path, state: dict[str, Any], files: dict[str, str]) -> None:
+    content = json.dumps(state | {"files": files}, indent=1, sort_keys=True)
+    check = hashlib.sha256(content.encode()).hexdigest()
+    write_atomically(folder / "state.json", f"{content}\n{check}\n".encode())
+
+
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        content, check = path.read_text(encoding="utf-8").rstrip("\n").rsplit("\n", 1)
+        text = read_limited(path, STATE_LIMIT).decode()
+        content, check = text.removesuffix("\n").rsplit("\n", 1)
         if hashlib.sha256(content.encode()).hexdigest() != check:
             raise ValueError("its checksum is wrong")
         state: dict[str, Any] = json.loads(content)
+        for name, kinds in STATE.items():
+            if type(state[name]) not in kinds:
+                raise ValueError(f"its {name} is {type(state[name]).__name__}")
+        if min(state["step"], state["best_step"] or 0) < 0:
+            raise ValueError("its step is negative")
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     return state
+
+
+def _refuse_changes(folder: Path, files: dict[str, str]) -> None:
+    """``files``: checksums of ``config.toml`` and ``tokenizer.json``, among others, as saved."""
+    for name, check in _checksums(folder).items():
+        if files.get(name) != check:
+            raise MemspanError(
+                f"{name} in {folder} has changed since the run was saved: restore it, or start a "
+                "new run with the changed options"
+            )
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Files and folders whose writing or deletion a crash cut short."""
+    for left in (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def _checksums(folder: Path) -> dict[str, str]:
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in ("config.toml", "tokenizer.json")
         if (folder / name).is_file()
+        else "missing"
+        for name in ("config.toml", "tokenizer.json")
     }
 
 
@@ -230,7 +537,13 @@ def _step_folder(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"step-{step:08d}"
 
 
+def _building(folder: Path, step: int) -> Path:
+    """Where a step's folder is made."""
+    return folder / "checkpoints" / f".step-{step:08d}.tmp"
+
+
 def _steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
     found = (folder / "checkpoints").glob("step-*")
-    return sorted(int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdigit())
+    steps = (int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdecimal())
+    return sorted(step for step in steps if _step_folder(folder, step).is_dir())

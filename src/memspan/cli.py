@@ -16,6 +16,7 @@ import tyro
 from memspan import __version__
 from memspan.config import MODELS, RunConfig
 from memspan.config_files import architecture_of, flags_from_toml
+from memspan.distributed import reports
 from memspan.errors import MemspanError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   train              train a model; the defaults need no download and take minutes
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       write on from a prompt or from a saved memory
+  export RUN         make the checkpoints of several processes plain (train --nproc)
   data list          the named corpora
   data prepare NAME  fetch and tokenise a corpus now
 
@@ -53,6 +55,9 @@ class TrainArguments(Generic[M]):
     those of a Transformer-XL of the same width; says which were taken."""
     resume: Path | None = None
     """Run folder to continue, bit for bit, with the options it was started with."""
+    nproc: int = 1
+    """Processes on this machine that share the batch's rows, which it must divide; also with --resume,
+    where it may be another number than before. On several machines: torchrun -m memspan train."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,14 @@ class GenerateArguments:
 
 
 @dataclass(frozen=True)
+class ExportArguments:
+    """Turn the checkpoints of several processes into plain ones. A run that ends does so by itself."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder; nobody may be training in it."""
+
+
+@dataclass(frozen=True)
 class PrepareArguments:
     """Fetch a corpus into the cache and tokenise it."""
 
@@ -137,8 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     except MemspanError as error:
         if debug:
             traceback.print_exc()
-        print(f"memspan: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _fail(f"memspan: {error}", 2, error)
     except KeyboardInterrupt:
         print("\nmemspan: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -149,13 +161,35 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
+        if line := _refusal_of_the_system(error):
+            _fail(f"memspan: {MemspanError(line)}", 2, error)
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(
+        _fail(
             f"memspan: unexpected {type(error).__name__}: {reason}; run again with --debug for the "
             "traceback, and please report it",
-            file=sys.stderr,
+            1,
+            error,
         )
-        sys.exit(1)
+
+
+def _fail(line: str, status: int, error: Exception) -> None:
+    """End with one line, also where several processes fail."""
+    if reports.is_worker():
+        reports.leave(line, getattr(error, "status", status))
+    print(line, file=sys.stderr)
+    sys.exit(status)
+
+
+def _refusal_of_the_system(error: Exception) -> str | None:
+    """What to tell where the machine, and neither the user nor memspan, sets the limit."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}: free some space or check the permissions, then try again"
+    if isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("can't allocate memory", "out of memory")
+    ):
+        return "the machine's memory is too small for these sizes: lower the model's or the batch's"
+    return None
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -169,7 +203,7 @@ def _dispatch(arguments: list[str]) -> None:
     elif verb in VERBS:
         VERBS[verb](rest)
     else:
-        raise MemspanError(f"unknown verb {verb!r}: use train, evaluate, generate or data")
+        raise MemspanError(f"unknown verb {verb!r}: use train, evaluate, generate, export or data")
 
 
 def _train(arguments: list[str]) -> None:
@@ -177,23 +211,70 @@ def _train(arguments: list[str]) -> None:
     architecture = MODELS[architecture_of(arguments)]
     kind: Any = TrainArguments[architecture]  # type: ignore[valid-type]
     parsed = tyro.cli(kind, args=arguments, prog="memspan train")
-    if parsed.resume is not None and len(arguments) > (
-        1 if arguments[0].startswith("--resume=") else 2
-    ):
+    shared = _without(arguments, "--nproc")
+    if parsed.resume is not None and _without(shared, "--resume"):
         raise MemspanError(
             "--resume continues a run with the options it was started with and takes no others: "
             "drop them, or start a new run without --resume"
         )
+    _at_least(1, nproc=parsed.nproc)
+    if parsed.nproc > 1:
+        _launch(shared, parsed.nproc)
+        return
+    if reports.is_worker():
+        # DDP would say that looking for unused parameters may be left out; for some options it may not.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from rich.console import Console
 
     from memspan import train
+    from memspan.distributed.processes import joined
 
-    console = Console()
-    if parsed.resume is not None:
-        train.resume(parsed.resume, console)
-    else:
-        folder = parsed.out or _new_folder(parsed.config)
-        train.train(parsed.config, folder, console, parsed.init_from)
+    with joined() as processes:
+        # Names of corpora and folders may hold brackets, which are no mark-up.
+        console = Console(quiet=not processes.first, markup=False)
+        if parsed.resume is not None:
+            train.resume(parsed.resume, console, processes)
+        else:
+            folder = processes.of_first(parsed.out or _new_folder(parsed.config))
+            train.train(parsed.config, folder, console, parsed.init_from, processes)
+
+
+def _launch(arguments: list[str], n_processes: int) -> None:
+    if reports.is_worker():
+        raise MemspanError(
+            "--nproc starts processes, and torchrun has started some already: drop one of them"
+        )
+    from memspan.distributed.launch import RunEndedError, launch
+
+    try:
+        launch(["train", *arguments], n_processes)
+    except RunEndedError as error:
+        print(error.line, file=sys.stderr)
+        sys.exit(error.status)
+
+
+def _without(arguments: list[str], name: str) -> list[str]:
+    """The arguments but for the flag ``name`` and its value."""
+    left, skip = [], False
+    for argument in arguments:
+        if not skip and not argument.startswith(f"{name}="):
+            skip = argument == name
+            if not skip:
+                left.append(argument)
+        else:
+            skip = False
+    return left
+
+
+def _export(arguments: list[str]) -> None:
+    options = tyro.cli(ExportArguments, args=arguments, prog="memspan export")
+    from memspan import checkpoint
+
+    checkpoint.load_config(options.run)
+    with checkpoint.claim(options.run):
+        steps = checkpoint.export(options.run)
+    what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
+    print(f"{options.run}: {what}; best weights in {options.run / 'model.safetensors'}")
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
@@ -227,7 +308,7 @@ def _preset(name: str) -> Path:
 
 
 def _new_folder(config: RunConfig[Any]) -> Path:
-    corpus = Path(config.data.corpus).stem
+    corpus = Path(config.data.corpus).stem[:60]
     corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in corpus) or "text"
     number = 1
     while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
@@ -325,7 +406,8 @@ def _generate(arguments: list[str]) -> None:
     memory = model.initial_memory(1)
     fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
     if options.memory is not None:
-        memory = type(memory).load(options.memory, fingerprint).to(memory.tokens_seen.device)
+        device = memory.tokens_seen.device
+        memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
     reader = model.reader(memory.select([0] * rows))
     logits = read_prompt(reader, tokenizer.encode(text), rows)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]
@@ -411,4 +493,5 @@ VERBS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
     "evaluate": _evaluate,
     "generate": _generate,
+    "export": _export,
 }

@@ -405,6 +405,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.vocab_size is not None:
             _at_least(2, self, "vocab_size")
+        # They would reach the terminal, and config.toml cannot hold half a character.
+        if any(
+            ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in self.corpus
+        ):
+            raise MemspanError(
+                f"the corpus's name {self.corpus!r} has control characters or is no Unicode: "
+                "rename the file"
+            )
 
 
 @dataclass(frozen=True)
@@ -474,6 +482,8 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: ddp, each has the whole model, or fsdp, each has a part of it."""
     non_finite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
     and count it."""

@@ -19,44 +19,54 @@ import tyro
 
 from memspan.config import MODELS, RunConfig
 from memspan.errors import MemspanError
+from memspan.files import read_limited
+
+SECTIONS = ("model", "embedding", "data", "optim", "train")
+"""Tables of a file. It says how to train, not where to write: no other flag can come from it."""
+LIMIT = 1 << 18
+"""Bytes of a file at most."""
 
 
 def flags_from_toml(path: Path) -> list[str]:
-    """``[train] batch_size = 8`` becomes ``--train.batch-size 8``.
+    """``[train] batch_size = 8`` becomes ``--train.batch-size=8``.
 
     Raises:
-        MemspanError: the file is missing or no TOML.
+        MemspanError: the file is missing, no TOML, or holds what is no option.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_limited(path, LIMIT).decode())
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # The last two: an integer of thousands of digits, and tables nested as deep.
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise MemspanError(f"{path} is no valid TOML ({error}): correct it") from None
+    flags = []
     if "architecture" in values:
-        values = {"model": values.pop("architecture")} | {
-            f"model.{k}" if k == "model" else k: v for k, v in values.items()
-        }
-    flags: list[str] = []
-    for name, value in values.items():
-        if name == "model.model":
-            flags += _flatten("model", value)
-        else:
-            flags += _flatten(name, value)
+        flags.append(f"--model={values.pop('architecture')}")
+    for section, options in values.items():
+        if section not in SECTIONS or not isinstance(options, dict):
+            raise MemspanError(
+                f"{path}: {section!r} is no table of options: use architecture = ... and "
+                f"[{'], ['.join(SECTIONS)}]"
+            )
+        for name, value in options.items():
+            flags += _flag(path, f"{section}.{name}", value)
     return flags
 
 
-def _flatten(name: str, value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [flag for key, item in value.items() for flag in _flatten(f"{name}.{key}", item)]
+def _flag(path: Path, name: str, value: Any) -> list[str]:
+    """A value stays a value, even one such as ``--out=elsewhere``."""
+    scalar = isinstance(value, str | int | float)
+    numbers = isinstance(value, list) and all(type(item) in (int, float) for item in value)
+    if not (scalar or numbers) or not re.fullmatch(r"[a-z]+\.[A-Za-z0-9_-]+", name):
+        raise MemspanError(f"{path}: {name} is no option or has no such value: correct it")
     flag = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         head, _, last = flag.rpartition(".")
-        negative = f"{head}.no-{last}" if head else f"--no-{flag[2:]}"
-        return [flag if value else negative]
+        return [flag if value else f"{head}.no-{last}"]
     if isinstance(value, list):
         return [flag, *map(str, value)]
-    return [flag, str(value)]
+    return [f"{flag}={value}"]
 
 
 def architecture_of(arguments: list[str]) -> str:
@@ -98,5 +108,6 @@ def to_toml(config: RunConfig[Any]) -> str:
         for name, value in options.items():
             if value is not None:
                 value = list(value) if isinstance(value, tuple) else value
-                lines.append(f"{name} = {json.dumps(value)}")
+                # Not as JSON's pairs of surrogates, which TOML does not know.
+                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"

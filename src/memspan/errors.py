@@ -15,6 +15,11 @@ class MemspanError(ValueError):
     ``ValueError``. The message says what is wrong *and* what to do.
     """
 
+    def __init__(self, message: str) -> None:
+        # What a damaged file or a server said may be quoted: no line breaks or escapes of theirs.
+        printable = "".join(c if c.isprintable() else " " for c in message)
+        super().__init__(" ".join(printable.split()))
+
 
 class NonFiniteError(MemspanError):
     """Numbers have left the range of floating point, or are NaN.

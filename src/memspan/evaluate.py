@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memspan.data.streams import evaluation_segments
+from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import NonFiniteError
 from memspan.models import LanguageModel
 
@@ -81,6 +83,7 @@ def evaluate(
     segment_length: int = 128,
     memory: dict[str, int] | None = None,
     progress: Callable[[int], None] = lambda scored: None,
+    processes: Processes = ALONE,
 ) -> Scores:
     """Score ``tokens`` (1-D), which stand for ``text``.
 
@@ -91,30 +94,34 @@ def evaluate(
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
             in training).
         progress: called with the number of tokens scored so far.
+        processes: those that share the streams; each returns the whole score.
 
     Raises:
         NonFiniteError: a loss is NaN or infinite.
     """
     device = next(model.parameters()).device
     memory = memory or {}
-    reader = model.reader(model.initial_memory(batch_size, **memory))
+    rows = processes.rows(batch_size)
+    reader = model.reader(model.initial_memory(rows.stop - rows.start, **memory))
     nats, scored, start = 0.0, 0, time.perf_counter()
-    for inputs, targets, mask in evaluation_segments(tokens, batch_size, segment_length):
-        losses = reader.read(inputs.to(device), targets=targets.to(device))
-        # float64: a float32 sum over millions of tokens would lose digits.
-        nats += losses[mask.to(device)].sum(dtype=torch.float64).item()
-        if not math.isfinite(nats):
-            raise NonFiniteError(
-                f"the score is not finite after {scored // batch_size:,} tokens of each stream: the "
-                "weights or the memory have overflowed; use an earlier checkpoint, or lower the "
-                "learning rate in training",
-                (~losses.isfinite()).any(1),
-            )
-        scored += int(mask.sum())
-        progress(scored)
+    overflow: NonFiniteError | None = None
+    try:
+        for inputs, targets, mask in evaluation_segments(tokens, batch_size, segment_length):
+            losses = reader.read(inputs[rows].to(device), targets=targets[rows].to(device))
+            # float64: a float32 sum over millions of tokens would lose digits.
+            nats += losses[mask[rows].to(device)].sum(dtype=torch.float64).item()
+            # Where processes share the model, none may leave before the others.
+            if not math.isfinite(nats) and processes.size == 1:
+                raise _overflow(scored // batch_size, losses)
+            scored += int(mask.sum())
+            progress(scored)
+    except NonFiniteError as error:
+        overflow = error
+    if processes.any(overflow is not None or not math.isfinite(nats)):
+        raise overflow or _overflow(scored // batch_size, losses)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(
-        nats=nats,
+        nats=processes.total(nats),
         tokens=scored,
         n_bytes=len(text),
         n_characters=len(decoded),
@@ -123,6 +130,14 @@ def evaluate(
         segment_length=segment_length,
         memory=memory,
         seconds=time.perf_counter() - start,
+    )
+
+
+def _overflow(n_tokens: int, losses: Tensor) -> NonFiniteError:
+    return NonFiniteError(
+        f"the score is not finite after {n_tokens:,} tokens of each stream: the weights or the "
+        "memory have overflowed; use an earlier checkpoint, or lower the learning rate in training",
+        (~losses.isfinite()).any(1),
     )
 
 

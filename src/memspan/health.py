@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memspan.data.streams import Segment
+from memspan.distributed.processes import whole
 from memspan.memory import Memory
 
 MOST_SKIPS_IN_A_ROW = 50
@@ -52,7 +53,9 @@ def non_finite_rows(memory: Memory) -> Tensor | None:
 def largest_gradients(model: nn.Module, n: int = 3) -> str:
     """Names the ``n`` parameters of ``model`` with the largest gradients, and their norms."""
     norms = {
-        name: p.grad.norm().item() for name, p in model.named_parameters() if p.grad is not None
+        name: whole(p.grad.norm()).item()
+        for name, p in model.named_parameters()
+        if p.grad is not None
     }
     # NaN cannot be compared: it counts as the largest.
     order = sorted(norms, key=lambda name: math.inf if math.isnan(norms[name]) else norms[name])

@@ -76,8 +76,8 @@ class Memory:
         save_tensors(Path(path), tensors, header)
 
     @classmethod
-    def load(cls, path: str | Path, fingerprint: str) -> Self:
-        """Read what :meth:`save` wrote.
+    def load(cls, path: str | Path, fingerprint: str, like: Memory | None = None) -> Self:
+        """Read what :meth:`save` wrote. ``like``: one of the model's memories, for its sizes.
 
         Raises:
             MemspanError: the file is missing, damaged, no memory, or belongs to another model.
@@ -91,14 +91,37 @@ class Memory:
                 f"{header['fingerprint'][:12]}, this is {cls.__name__} of {fingerprint[:12]}): "
                 "use it with the run that wrote it"
             )
-        return cls.from_tensors(tensors)
+        return cls.from_tensors(tensors, like)
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
-        """The inverse of :meth:`tensors`."""
+    def from_tensors(cls, tensors: dict[str, Tensor], like: Memory | None = None) -> Self:
+        """The inverse of :meth:`tensors`.
+
+        Raises:
+            MemspanError: other fields, other sizes than those of ``like``, or a count that cannot be.
+        """
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
             raise MemspanError(f"these are no fields of a {cls.__name__}: {sorted(tensors)}")
-        return cls(**tensors)
+        for name, wanted in {} if like is None else like.tensors().items():
+            found = tensors[name]
+            kinds = (found.is_floating_point(), wanted.is_floating_point())
+            if found.shape != wanted.shape or (found.dtype != wanted.dtype and not all(kinds)):
+                raise MemspanError(
+                    f"the memory's {name} is {found.dtype} {list(found.shape)}, and this model's "
+                    f"{wanted.dtype} {list(wanted.shape)}: use it with the run that wrote it"
+                )
+        memory = cls(**tensors)
+        # The tokens that a row can have read before its count overflows are no limit in practice.
+        for name, most in {"tokens_seen": 1 << 62, **(memory.slots() if like else {})}.items():
+            if ((tensors[name] < 0) | (tensors[name] > most)).any():
+                raise MemspanError(
+                    f"the memory's {name} does not lie in 0 .. {most:,}: write the memory again"
+                )
+        return memory
+
+    def slots(self) -> dict[str, int]:
+        """Fields that count a row's valid slots, with the slots that there are."""
+        return {}
 
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,16 @@ class Metrics:
             self._tracker.close()
 
 
+class Unwritten:
+    """Takes what a process reports that does not keep the run's folder, and leaves it."""
+
+    def log(self, step: int, **values: float) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """All records; a line that a crash cut short is left out."""
     records = []
@@ -43,11 +56,36 @@ def read(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            # ValueError: also a number of thousands of digits. RecursionError: nested as deep.
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
+            if isinstance(record, dict) and type(record.get("step")) is int:
                 records.append(record)
-    return records
+    return [r for r in records if all(map(_is_number, r.values()))]
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+
+
+def checksum(folder: Path) -> dict[str, Any]:
+    """What ``metrics.jsonl`` holds by now, durably: its size and SHA-256."""
+    path = folder / "metrics.jsonl"
+    content = b""
+    if path.is_file():
+        with open(path, "rb") as file:
+            content = file.read()
+            os.fsync(file.fileno())
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def unchanged(folder: Path, saved: dict[str, Any]) -> bool:
+    """Whether ``metrics.jsonl`` begins as it was when :func:`checksum` was taken."""
+    path = folder / "metrics.jsonl"
+    content = path.read_bytes() if path.is_file() else b""
+    size = saved.get("bytes")
+    kept = content[:size] if type(size) is int else b""
+    return len(kept) == size and hashlib.sha256(kept).hexdigest() == saved.get("sha256")
 
 
 def plot(folder: Path) -> list[Path]:
@@ -73,7 +111,7 @@ def plot(folder: Path) -> list[Path]:
             points = []
             for record in records:
                 values = [v for k, v in record.items() if k == key or k.startswith(f"{key}/")]
-                if values:
+                if values and "tokens" in record:
                     points.append((record["tokens"], sum(values) / len(values)))
             if points:
                 axes.plot(*zip(*points, strict=True), label=label, **style)
@@ -81,7 +119,10 @@ def plot(folder: Path) -> list[Path]:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend()
-        figure.savefig(folder / name, dpi=120)
+        # Written as all else is: whole or not at all, and never through a link to elsewhere.
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=120)
+        write_atomically(folder / name, picture.getvalue())
         pictures.append(folder / name)
 
     losses: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors with a digest, so that a flipped bit is noticed. Nothing unpickles."""
+"""Tensors on disk: safetensors with a seal, so that a flipped bit is noticed. Nothing unpickles."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch import Tensor
 from memspan.errors import MemspanError
 from memspan.files import write_atomically
 
+SEAL = "sha256"
+
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and values, in the order of the names."""
@@ -26,16 +28,18 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write atomically, with ``header`` and the tensors' digest in the file's metadata."""
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    """Write atomically, with ``header`` and the seal of both in the file's metadata; the seal."""
     copies = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    sealed = _seal(header, copies)
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
-    metadata = {"memspan": json.dumps({**header, "sha256": digest(copies)}, sort_keys=True)}
+    metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
     write_atomically(path, save(copies, metadata))
+    return sealed
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that :func:`save_tensors` wrote.
+    """Tensors and header of a file that :func:`save_tensors` wrote, the seal in it as ``sha256``.
 
     Raises:
         MemspanError: the file is missing, not safetensors, truncated or altered.
@@ -46,15 +50,22 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             header = dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        # Types that PyTorch has no arithmetic for cannot be ours.
+        sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise MemspanError(
             f"{path} is damaged or no safetensors file ({reason}): restore it or write it again"
         ) from None
-    if header.pop("sha256", None) != digest(tensors):
+    if header.get(SEAL) != sealed or not all(isinstance(v, str) for v in header.values()):
         raise MemspanError(
             f"{path} is damaged (its checksum is wrong): restore it or write it again"
         )
     # Copies stand where the allocator puts them. In the file they stand at any address, and sums
     # over a tensor that is not aligned may round otherwise: a resumed run would differ.
     return {name: tensor.clone() for name, tensor in tensors.items()}, header
+
+
+def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
+    content = json.dumps(dict(header), sort_keys=True) + digest(tensors)
+    return hashlib.sha256(content.encode()).hexdigest()

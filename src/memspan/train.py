@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import lzma
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -19,18 +20,32 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from memspan import checkpoint, metrics
-from memspan.checkpoint import Checkpoint
+from memspan.checkpoint import Checkpoint, Run
 from memspan.config import OptimConfig, RunConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Segment, Streams, evaluation_segments
 from memspan.data.tokenizers import load_tokenizer
+from memspan.distributed.passes import passes
+from memspan.distributed.processes import (
+    ALONE,
+    Processes,
+    local,
+    own_device,
+    placed,
+    sharded,
+    whole,
+)
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluate import Scores, evaluate
 from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.models.output import Output
 from memspan.warm_start import initialise_from
+
+if TYPE_CHECKING:
+    from memspan.shared_saves import SharedSaves
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
@@ -39,50 +54,89 @@ STATISTICS_SEGMENTS = 32
 
 
 def train(
-    config: RunConfig[Any], folder: Path, console: Console, init_from: Path | None = None
+    config: RunConfig[Any],
+    folder: Path,
+    console: Console,
+    init_from: Path | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Start a new run in ``folder``, with the weights of the run ``init_from`` where they fit.
+
+    All ``processes`` call this, with the same arguments but for the console.
 
     Raises:
         MemspanError: an unusable option, a folder in use, a loss that is not finite, a full disk.
     """
-    device = device_for(config.train.device)
-    prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
-    config = _with_position_table(config)
-    trainer = Trainer(config, folder, prepared, device, console)
-    if init_from is not None:
-        source = checkpoint.load(init_from, str(device))
-        console.print(initialise_from(trainer.model, prepared.tokenizer, source).summary())
-    checkpoint.create(folder, config, prepared.tokenizer)
-    trainer.fit()
-
-
-def resume(folder: Path, console: Console) -> None:
-    """Continue a run exactly where its last checkpoint left it."""
-    config = checkpoint.load_config(folder)
-    saved = checkpoint.latest(folder)
-    tokenizer = load_tokenizer(folder)
-    device = device_for(config.train.device)
-    prepared = prepare(
-        config.data.corpus,
-        config.data.tokenizer,
-        config.data.vocab_size,
-        with_tokenizer=tokenizer,
+    device = own_device(device_for(config.train.device))
+    prepared = processes.in_turn(
+        lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
     )
-    if saved.state["corpus"] != _identity(prepared):
+    start = None if init_from is None else checkpoint.load(init_from, str(device))
+    config = _with_position_table(config)
+    trainer = Trainer(config, folder, prepared, device, console, processes, start)
+    with _claimed(folder, processes):
+        if processes.first:
+            checkpoint.create(folder, config, prepared.tokenizer)
+        trainer.fit()
+
+
+def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None:
+    """Continue a run exactly where its last checkpoint left it.
+
+    Raises:
+        MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
+    """
+    config = checkpoint.load_config(folder)
+    with _claimed(folder, processes):
+        _resume(folder, config, console, processes)
+
+
+def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: Processes) -> None:
+    device = own_device(device_for(config.train.device))
+    # A single process looks at all of the checkpoint before the model takes memory.
+    saved = checkpoint.latest(folder) if processes.size == 1 else None
+    state = checkpoint.latest_state(folder) if saved is None else saved.state
+    if processes.first:
+        checkpoint.recover(folder, state)
+    tokenizer = load_tokenizer(folder)
+    prepared = processes.in_turn(
+        lambda: prepare(
+            config.data.corpus,
+            config.data.tokenizer,
+            config.data.vocab_size,
+            with_tokenizer=tokenizer,
+        )
+    )
+    if state["corpus"] != _identity(prepared):
         raise MemspanError(
             f"the corpus {config.data.corpus} is not what this run was trained on: restore its "
             "files (for python-stdlib: the same Python version), or start a new run"
         )
-    if saved.state["step"] >= config.train.steps:
+    if saved is not None:
+        checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+    trainer = Trainer(config, folder, prepared, device, console, processes)
+    if saved is None:
+        saved = processes.in_turn(
+            lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
+        )
+        checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+    if state["step"] >= config.train.steps:
         raise MemspanError(
             f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
             "for more"
         )
-    trainer = Trainer(config, folder, prepared, device, console)
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
+    if not metrics.unchanged(folder, saved.state["metrics"]):
+        console.print(
+            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
+            f"{trainer.step:,} may be wrong or missing; the training does not depend on them"
+        )
     trainer.fit()
+
+
+def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[None]:
+    return checkpoint.claim(folder) if processes.first else nullcontext()
 
 
 class Trainer:
@@ -95,29 +149,44 @@ class Trainer:
         prepared: Prepared,
         device: torch.device,
         console: Console,
+        processes: Processes = ALONE,
+        start: Run | None = None,
     ) -> None:
+        """``start``: a run whose weights are taken where they fit."""
         options = config.train
+        self.processes, self.rows = processes, processes.rows(options.batch_size)
+        if processes.size > 1 and getattr(config.model, "favor_redraw", False):
+            raise MemspanError(
+                "favor_redraw draws new features in every pass, others in each process: use one "
+                "process, or drop it"
+            )
         self.config, self.folder, self.prepared = config, folder, prepared
         self.device, self.console = device, console
         torch.manual_seed(options.seed)
         text = prepared.splits["train"]
-        self.model = LanguageModel(
-            prepared.tokenizer.vocab_size, config.model, config.embedding
-        ).to(device)
-        self.optimizer = _optimizer(self.model, config.optim)
+        # First: refuses more rows than the text has before their memory is made.
         self.streams = Streams(
             text.tokens,
             options.batch_size,
             options.segment_length,
             text.document_starts if config.data.document_reset else None,
         )
+        self.model = LanguageModel(
+            prepared.tokenizer.vocab_size, config.model, config.embedding
+        ).to(device)
+        if start is not None:
+            console.print(initialise_from(self.model, prepared.tokenizer, start).summary())
+        self.memory: Memory = self.model.initial_memory(self.rows.stop - self.rows.start)
+        self.mesh = processes.mesh(device) if processes.size > 1 else None
+        self.passes = passes(self.model, options.parallel, self.mesh)
+        self.optimizer = _optimizer(self.model, config.optim)
         self.bytes_per_token = text.n_bytes / len(text.tokens)
-        self.memory: Memory = self.model.initial_memory(options.batch_size)
         self.statistics: dict[str, Tensor] = {}
         self.health, self.skips_in_a_row = Health(), 0
         self.step, self.best = 0, math.inf
         self.best_step: int | None = None
-        self.interrupted = False
+        self.asked_to_stop = self.interrupted = False
+        self._own_draws()
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -125,11 +194,14 @@ class Trainer:
         """Train to the last step, then score, sample and say what was written."""
         options = self.config.train
         self._introduce()
-        log = metrics.Metrics(self.folder, options.tracker, self.step)
+        log: metrics.Metrics | metrics.Unwritten = metrics.Unwritten()
+        if self.processes.first:
+            log = metrics.Metrics(self.folder, options.tracker, self.step)
+        self.saves = self._shared_saves() if self.mesh else None
         with self._stoppable(), self._progress() as show:
             recent: list[Tensor] = []
             clock, seen = time.perf_counter(), 0
-            while self.step < options.steps and not self.interrupted:
+            while self.step < options.steps and not self._stopping():
                 tokens_before = self._tokens_read()
                 if (loss := self.update()) is not None:
                     recent.append(loss)
@@ -143,27 +215,38 @@ class Trainer:
                 if last or (options.evaluate_every and self.step % options.evaluate_every == 0):
                     self._validate(log)
                     clock, seen = time.perf_counter(), 0
-                if last or (options.save_every and self.step % options.save_every == 0):
+                due = options.save_every and self.step % options.save_every == 0
+                if last or due or self.best_step == self.step:
                     self.save()
             if self.interrupted:
                 self.save()
+            if self.saves is not None:
+                self.saves.finish()
+                self.processes.wait()
         log.close()
         if self.interrupted:
             self.console.print(
                 f"stopped at step {self.step:,}; continue with: memspan train --resume {self.folder}"
             )
             return
-        self._conclude()
+        if self.saves is not None and self.processes.first:
+            checkpoint.export(self.folder)
+        if self.processes.first or self.passes.sharded:
+            self._conclude()
 
     def update(self) -> Tensor | None:
         """One update of the weights; the mean loss in nats per token, or None if it was skipped."""
         self.model.train()
+        emptied = self.health.reset_memory_rows
         read = self._accumulate_gradients()
         self.memory = self.health.clean(self.memory)
+        own = self.health.reset_memory_rows - emptied
+        self.health.reset_memory_rows = emptied + int(self.processes.total(own))
         loss = torch.stack([losses.mean() for _, losses in read]).mean()
+        loss = self.processes.mean(loss)
         groups = self.model.clip_groups()
         gradients = [[p.grad for p in group if p.grad is not None] for group in groups]
-        norms = [torch.nn.utils.get_total_norm(group) for group in gradients]
+        norms = [whole(torch.nn.utils.get_total_norm(group)) for group in gradients]
         self.step += 1
         if not all(map(math.isfinite, (loss, *norms))):
             self._skip(read)
@@ -183,40 +266,58 @@ class Trainer:
         options = self.config.train
         segments = options.segments_per_update(self.step)
         self.streams.set_segment_length(options.segment_length_at(self.step))
-        pending = torch.zeros((), device=self.device)
+        pending, spoilt = torch.zeros((), device=self.device), False
         read: list[tuple[Segment, Tensor]] = []
         for n in range(1, segments + 1):
             segment = self.streams.next()
             if segment.reset is not None:
-                self.memory = self.memory.reset(segment.reset.to(self.device))
-            try:
-                with self._precision():
-                    output = self.model(
-                        segment.inputs.to(self.device),
-                        self.memory,
-                        targets=segment.targets.to(self.device),
+                self.memory = self.memory.reset(segment.reset[self.rows].to(self.device))
+            with self.passes.exchange(now=n == segments):
+                output, bad_rows = self._read(segment)
+                # Gradients are averaged over processes on the way back: all go that way, or none.
+                if self.processes.any(bad_rows is not None):
+                    spoilt = True
+                    bad = torch.zeros_like(self.memory.tokens_seen, dtype=torch.bool)
+                    bad = bad if bad_rows is None else bad_rows
+                    self.health.reset_memory_rows += int(bad.sum())
+                    self.memory = self.memory.detach().reset(bad)
+                    losses = torch.where(bad, math.nan, 0.0)[:, None].expand(
+                        -1, segment.inputs.shape[1]
                     )
-            except NonFiniteError as error:
-                self.health.reset_memory_rows += int(error.rows.sum())
-                self.memory = self.memory.detach().reset(error.rows)
-                read.append((segment, torch.where(error.rows, math.nan, 0.0)[:, None]))
-                continue
-            assert output.losses is not None
-            pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
-            self.memory, self.statistics = output.memory, output.statistics
-            if n % options.gradient_segments == 0 or n == segments:
-                pending.backward()
-                pending = torch.zeros((), device=self.device)
-                # The paper's stop-gradient: back-propagation ends at this segment's border.
-                self.memory = self.memory.detach()
-            read.append((segment, output.losses.detach()))
+                else:
+                    assert output is not None
+                    assert output.losses is not None
+                    pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
+                    self.memory, self.statistics = output.memory, output.statistics
+                    losses = output.losses.detach()
+                if n % options.gradient_segments == 0 or n == segments:
+                    if not spoilt:
+                        pending.backward()
+                    pending, spoilt = torch.zeros((), device=self.device), False
+                    # The paper's stop-gradient: back-propagation ends at this segment's border.
+                    self.memory = self.memory.detach()
+            read.append((segment, losses))
         return read
+
+    def _read(self, segment: Segment) -> tuple[Output | None, Tensor | None]:
+        """This process's rows of a segment: what comes out, or the rows that are not finite."""
+        try:
+            with self._precision():
+                output = self.passes(
+                    segment.inputs[self.rows].to(self.device),
+                    self.memory,
+                    segment.targets[self.rows].to(self.device),
+                )
+        except NonFiniteError as error:
+            return None, error.rows
+        return output, None
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
         """Leave the update out, or stop where that is what was asked, or no use any more."""
         self.health.skipped_updates += 1
         self.skips_in_a_row += 1
         if self.config.train.non_finite == "stop" or self.skips_in_a_row == MOST_SKIPS_IN_A_ROW:
+            read = [(segment, self.processes.all_rows(losses)) for segment, losses in read]
             first_bad = [pair for pair in read if not pair[1].isfinite().all()] or read
             raise MemspanError(
                 f"the loss or its gradient is not finite at step {self.step} "
@@ -233,14 +334,14 @@ class Trainer:
         """Write a checkpoint of all that the next step depends on."""
         # Without validations yet there is no best: the newest weights are published.
         best = self.best_step in (None, self.step)
-        training = {f"memory/{name}": t for name, t in self.memory.tensors().items()}
+        training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
         names = {id(p): name for name, p in self.model.named_parameters()}
         for parameter, values in self.optimizer.state.items():
             for key, value in values.items():
                 training[f"optimizer/{names[id(parameter)]}/{key}"] = value
-        training["random/cpu"] = torch.get_rng_state()
+        training["random/cpu"] = self._shared_draws(torch.get_rng_state())
         if self.device.type == "cuda":
-            training["random/cuda"] = torch.cuda.get_rng_state(self.device)
+            training["random/cuda"] = self._shared_draws(torch.cuda.get_rng_state(self.device))
         state = {
             "step": self.step,
             "best": None if math.isinf(self.best) else self.best,
@@ -248,35 +349,113 @@ class Trainer:
             "streams": self.streams.state_dict(),
             "corpus": _identity(self.prepared),
             "record": self.prepared.record,
+            "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
         }
         weights = checkpoint.weights_of(self.model)
-        checkpoint.save(self.folder, Checkpoint(weights, training, state), best)
+        saved = Checkpoint(weights, training, state)
+        if self.saves is None:
+            checkpoint.save(self.folder, saved, best)
+        else:
+            self.saves.begin(saved, best)
+
+    def _shared_saves(self) -> SharedSaves:
+        # Imported here: one process starts faster without what it needs.
+        from memspan.shared_saves import SharedSaves
+
+        return SharedSaves(self.folder, self.processes)
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        """This process's rows as its part of those of all; a copy, for fields may be one tensor."""
+        return rows if self.mesh is None else sharded(rows.clone(), self.mesh)
+
+    def _shared_draws(self, state: Tensor) -> Tensor:
+        """A state of a random generator, in a row of its own where there are several processes."""
+        if self.mesh is None:
+            return state
+        return sharded(state[None], self.processes.mesh(state.device))
+
+    def target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """What a tensor of a checkpoint is read into: all of it, or this process's part."""
+        whole_tensor = torch.empty(shape, dtype=dtype)
+        if self.mesh is None:
+            return whole_tensor
+        kind, _, path = name.partition("/")
+        if kind == "memory":
+            rows = self.processes.rows(shape[0])
+            return self._shared(whole_tensor[rows].to(self.device))
+        like = self._layout().get(path if kind == "model" else path.rpartition("/")[0])
+        if like is None or like.shape != shape:
+            return whole_tensor
+        return torch.empty_like(like, dtype=dtype)
+
+    def _layout(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name: those that processes share say how."""
+        return dict(self.model.state_dict(keep_vars=True))
+
+    def _own_draws(self) -> None:
+        """Random numbers of this process's own; the first one draws on as a single process does."""
+        if self.processes.rank:
+            seed = f"{self.config.train.seed} {self.step} {self.processes.rank}"
+            torch.manual_seed(int(hashlib.sha256(seed.encode()).hexdigest()[:15], 16))
 
     def restore(self, saved: Checkpoint) -> None:
         """The inverse of :meth:`save`."""
-        checkpoint.load_weights(self.model, saved.weights, self.folder)
+        try:
+            self._restore(saved)
+        except (LookupError, RuntimeError, TypeError) as error:
+            raise MemspanError(
+                f"the newest checkpoint in {self.folder} does not fit its config.toml ({error}): "
+                "restore both"
+            ) from None
+
+    def _restore(self, saved: Checkpoint) -> None:
+        layout = self._layout()
+        weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
+        checkpoint.load_weights(self.model, weights, self.folder)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
             groups.setdefault(group, {})[key] = tensor
-        self.memory = type(self.memory).from_tensors(groups["memory"]).to(self.device)
+        own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
+        self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
+                # Fused updates trust these sizes and types.
+                form = (parameter.shape, parameter.dtype)
+                forms = {"step": (torch.Size(()), torch.float32)}
+                forms |= {"exp_avg": form, "exp_avg_sq": form}
+                if {key: (value.shape, value.dtype) for key, value in values.items()} != forms:
+                    raise TypeError(f"the optimiser's state of {name} has another form")
                 self.optimizer.state[parameter] = {
-                    key: value if key == "step" else value.to(self.device)
+                    key: value if key == "step" else placed(value.to(self.device), parameter)
                     for key, value in values.items()
                 }
-        torch.set_rng_state(groups["random"]["cpu"])
-        if self.device.type == "cuda" and "cuda" in groups["random"]:
-            torch.cuda.set_rng_state(groups["random"]["cuda"], self.device)
+        self.step = saved.state["step"]
+        self._own_draws()
+        # A row for each process; more processes than there were draw anew.
+        for name, states in groups["random"].items():
+            states = states.reshape(-1, states.shape[-1])
+            if self.processes.rank < len(states):
+                # A copy: torch crashes on a state that begins inside another tensor.
+                state = states[self.processes.rank].clone()
+                if name == "cpu":
+                    torch.set_rng_state(state)
+                elif self.device.type == "cuda":
+                    torch.cuda.set_rng_state(state, self.device)
         before = max(saved.state["step"] - 1, 0)
         self.streams.set_segment_length(self.config.train.segment_length_at(before))
         self.streams.load_state_dict(saved.state["streams"])
-        self.step = saved.state["step"]
         self.best_step = saved.state["best_step"]
-        self.health = Health(**saved.state["health"])
+        counts = saved.state["health"]
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise TypeError(f"its health is {counts}")
+        self.health = Health(**counts)
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
+
+    def _own_rows(self, x: Tensor) -> Tensor:
+        own = local(x)
+        return x[self.rows] if own is x and self.mesh is not None else own
 
     # --- validation and reports -----------------------------------------------------------------
 
@@ -284,18 +463,20 @@ class Trainer:
         """Score the validation split's first ``evaluate_tokens`` tokens, from an empty memory."""
         tokens, text = self._validation()
         self.model.eval()
+        batch_size = min(batch_size, len(tokens))
         return evaluate(
-            self.model,
+            self.passes.scored,
             tokens,
             text,
-            batch_size=min(batch_size, len(tokens)),
+            batch_size=batch_size,
             segment_length=min(self.config.train.segment_length, len(tokens)),
+            processes=self.processes if batch_size % self.processes.size == 0 else ALONE,
         )
 
     def sample(self, n_tokens: int) -> str:
         """Text that the model writes after a line break, always with the same draws."""
         self.model.eval()
-        reader = self.model.reader(batch_size=1)
+        reader = self.passes.scored.reader(batch_size=1)
         decoder = self.prepared.tokenizer.stream_decoder()
         logits = read_prompt(reader, self.prepared.tokenizer.encode(b"\n"), 1)
         draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
@@ -317,13 +498,14 @@ class Trainer:
         segments = evaluation_segments(
             tokens, batch_size, min(self.config.train.segment_length, len(tokens))
         )
-        reader = self.model.reader(batch_size=batch_size)
+        scored = self.passes.scored
+        reader = scored.reader(batch_size=batch_size)
         read = [inputs.to(self.device) for inputs, _, _ in islice(segments, STATISTICS_SEGMENTS)]
         for inputs in read[:-1]:
             reader.read(inputs)
-        return by_layer(self.model(read[-1], reader.memory).statistics)
+        return by_layer(scored(read[-1], reader.memory).statistics)
 
-    def _validate(self, log: metrics.Metrics) -> None:
+    def _validate(self, log: metrics.Metrics | metrics.Unwritten) -> None:
         # Many streams: faster than one, close enough to compare checkpoints.
         try:
             scores = self.score(self.config.train.batch_size)
@@ -332,6 +514,8 @@ class Trainer:
             return
         if scores.nats_per_token < self.best:
             self.best, self.best_step = scores.nats_per_token, self.step
+        if not (self.processes.first or self.passes.sharded):
+            return
         log.log(
             self.step,
             tokens=self._tokens_read(),
@@ -348,9 +532,14 @@ class Trainer:
             self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
 
     def _log_training(
-        self, log: metrics.Metrics, nats: float, speed: float, show: Callable[..., None]
+        self,
+        log: metrics.Metrics | metrics.Unwritten,
+        nats: float,
+        speed: float,
+        show: Callable[..., None],
     ) -> None:
         bits = nats / math.log(2) / self.bytes_per_token
+        statistics = {name: self.processes.mean(x) for name, x in self.statistics.items()}
         losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
         log.log(
             self.step,
@@ -359,7 +548,7 @@ class Trainer:
             **dataclasses.asdict(self.health),
             learning_rate=self.optimizer.param_groups[0]["lr"],
             tokens_per_second=speed,
-            **{f"train_{name}": value for name, value in by_layer(self.statistics).items()},
+            **{f"train_{name}": value for name, value in by_layer(statistics).items()},
         )
         show(loss=nats, bits=bits, speed=speed)
 
@@ -406,6 +595,11 @@ class Trainer:
             f"memspan generate {self.folder} --prompt 'def '"
         )
 
+    def _stopping(self) -> bool:
+        """Whether to stop before the next update: all processes do, or none."""
+        self.interrupted = self.processes.any(self.asked_to_stop)
+        return self.interrupted
+
     def _tokens_read(self) -> int:
         options = self.config.train
         return options.batch_size * options.tokens_read(self.step)
@@ -420,7 +614,7 @@ class Trainer:
         """Turn the first Ctrl-C or SIGTERM into a checkpoint; a second one stops at once."""
 
         def stop(number: int, frame: Any) -> None:
-            self.interrupted = True
+            self.asked_to_stop = True
             for signal_number, handler in before.items():
                 signal.signal(signal_number, handler)
 
@@ -481,7 +675,7 @@ def device_for(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
         return torch.device(name)
     except (RuntimeError, AssertionError):
         raise MemspanError(

@@ -107,7 +107,12 @@ def load_corpus(name: str) -> Corpus:
             download that fails.
     """
     if name in CORPORA:
-        splits = CORPORA[name].read()
+        try:
+            splits = CORPORA[name].read()
+        except OSError as error:
+            raise MemspanError(
+                f"cannot read {error.filename or name} ({error.strerror}): check its permissions"
+            ) from None
         source = CORPORA[name].source
         record = {"url": source.url} if source else {"python": platform.python_version()}
     else:

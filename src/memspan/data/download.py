@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import struct
 import urllib.error
 import urllib.request
 import zipfile
@@ -76,10 +77,25 @@ def read_member(archive: Path, member: str, limit: int) -> bytes:
     """
     try:
         # The declared size may lie, so no more than the limit is ever inflated.
-        with zipfile.ZipFile(archive) as file, file.open(member) as source:
-            content = source.read(limit + 1)
-    # RuntimeError: the member wants a password; NotImplementedError is one too.
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, OSError, RuntimeError) as error:
+        with zipfile.ZipFile(archive) as file:
+            # Other methods let the archive say how much memory unpacking takes.
+            if file.getinfo(member).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise zipfile.BadZipFile("its compression is neither stored nor deflate")
+            with file.open(member) as source:
+                content = source.read(limit + 1)
+    # RuntimeError: the member wants a password; NotImplementedError is one too. The last three: sizes,
+    # offsets and names that cannot be.
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        LookupError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        OverflowError,
+        struct.error,
+    ) as error:
         raise MemspanError(f"{archive} is damaged ({error}): delete it and try again") from None
     if len(content) > limit:
         raise MemspanError(f"{member} in {archive} is larger than {limit:,} bytes: refused")

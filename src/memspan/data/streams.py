@@ -128,6 +128,11 @@ class Streams:
                     f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
                     "with the same text and options"
                 )
+        if state["offset"] + self.segment_length > self.row_length:
+            raise MemspanError(
+                f"the saved position {state['offset']:,} is beyond the rows' {self.row_length:,} "
+                "tokens: resume from a checkpoint that is whole"
+            )
         self.position, self.offset = state["position"], state["offset"]
         self.epoch = state["epoch"]
 

@@ -93,19 +93,33 @@ IDS = {word: i for i, word in enumerate(WORDS)}
 class Programs:
     """Random straight-line programs, with what they print in place after each ``print``.
 
-    A program first assigns to each of its variables, as in ``x = 4 ;``, and never again. Then come,
-    equally likely, ``x ++ ;`` ``x -- ;`` ``print x 5 ;`` and ``if x > 3 : y ++ ;``, where the body is
-    any of the first two. Values never leave 1 to 10. Differs from the paper: all assignments come
-    first, the body of an ``if`` does not print, and a program ends where the row does.
+    A program first assigns to each of its variables, as in ``x = 4 ;``, and never again. Then come
+    ``print x 5 ;``, ``if x > 3 : y ++ ;``, where the body changes another variable than the condition
+    asks for (if there is one), and, as likely as each other, ``x ++ ;`` and ``x -- ;``. Values never
+    leave 1 to 10.
+
+    A value printed is a value given away, and plain changes can be counted in any order; a condition
+    needs the value of the moment. With few prints and many conditions, values hang on long chains of
+    earlier ones. Differs from the paper: all assignments come first, the body of an ``if`` does not
+    print, and a program ends where the row does.
     """
 
     n_variables: int = 3
     """Variables in a program (the paper: 2, 3 and 5)."""
+    prints: float = 0.15
+    """Share of the statements that print."""
+    conditions: float = 0.5
+    """Share of the statements that have a condition."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_variables <= len(VARIABLES):
             raise MemspanError(
                 f"n_variables must be 1 to {len(VARIABLES)}, not {self.n_variables}: change it"
+            )
+        if min(self.prints, self.conditions) < 0 or self.prints + self.conditions > 1:
+            raise MemspanError(
+                f"prints {self.prints} and conditions {self.conditions} are shares: "
+                "neither may be below 0, nor their sum above 1"
             )
 
     @property
@@ -120,13 +134,10 @@ class Programs:
         Returns:
             tokens int64 ``[B, N]``, and bool ``[B, N]``, true where a token is a printed value.
         """
-        tokens = torch.empty(batch_size, n_tokens, dtype=torch.long)
-        printed = torch.zeros(batch_size, n_tokens, dtype=torch.bool)
-        for row in range(batch_size):
-            words = self.program(n_tokens, random)[:n_tokens]
-            tokens[row] = torch.tensor([IDS[word] for word in words])
-            for i in range(2, n_tokens):
-                printed[row, i] = words[i - 2] == "print"
+        rows = [self.program(n_tokens, random)[:n_tokens] for _ in range(batch_size)]
+        tokens = torch.tensor([[IDS[word] for word in row] for row in rows])
+        printed = torch.zeros_like(tokens, dtype=torch.bool)
+        printed[:, 2:] = tokens[:, :-2] == IDS["print"]
         return tokens, printed
 
     def program(self, n_words: int, random: np.random.Generator) -> list[str]:
@@ -138,19 +149,21 @@ class Programs:
             state[names[i]] = int(random.integers(1, HIGHEST + 1))
             words += [names[i], "=", str(state[names[i]]), ";"]
         while len(words) < n_words:
-            kind = int(random.integers(4))
+            kind = random.random()
             name = names[random.integers(len(names))]
-            if kind < 2:
-                words += _change(kind, name, state)
-            elif kind == 2:
+            if kind < self.prints:
                 words += ["print", name, str(state[name]), ";"]
-            else:
-                sign, limit = "<>"[random.integers(2)], int(random.integers(1, HIGHEST + 1))
+            elif kind < self.prints + self.conditions:
+                # Limits that every value meets, or none, would be no conditions.
+                sign, limit = "<>"[random.integers(2)], int(random.integers(2, HIGHEST))
                 holds = state[name] < limit if sign == "<" else state[name] > limit
-                target = names[random.integers(len(names))]
+                others = [other for other in names if other != name] or names
+                target = others[random.integers(len(others))]
                 # Where the condition fails, the body is read and forgotten.
-                body = _change(int(random.integers(2)), target, state if holds else dict(state))
+                body = _change(random, target, state if holds else dict(state))
                 words += ["if", name, sign, str(limit), ":", *body]
+            else:
+                words += _change(random, name, state)
         return words
 
 
@@ -174,9 +187,9 @@ def execute(words: list[str]) -> list[int]:
     return printed
 
 
-def _change(kind: int, name: str, state: dict[str, int]) -> list[str]:
-    """An increment or a decrement; the other of the two at the end of the range."""
-    step = 1 if kind == 0 else -1
+def _change(random: np.random.Generator, name: str, state: dict[str, int]) -> list[str]:
+    """An increment or a decrement; at the end of the range the one that is left."""
+    step = 1 if random.integers(2) else -1
     if not 1 <= state[name] + step <= HIGHEST:
         step = -step
     state[name] += step

@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from memspan.errors import MemspanError
-from memspan.files import write_atomically
+from memspan.files import read_limited, write_atomically
 
+LIMIT = 1 << 28
+"""Bytes of a ``tokenizer.json`` at most."""
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 
@@ -108,6 +110,9 @@ class CharacterTokenizer(Tokenizer):
     kind = "characters"
 
     def __init__(self, characters: str) -> None:
+        if not isinstance(characters, str) or len(set(characters)) != len(characters):
+            raise ValueError("its characters are not each a different one")
+        characters.encode()  # raises for half a character
         self.characters = characters
         codes = np.array([ord(c) for c in characters], dtype=np.int64)
         self._ids = np.zeros(0x110000, dtype=np.uint32)
@@ -141,6 +146,8 @@ class WordTokenizer(Tokenizer):
     kind = "words"
 
     def __init__(self, words: list[str]) -> None:
+        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
+            raise ValueError("its words are not words")
         self.words = words
         self._ids = {word: i for i, word in enumerate(words)}
         self._unknown = self._ids[UNKNOWN]
@@ -168,6 +175,7 @@ class SubwordTokenizer(Tokenizer):
     kind = "subwords"
 
     def __init__(self, model: str) -> None:
+        _check_subwords(json.loads(model))
         self._bpe = _subword_library().Tokenizer.from_str(model)
 
     @property
@@ -249,7 +257,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     path = folder / "tokenizer.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_limited(path, LIMIT))
         content = dict(value["tokenizer"])
         kind = content.pop("kind")
         makers: dict[str, Any] = {
@@ -267,6 +275,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise
     except Exception as error:
         # Anything may be in a damaged file; the subword library raises bare Exceptions.
+        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+    except BaseException as error:
+        # A panic in that library's Rust code is no Exception; interrupts go on their way.
+        if type(error).__name__ != "PanicException":
+            raise
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     return tokenizer
 
@@ -310,6 +323,25 @@ def _subword_library() -> Any:
     import tokenizers.trainers
 
     return tokenizers
+
+
+def _check_subwords(value: Any) -> None:
+    """Only what :func:`train_tokenizer` makes: other parts, such as patterns, may take for ever."""
+    model, split = value["model"], value["pre_tokenizer"]
+    parts = ("truncation", "padding", "normalizer", "post_processor", "decoder", "added_tokens")
+    options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    if (
+        any(value.get(name) for name in parts)
+        or any(model.get(name) for name in (*options, "fuse_unk", "byte_fallback", "ignore_merges"))
+        or (model["type"], split["type"]) != ("BPE", "ByteLevel")
+        or split["add_prefix_space"] is not False
+    ):
+        raise ValueError("it is no plain byte-level BPE")
+    vocabulary, letters = model["vocab"], set(_byte_level_bytes())
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise ValueError("its ids are not 0, 1, 2, ...")
+    if not letters <= set(vocabulary) or not set("".join(vocabulary)) <= letters:
+        raise ValueError("its tokens are not made of bytes")
 
 
 def _byte_level_bytes() -> dict[str, int]:

@@ -45,6 +45,9 @@ class CompressiveMemory(Memory):
     compressed_length: Tensor
     """Valid slots of ``compressed``, int64 ``[B]``."""
 
+    def slots(self) -> dict[str, int]:
+        return {"length": self.hidden.shape[2], "compressed_length": self.compressed.shape[2]}
+
 
 class Compression(nn.Module):
     """A layer's compression function ``f_c`` and, for auto-encoding, its decoder ``g``."""

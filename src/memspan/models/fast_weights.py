@@ -230,8 +230,9 @@ class FastWeights(nn.Module):
         options = (config.feature_map, config.nu, config.feature_width, config.normalisation)
         number = zlib.crc32(repr(options).encode())
         if config.feature_map == "favor":
-            draws = [layer.attention.projection.float().cpu() for layer in self.stack()]
-            number = zlib.crc32(torch.stack(draws).numpy().tobytes(), number)
+            draws = torch.stack([layer.attention.projection.float() for layer in self.stack()])
+            if not draws.is_meta:  # a model of shapes alone has drawn nothing
+                number = zlib.crc32(draws.cpu().numpy().tobytes(), number)
         # Zero is for rows that are empty.
         return torch.tensor(number + 1)
 

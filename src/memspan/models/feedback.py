@@ -21,7 +21,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, dropout_layer, initialise
-from memspan.ops import compiled_loop
+from memspan.ops import feedback_loop
 from memspan.ops.feedback_attention import CompiledReader, Folded, TokenStep, attend, recurrence
 
 Implementation = Literal["reference", "fused", "compiled"]
@@ -35,6 +35,9 @@ class FeedbackMemory(Memory):
     """``[B, S, D]``; empty slots are zero."""
     length: Tensor
     """Valid slots per row, int64 ``[B]``, counted from the right."""
+
+    def slots(self) -> dict[str, int]:
+        return {"length": self.vectors.shape[1]}
 
 
 class FeedbackLayer(nn.Module):
@@ -125,6 +128,10 @@ class Feedback(nn.Module):
     def stack(self) -> Iterator[FeedbackLayer]:
         """The layers, first to last, under their own type."""
         return iter(self.layers)  # type: ignore[arg-type]
+
+    def units(self) -> list[nn.Module]:
+        """None: all layers are read token by token, at once."""
+        return []
 
     @property
     def device(self) -> torch.device:
@@ -229,7 +236,7 @@ class Feedback(nn.Module):
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
     def _choose(self, wanted: Implementation | None) -> Implementation:
-        compiles = compiled_loop.available(next(self.stack()).content_bias)
+        compiles = feedback_loop.available(next(self.stack()).content_bias)
         if wanted is None:
             best: Implementation = "compiled" if compiles else "fused"
             return best if self.can_fuse() else "reference"

@@ -80,6 +80,11 @@ class LanguageModel(nn.Module):
         groups = [[p for p in self.parameters() if id(p) not in ids], apart]
         return [group for group in groups if group]
 
+    def units(self) -> list[nn.Module]:
+        """Modules whose parameters are used in their own forward pass and nowhere else, so that they
+        may be collected for it and dropped again, where processes share the parameters."""
+        return list(getattr(self.backbone, "units", lambda: self.backbone.layers)())
+
     def fingerprint(self) -> str:
         """SHA-256 over the backbone's config and all parameters: who wrote a memory."""
         named = f"{self.backbone.config} {digest(self.state_dict())}"

@@ -32,6 +32,9 @@ class TransformerXLMemory(Memory):
     length: Tensor
     """Valid slots per row, int64 ``[B]``, counted from the right."""
 
+    def slots(self) -> dict[str, int]:
+        return {"length": self.hidden.shape[2]}
+
 
 class TransformerXLLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its residual and norm."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.ops import compiled_loop
+from memspan.ops import compiler
 from memspan.ops.feature_maps import DPFP
 
 NAME = "delta_rule_loop"
@@ -59,7 +59,7 @@ class _Loop(ctypes.Structure):
 
 def available(like: Tensor) -> bool:
     """Whether the loops can run on tensors such as ``like``."""
-    return compiled_loop.available(like, NAME)
+    return compiler.available(NAME, like)
 
 
 class CompiledRule(torch.autograd.Function):
@@ -116,7 +116,7 @@ class CompiledRule(torch.autograd.Function):
 
 def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int) -> None:
     """Over all heads of all rows, in as many threads as PyTorch may use."""
-    code = compiled_loop.library(NAME, tensors["v"].dtype)
+    code = compiler.library(NAME, tensors["v"].dtype)
     assert code is not None
     batch, n_heads, steps, width = tensors["k"].shape
     n_features, value_width = tensors["after"].shape[2:]
@@ -206,7 +206,7 @@ class CompiledStep:
         integers: dict[str, int],
         norm_epsilon: float,
     ) -> None:
-        code = compiled_loop.library(NAME, layers[0]["memory"].dtype)
+        code = compiler.library(NAME, layers[0]["memory"].dtype)
         assert code is not None
         self._step = code.step
         # They must live as long as this.

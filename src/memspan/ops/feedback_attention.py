@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.ops.compiled_loop import CompiledLoop
+from memspan.ops.feedback_loop import CompiledLoop
 
 
 def attend(
@@ -130,7 +130,7 @@ def recurrence(
         length: int64 ``[B]``: how many of them the row has.
         span: ``S``, how far a token sees.
         activation: ``relu`` or ``gelu``.
-        compiled: run the loops in C, where :func:`memspan.ops.compiled_loop.available`.
+        compiled: run the loops in C, where :func:`memspan.ops.feedback_loop.available`.
 
     Returns:
         The last layer's output and the memory vectors, ``[B, T, D]`` each.

@@ -1,0 +1,54 @@
+"""How a process that a launcher started says why it has failed: once for all of them.
+
+No torch here: the command line's help must not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+BY_US = "MEMSPAN_LAUNCHED"
+"""Set by our launcher, which reads the reports and prints the one that matters."""
+LOST = 3
+"""Exit status of a process that only lost another one."""
+
+
+def is_worker() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ
+
+
+def leave(line: str, status: int) -> None:
+    """Report ``line`` and end this process at once: threads may be waiting for processes that ended."""
+    _write(line, status)
+    if BY_US not in os.environ and _speaks():
+        print(line, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _write(line: str, status: int) -> None:
+    """In the form that torch's launchers collect and torchrun prints."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        extra = {"py_callstack": line, "timestamp": str(int(time.time())), "status": status}
+        report = {"message": {"message": line, "extraInfo": extra}}
+        try:
+            Path(path).write_text(json.dumps(report), encoding="utf-8")
+        except OSError:
+            # The line then goes where it can.
+            print(line, file=sys.stderr)
+
+
+def _speaks() -> bool:
+    if "torch" not in sys.modules:
+        # They have not met: all fail in the same way.
+        return os.environ.get("RANK") == "0"
+    from memspan.distributed.processes import speaks_for_all
+
+    return speaks_for_all()

@@ -1,0 +1,217 @@
+"""Everything that memspan reads from disk or network, as files of which any byte may be another's.
+
+Each reader has a valid file and reads what is put in its place: it must load that or raise
+:class:`~memspan.errors.MemspanError`, with no other exception, no code run, nothing written elsewhere.
+The property-based tests and the fuzzer share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from rich.console import Console
+
+import memspan
+from memspan import checkpoint, cli, metrics, train
+from memspan.config import (
+    CompressiveConfig,
+    DataConfig,
+    FastWeightsConfig,
+    FeedbackConfig,
+    RunConfig,
+    TrainConfig,
+    TransformerXLConfig,
+)
+from memspan.config_files import flags_from_toml, read_config, to_toml
+from memspan.data.download import read_member
+from memspan.data.prepared import Prepared, prepare
+from memspan.data.token_files import read_tokens, write_tokens
+from memspan.data.tokenizers import load_tokenizer, train_tokenizer
+from memspan.errors import MemspanError
+
+TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
+SIZE = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}
+MODELS = {
+    "transformer-xl": TransformerXLConfig(**SIZE, memory_length=4),
+    "compressive": CompressiveConfig(**SIZE, memory_length=4, compressed_length=2),
+    "feedback": FeedbackConfig(**SIZE, memory_length=4),
+    "fast-weights": FastWeightsConfig(**SIZE),
+}
+LIMIT = 4096
+"""Bytes at most of the archive's member."""
+
+
+class _Accepting:
+    """SHA-256 to one who can make any: a checksum keeps out accidents, not authors of files."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        pass
+
+    def update(self, content: Any) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return "0" * 64
+
+    def digest(self) -> bytes:
+        return bytes(32)
+
+
+@contextlib.contextmanager
+def forged_checksums() -> Iterator[None]:
+    """Inside, every file's checksum is right, so that what stands behind the check is reached."""
+    with mock.patch.object(hashlib, "sha256", _Accepting):
+        yield
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of file: a valid one, and what reads it (raises MemspanError or nothing)."""
+
+    path: Path
+    valid: bytes
+    read: Callable[[], object]
+    others: tuple[bytes, ...] = ()
+    """More valid contents."""
+
+    def __call__(self, content: bytes) -> str | None:
+        """Read ``content`` in the file's place; the refusal, if it is one."""
+        self.path.write_bytes(content)
+        try:
+            with forged_checksums():
+                self.read()
+        except MemspanError as error:
+            return str(error)
+        return None
+
+
+def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, Reader]:
+    """All kinds, in ``root``, which must be the current folder and hold the cache."""
+    with forged_checksums():
+        return _make_readers(root, architecture)
+
+
+def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
+    text = root / "text.txt"
+    text.write_text(TEXT)
+    options: RunConfig[Any] = RunConfig(
+        model=MODELS[architecture],
+        architecture=architecture,  # type: ignore[arg-type]
+        data=DataConfig(corpus=str(text)),
+        train=TrainConfig(
+            steps=2, batch_size=2, segment_length=4, evaluate_tokens=16, save_every=1,
+            sample_tokens=0, device="cpu",
+        ),
+    )  # fmt: skip
+    run = root / "run"
+    with mock.patch.object(metrics, "plot", return_value=[]):
+        train.train(options, run, Console(quiet=True))
+    newest = run / "checkpoints" / "step-00000002"
+    loaded = memspan.load(run)
+    model, prepared = loaded.model, prepare(str(text), "bytes")
+    start = model.initial_memory(1)
+    memory = root / "read.memory"
+    reader = model.reader(start)
+    reader.read(torch.tensor([[1, 2, 3]]))
+    reader.memory.save(memory, model.fingerprint())
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("text", TEXT[:1000])
+    tokens = root / "tokens.bin"
+    write_tokens(tokens, [np.arange(5, dtype=np.uint8)], 5, loaded.tokenizer)
+    tokenizers = root / "tokenizer.json"
+    kinds = []
+    for kind in ("bytes", "characters", "words", "subwords"):
+        try:
+            train_tokenizer(kind, [TEXT.encode()], 300).save(root)
+        except MemspanError:  # the extra is not installed
+            continue
+        kinds.append(tokenizers.read_bytes())
+
+    def read_memory() -> None:
+        found = type(start).load(memory, model.fingerprint(), like=start)
+        model.reader(found).read(torch.tensor([[1]]))
+
+    def read_tokenizer() -> None:
+        found = load_tokenizer(root)
+        ids = found.encode(b"memory is\n")
+        assert len(ids) == 0 or int(ids.max()) < found.vocab_size
+        found.decode(range(min(found.vocab_size, 400)))
+
+    def read_preset() -> None:
+        flags = flags_from_toml(preset)
+        names = [f.split("=")[0] for f in flags if f.startswith("--")]
+        assert all(n == "--model" or "." in n for n in names), names
+        read_config(preset)
+
+    def read_archive() -> None:
+        assert len(read_member(zipped, "text", LIMIT)) <= LIMIT
+
+    def read_weights() -> None:
+        # The options are another kind of file, and take longer to read than all else.
+        with mock.patch.object(checkpoint, "load_config", return_value=options):
+            memspan.load(run)
+
+    def read_checkpoint() -> None:
+        _restore(run, options, prepared)
+
+    def read_metrics() -> None:
+        assert all(type(r["step"]) is int for r in metrics.read(records))
+        metrics.unchanged(run, {"bytes": 10, "sha256": "0" * 64})
+
+    preset, zipped, records = root / "preset.toml", root / "a.zip", run / "metrics.jsonl"
+    readers = {
+        "preset": Reader(preset, to_toml(options).encode(), read_preset),
+        "config": Reader(run / "config.toml", b"", lambda: memspan.load(run)),
+        "weights": Reader(run / "model.safetensors", b"", read_weights),
+        "state": Reader(newest / "state.json", b"", read_checkpoint),
+        "training": Reader(newest / "training.safetensors", b"", read_checkpoint),
+        "metrics": Reader(records, b"", read_metrics),
+        "memory": Reader(memory, b"", read_memory),
+        "tokens": Reader(tokens, b"", lambda: read_tokens(tokens)),
+        "token header": Reader(tokens.with_suffix(".json"), b"", lambda: read_tokens(tokens)),
+        "tokenizer": Reader(tokenizers, kinds[0], read_tokenizer, tuple(kinds[1:])),
+        "archive": Reader(zipped, archive.getvalue(), read_archive),
+    }
+    for name, found in readers.items():
+        content = found.valid or found.path.read_bytes()
+        readers[name] = dataclasses.replace(found, valid=content)
+        # The published weights are another name of the best checkpoint's: each is damaged alone.
+        found.path.unlink(missing_ok=True)
+        found.path.write_bytes(content)
+    return readers
+
+
+def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
+    """All of resuming but the training."""
+    saved = checkpoint.latest(run)
+    checkpoint.check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
+    trainer = train.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
+    trainer.restore(saved)
+    metrics.unchanged(run, saved.state["metrics"])
+    trainer.update()
+
+
+def new_folder(corpus: str) -> Path:
+    """Where a run on the corpus of that name goes, if nothing else is said."""
+    options: RunConfig[Any] = RunConfig(
+        model=MODELS["transformer-xl"], data=DataConfig(corpus=corpus)
+    )
+    return cli._new_folder(options)
+
+
+def json_of(content: bytes) -> Any:
+    """The JSON in a file, without the checksum that may follow."""
+    return json.loads(content.decode().split("\n" + "0" * 64)[0])

@@ -1,0 +1,72 @@
+"""What each process of a test runs: trainings one after the other, as a JSON file lists them.
+
+Started by torchrun, so that many short trainings share the time that starting a process takes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+
+import torch
+from rich.console import Console
+
+from memspan import metrics, train
+from memspan.config_files import read_config
+from memspan.distributed.processes import ALONE, Processes, joined
+
+
+def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
+    """Train or resume in ``job["folder"]``, up to the step ``stop`` where there is one.
+
+    ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
+    of memory becomes NaN.
+    """
+    original, quiet = train.Trainer.update, Console(quiet=True)
+
+    def update(self: train.Trainer) -> torch.Tensor | None:
+        if self.step == job.get("spoil") and self.processes.rank == self.processes.size - 1:
+            last = torch.arange(len(self.memory.tokens_seen)) == len(self.memory.tokens_seen) - 1
+            self.memory = self.memory.map(
+                lambda t: (
+                    t.masked_fill(last.view(-1, *[1] * (t.dim() - 1)), math.nan)
+                    if t.is_floating_point()
+                    else t
+                )
+            )
+        loss = original(self)
+        # A signal that only one of them gets.
+        if self.step == job.get("stop") and self.processes.rank == self.processes.size - 1:
+            self.asked_to_stop = True
+        return loss
+
+    folder = Path(job["folder"])
+    if "copy" in job and processes.first:
+        shutil.copytree(job["copy"], folder)
+    processes.wait()
+    train.Trainer.update = update  # type: ignore[method-assign]
+    try:
+        if "config" in job:
+            config = read_config(Path(job["config"]))
+            train.train(config, folder, quiet, None, processes)
+        else:
+            train.resume(folder, quiet, processes)
+    finally:
+        train.Trainer.update = original  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    train.LOG_EVERY = 1
+    # Pictures take seconds.
+    metrics.plot = lambda folder: []
+    with joined() as processes:
+        for job in json.loads(Path(sys.argv[1]).read_text()):
+            run(job, processes)

@@ -1,0 +1,331 @@
+"""Several processes: the same losses as one, shared checkpoints that any number of processes resume."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import memspan
+from memspan import checkpoint, cli, metrics, train
+from memspan.config import (
+    CompressiveConfig,
+    DataConfig,
+    EmbeddingConfig,
+    FastWeightsConfig,
+    FeedbackConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    TransformerXLConfig,
+)
+from memspan.config_files import to_toml
+from memspan.distributed.processes import Processes
+from memspan.errors import MemspanError
+from several_processes import run
+
+SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
+ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=8)
+MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
+    # Tied and adaptive embeddings, parameters without gradient, gradients through several segments.
+    "transformer-xl": (TransformerXLConfig(**SMALL, memory_length=8), ADAPTIVE, {"accumulate": 3}),
+    "compressive": (
+        CompressiveConfig(**SMALL, memory_length=8, compressed_length=4, compression_rate=2),
+        EmbeddingConfig(),
+        {"accumulate": 3, "gradient_segments": 2},
+    ),
+    "feedback": (FeedbackConfig(**SMALL, memory_length=8), EmbeddingConfig(), {}),
+    "fast-weights": (FastWeightsConfig(**SMALL), EmbeddingConfig(tie=False), {}),
+}
+SPOILT = {"fast-weights": "ddp", "compressive": "fsdp"}
+"""Where a row of memory becomes NaN: in a forward pass that says so, and in a loss."""
+KINDS = ("ddp", "fsdp")
+several = pytest.mark.processes
+STEPS, CUT = 6, 3
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(train, "LOG_EVERY", 1)
+    monkeypatch.setattr(metrics, "plot", lambda folder: [])
+    monkeypatch.chdir(tmp_path)
+    sentence = "what was read is kept, and what is kept is read again; "
+    (tmp_path / "text.txt").write_text("".join(sentence[: 9 + n % 40] for n in range(90)))
+
+
+def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunConfig[Any]:
+    usual, embedding, more = MODELS[name]
+    settings: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "segment_length": 6}
+    settings |= {"evaluate_every": 4, "evaluate_tokens": 90, "save_every": 0, "sample_tokens": 0}
+    return RunConfig(
+        model=model or usual,
+        architecture=name,  # type: ignore[arg-type]
+        embedding=embedding,
+        data=DataConfig(corpus="text.txt", tokenizer="characters"),
+        optim=OptimConfig(warmup_steps=2, clip_norm=0.5),
+        train=TrainConfig(**settings | more | loop, device="cpu", parallel=kind),  # type: ignore[arg-type]
+    )
+
+
+def written(options: RunConfig[Any], name: str) -> str:
+    Path(f"{name}.toml").write_text(to_toml(options))
+    return f"{name}.toml"
+
+
+def torchrun(n_processes: int, *command: str) -> subprocess.CompletedProcess[str]:
+    # A port that the system finds: tests run side by side.
+    launcher = ["-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
+    launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(n_processes)]
+    return subprocess.run(
+        [sys.executable, *launcher, *command], env=environment(), capture_output=True, text=True
+    )
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(memspan.__file__).parents[1])
+    return os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+
+
+def together(n_processes: int, jobs: list[dict[str, Any]]) -> None:
+    Path("jobs.json").write_text(json.dumps(jobs))
+    script = Path(__file__).with_name("several_processes.py")
+    done = torchrun(n_processes, str(script), "jobs.json")
+    assert done.returncode == 0, done.stderr
+
+
+def losses(folder: str) -> list[tuple[int, str, float]]:
+    wanted = ("train_nats_per_token", "validation_nats_per_token")
+    return [
+        (record["step"], name, record[name])
+        for record in metrics.read(Path(folder) / "metrics.jsonl")
+        for name in wanted
+        if name in record
+    ]
+
+
+def assert_same_losses(a: str, b: str, skipped: int = 0) -> None:
+    """In every step and at every validation; float32 has a resolution of 1e-7."""
+    ours, theirs = losses(a), losses(b)
+    assert [x[:2] for x in ours] == [x[:2] for x in theirs], b
+    assert len({step for step, *_ in ours}) == STEPS - skipped
+    assert [x[2] for x in ours] == pytest.approx([x[2] for x in theirs], rel=1e-6, abs=0), b
+
+
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    return checkpoint.latest(Path(folder)).weights
+
+
+@several
+def test_two_processes_learn_as_one() -> None:
+    """Every architecture, replicated and sharded."""
+    jobs = []
+    for name in MODELS:
+        run({"config": written(config(name), name), "folder": f"{name}-1"})
+        for kind in KINDS:
+            options = written(config(name, kind), f"{name}-{kind}")
+            jobs.append({"config": options, "folder": f"{name}-{kind}"})
+    for name, kind in SPOILT.items():
+        options = written(config(name, kind, non_finite="skip"), f"{name}-skip")
+        jobs.append({"config": options, "folder": f"{name}-spoilt", "spoil": 2})
+        run({"config": options, "folder": f"{name}-spoilt-1", "spoil": 2})
+    together(2, jobs)
+    for name in SPOILT:
+        assert_same_losses(f"{name}-spoilt-1", f"{name}-spoilt", skipped=1)
+        health = checkpoint.latest_state(Path(f"{name}-spoilt"))["health"]
+        assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
+        assert checkpoint.latest_state(Path(f"{name}-spoilt-1"))["health"] == health
+    for name in MODELS:
+        one = weights(f"{name}-1")
+        for kind in KINDS:
+            assert_same_losses(f"{name}-1", f"{name}-{kind}")
+            for key, tensor in weights(f"{name}-{kind}").items():
+                # AdamW divides by the gradient's size: where that is rounding, so is the quotient.
+                torch.testing.assert_close(tensor, one[key], rtol=1e-3, atol=1e-4)
+
+
+@several
+def test_any_number_goes_on_where_two_were_stopped() -> None:
+    """Losses go on as those of one process; with dropout, those of two bit for bit."""
+    dropout = dataclasses.replace(MODELS["transformer-xl"][0], dropout=0.2)
+    chosen = {
+        "sharded": config("transformer-xl", "fsdp", save_every=2),
+        "replicated": config("compressive", save_every=2),
+        "random": config("transformer-xl", model=dropout),
+    }
+    jobs: list[dict[str, Any]] = []
+    for name, options in chosen.items():
+        path = written(options, name)
+        jobs.append({"config": path, "folder": f"{name}-cut", "stop": CUT})
+        if name == "random":
+            jobs.append({"config": path, "folder": "random-whole"})
+            jobs.append({"copy": "random-cut", "folder": "random-2"})
+        else:
+            run({"config": path, "folder": f"{name}-whole"})
+    together(2, jobs)
+    together(4, [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in list(chosen)[:2]])
+    for name in list(chosen)[:2]:
+        assert (Path(f"{name}-cut/checkpoints/latest")).read_text() == "step-00000003\n"
+        run({"copy": f"{name}-cut", "folder": f"{name}-1"})
+        assert_same_losses(f"{name}-whole", f"{name}-1")
+        assert_same_losses(f"{name}-whole", f"{name}-4")
+    assert losses("random-whole") == losses("random-2")
+    whole, again = weights("random-whole"), weights("random-2")
+    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+
+    # In one process what is left of several is a plain run, and so it is after an export.
+    cut = Path("replicated-cut")
+    assert exported_names(cut) == exported_names(Path("replicated-whole"))
+    assert not (cut / "checkpoints/latest").exists()
+    run({"copy": str(cut), "folder": "replicated-exported"})
+    assert_same_losses("replicated-whole", "replicated-exported")
+
+    # A damaged shard is named, and the checkpoint before it is there to go on from.
+    newest = Path("sharded-cut/checkpoints/step-00000003/shards")
+    shard = sorted(newest.iterdir())[0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* go on from step 2"):
+        train.resume(Path("sharded-cut"), Console(quiet=True))
+    shard.unlink()
+    with pytest.raises(MemspanError, match=rf"{shard.name} is missing"):
+        checkpoint.latest(Path("sharded-cut"))
+    shutil.rmtree(newest.parent)
+    run({"folder": "sharded-cut"})
+    assert_same_losses("sharded-whole", "sharded-cut")
+
+
+def exported_names(folder: Path) -> set[str]:
+    cli.main(["export", str(folder)])
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    memspan.load(folder)
+    return {p.name for p in (*folder.iterdir(), *newest.iterdir())}
+
+
+@several
+def test_the_command_starts_processes_and_ends_with_one_line() -> None:
+    """A killed process and Ctrl-C, neither of which harms the run."""
+    options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
+    path = written(options, "r")
+    begun = start("--preset", path, "--out", "r")
+    pids = wait_for(lambda: Path("r/checkpoints/latest").exists() and workers(begun.pid), begun)
+    os.kill(pids[1], signal.SIGKILL)
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 1
+    assert said == (
+        "memspan: process 1 of the run ended with SIGKILL, and the others were stopped: go on from "
+        "the last checkpoint with --resume\n"
+    )
+
+    before = checkpoint.latest_state(Path("r"))["step"]
+    again = start("--resume", "r")
+    wait_for(lambda: checkpoint.latest_state(Path("r"))["step"] > before, again)
+    with (
+        pytest.raises(MemspanError, match="another process is training"),
+        checkpoint.claim(Path("r")),
+    ):
+        pass
+    again.send_signal(signal.SIGINT)
+    _, said = again.communicate(timeout=60)
+    assert (again.returncode, said) == (0, "")
+    newest = checkpoint.latest_state(Path("r"))["step"]
+    # Its weights can be used without an export.
+    assert memspan.load("r").step == newest
+
+
+@several
+def test_processes_end_with_their_launcher() -> None:
+    """Or they would write on, beside the run that goes on from there."""
+    child = (
+        "import time; from memspan.distributed.processes import _end_with_the_launcher as end; end(); "
+        "print(flush=True); time.sleep(60)"
+    )
+    parent = (
+        "import subprocess, sys, time; "
+        f"p = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE); "
+        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        launcher.kill()
+    wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists(), None)
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "memspan", "train", *arguments, "--nproc", "2"]
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def workers(launcher: int) -> list[int]:
+    done = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str] | None) -> Any:
+    for _ in range(1200):
+        if found := condition():
+            return found
+        assert process is None or process.poll() is None
+        time.sleep(0.05)
+    raise AssertionError("nothing happened for a minute")
+
+
+@several
+def test_a_mistake_of_all_processes_is_said_once() -> None:
+    path = written(config("transformer-xl", batch_size=3), "r")
+    done = torchrun(2, "-m", "memspan", "train", "--preset", path, "--out", "r")
+    assert done.returncode == 1
+    # Beside it stands what torchrun says itself.
+    assert len(re.findall("^memspan: 3 batch rows", done.stderr, re.MULTILINE)) == 1
+    assert not Path("r").exists()
+
+
+def test_resuming_asks_for_rows_that_divide() -> None:
+    train.train(config("transformer-xl", steps=2), Path("r"), Console(quiet=True))
+    prepared = train.prepare("text.txt", "characters", None)
+    parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
+    with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
+        train.Trainer(config("transformer-xl"), *parts, Processes(0, 3))
+
+
+def test_features_that_are_drawn_anew_need_one_process() -> None:
+    model = FastWeightsConfig(**SMALL, feature_map="favor", favor_redraw=True)
+    prepared = train.prepare("text.txt", "characters", None)
+    parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
+    with pytest.raises(MemspanError, match="favor_redraw"):
+        train.Trainer(config("fast-weights", model=model), *parts, Processes(0, 2))
+
+
+def test_rows_are_contiguous_and_cover_the_batch() -> None:
+    shares = [Processes(rank, 4).rows(12) for rank in range(4)]
+    assert [row for share in shares for row in range(12)[share]] == list(range(12))
+    assert [Processes().rows(5)] == [slice(0, 5)]
+
+
+def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
+    """A name that is not there is passed over: every folder is a whole checkpoint."""
+    train.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
+    pointer = Path("r/checkpoints/latest")
+    for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
+        pointer.write_text(text)
+        assert checkpoint.latest_state(Path("r"))["step"] == step
+    pointer.unlink()
+    assert checkpoint.latest_state(Path("r"))["step"] == 6

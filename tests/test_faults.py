@@ -1,0 +1,393 @@
+"""What a crash, a second trainer or a changed file may do to a run folder: nothing unnoticed.
+
+The campaign (``make chaos``) does the same to real processes; here is one fast test for each promise.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import memspan
+from memspan import checkpoint, cli, config_files, files, train
+from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from memspan.errors import MemspanError
+from memspan.tensor_files import load_tensors, save_tensors
+
+QUIET = Console(quiet=True)
+OPTIONS = RunConfig(
+    model=TransformerXLConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, memory_length=4),
+    data=DataConfig(corpus="text.txt"),
+    optim=OptimConfig(warmup_steps=2),
+    train=TrainConfig(
+        steps=6,
+        batch_size=2,
+        segment_length=4,
+        evaluate_every=3,
+        evaluate_tokens=32,
+        save_every=2,
+        sample_tokens=0,
+        device="cpu",
+    ),
+)
+
+
+class PowerCut(BaseException):
+    """No handler of ours catches it, as none runs when the power goes."""
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.metrics, "plot", lambda folder: [])
+    (tmp_path / "text.txt").write_text("memory is what remains of what was read. " * 30)
+
+
+def content(folder: Path) -> dict[str, object]:
+    """All that a run comes to; the records of its speed differ from one to the next."""
+    found: dict[str, object] = {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.suffix in (".safetensors", ".toml") or p.name == "tokenizer.json"
+    }
+    for path in sorted(folder.rglob("state.json")):
+        state = json.loads(path.read_text().rsplit("\n", 2)[0])
+        del state["metrics"]
+        found[path.relative_to(folder).as_posix()] = state
+    return found
+
+
+@contextmanager
+def operations(before: Callable[[], None]) -> Iterator[None]:
+    """Call ``before`` ahead of everything that is done to a file system to write."""
+
+    def wrapped(original: Any) -> Any:
+        def operation(*arguments: Any, **options: Any) -> Any:
+            before()
+            return original(*arguments, **options)
+
+        return operation
+
+    def opened(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if set(mode) & set("wax+"):
+            before()
+        return original_open(path, mode, *arguments, **options)
+
+    original_open = builtins.open
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("replace", "link", "unlink", "mkdir", "rmdir", "fsync"):
+            patch.setattr(os, name, wrapped(getattr(os, name)))
+        patch.setattr(builtins, "open", opened)
+        yield
+
+
+def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
+    train.train(OPTIONS, Path("whole"), QUIET)
+    expected = content(Path("whole"))
+    original = train.Trainer.save
+
+    def until(cut: int, work: Callable[[], None]) -> int:
+        """Power goes before operation ``cut`` of the last save; how many were made."""
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            if done == cut:
+                raise PowerCut
+            done += 1
+
+        def save(self: train.Trainer) -> None:
+            with operations(count) if self.step == 6 else nullcontext():
+                original(self)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
+            patch.setattr(train.Trainer, "save", save)
+            work()
+        return done
+
+    until(0, lambda: train.train(OPTIONS, Path("before"), QUIET))
+    total = until(-1, lambda: train.train(OPTIONS, Path("counted"), QUIET))
+    assert total > 15
+    for cut in range(total):
+        folder = Path(f"cut-{cut}")
+        shutil.copytree("before", folder)
+        assert until(cut, lambda folder=folder: train.resume(folder, QUIET)) == cut
+        if checkpoint.latest(folder).state["step"] == 6:
+            with pytest.raises(MemspanError, match="is finished"):
+                train.resume(folder, QUIET)
+        else:
+            train.resume(folder, QUIET)
+        assert content(folder) == expected, cut
+        assert not list(folder.rglob(".*")), cut
+
+
+def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
+    train.train(OPTIONS, Path("r"), QUIET)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, pathlib; from memspan.files import only_writer\n"
+            "with only_writer(pathlib.Path('r')):\n"
+            "    print('ready', flush=True); sys.stdin.read()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    before = content(Path("r"))
+    with pytest.raises(MemspanError, match="another process is training in r"):
+        train.resume(Path("r"), QUIET)
+    with pytest.raises(MemspanError, match="another process is training in r"):
+        train.train(OPTIONS, Path("r"), QUIET)
+    assert content(Path("r")) == before
+    holder.kill()
+    holder.communicate()
+    assert Path("r/.lock").exists()
+    # The system has lifted the claim; what is left of it is taken over and removed.
+    with pytest.raises(MemspanError, match="is finished"):
+        train.resume(Path("r"), QUIET)
+    assert not Path("r/.lock").exists()
+
+
+def test_a_claim_that_is_given_up_meanwhile_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner removes the file after we opened it and before we lock it."""
+    flock, calls = files.fcntl.flock, 0
+
+    def late(handle: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            Path("r/.lock").unlink()
+        flock(handle, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with files.only_writer(Path("r")):
+        assert calls == 2
+        with (
+            pytest.raises(MemspanError, match="another process"),
+            files.only_writer(Path("r")),
+        ):
+            pass
+
+
+def test_without_locks_training_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "LOCKS", False)
+    train.train(OPTIONS, Path("r"), QUIET)
+    memspan.load("r")
+
+
+@pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
+def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
+    train.train(OPTIONS, Path("r"), QUIET)
+    other = dataclasses.replace(OPTIONS.model, memory_length=5)
+    train.train(dataclasses.replace(OPTIONS, model=other), Path("other"), QUIET)
+    changed = Path("other", name).read_bytes()
+    # White space means nothing to the tokeniser's own checksum.
+    Path("r", name).write_bytes(changed if name == "config.toml" else changed + b"\n")
+    for use in (memspan.load, lambda folder: train.resume(Path(folder), QUIET)):
+        with pytest.raises(MemspanError, match=f"{name} in r has changed") as refusal:
+            use("r")
+        assert "away" not in str(refusal.value)
+
+
+def test_tensors_of_another_checkpoint_are_refused() -> None:
+    train.train(OPTIONS, Path("a"), QUIET)
+    seeded = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, seed=2))
+    train.train(seeded, Path("b"), QUIET)
+    newest = "checkpoints/step-00000006/training.safetensors"
+    shutil.copy(Path("b", newest), Path("a", newest))
+    with pytest.raises(MemspanError, match="another checkpoint's"):
+        checkpoint.latest(Path("a"))
+
+
+def test_a_header_is_sealed_with_its_tensors() -> None:
+    path = Path("t.safetensors")
+    save_tensors(path, {"x": torch.arange(3.0)}, {"step": "41"})
+    assert load_tensors(path)[1]["step"] == "41"
+    path.write_bytes(path.read_bytes().replace(b'\\"41\\"', b'\\"43\\"'))
+    with pytest.raises(MemspanError, match="checksum is wrong"):
+        load_tensors(path)
+
+
+def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
+    """Validations may fall on steps where no checkpoint is due."""
+    loop = dataclasses.replace(OPTIONS.train, evaluate_every=3, save_every=4, steps=7)
+    options = dataclasses.replace(OPTIONS, train=loop, optim=OptimConfig(warmup_steps=50))
+    train.train(options, Path("r"), QUIET)
+    scores = {
+        r["step"]: r["validation_nats_per_token"]
+        for r in train.metrics.read(Path("r/metrics.jsonl"))
+        if "validation_nats_per_token" in r
+    }
+    assert set(scores) == {3, 6, 7}
+    assert memspan.load("r").step == min(scores, key=scores.__getitem__)
+
+
+def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
+        with pytest.raises(PowerCut):
+            train.train(OPTIONS, Path("r"), QUIET)
+    with pytest.raises(MemspanError, match="start it again with --preset r/config"):
+        train.resume(Path("r"), QUIET)
+    cli.main(["train", "--preset", "r/config.toml", "--out", "r"])
+    train.train(OPTIONS, Path("whole"), QUIET)
+    assert content(Path("r")) == content(Path("whole"))
+
+
+def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() -> None:
+    train.train(OPTIONS, Path("r"), QUIET)
+    published = Path("r/model.safetensors")
+    good = published.read_bytes()
+    published.unlink()
+    published.write_bytes(good[:-1])
+    with pytest.raises(MemspanError, match="is finished"):
+        train.resume(Path("r"), QUIET)
+    assert published.read_bytes() == good
+
+
+def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are damaged under both their names, and the newest checkpoint is whole."""
+    original = train.Trainer.score
+
+    def worse(self: train.Trainer, batch_size: int) -> Any:
+        scores = original(self, batch_size)
+        return dataclasses.replace(scores, nats=scores.tokens * self.step)
+
+    monkeypatch.setattr(train.Trainer, "score", worse)
+    train.train(OPTIONS, Path("r"), QUIET)
+    assert memspan.load("r").step == 3
+    folder = Path("r/checkpoints/step-00000003")
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(MemspanError, match=f"or move {folder} away to go on without the best"):
+        train.resume(Path("r"), QUIET)
+    folder.rename("away")
+    with pytest.raises(MemspanError, match="is finished"):
+        train.resume(Path("r"), QUIET)
+    assert memspan.load("r").step == 6
+
+
+def test_checkpoints_elsewhere_are_refused() -> None:
+    """Old checkpoints are deleted there: a run folder from elsewhere must not say where."""
+    train.train(OPTIONS, Path("r"), QUIET)
+    Path("r/checkpoints").rename("elsewhere")
+    Path("r/checkpoints").symlink_to(Path("elsewhere").absolute())
+    with pytest.raises(MemspanError, match="is a link out of the run's folder"):
+        train.resume(Path("r"), QUIET)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    train.train(OPTIONS, Path("r"), QUIET)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(MemspanError, match="cannot write in r"):
+            train.resume(Path("r"), QUIET)
+    with monkeypatch.context() as patch:
+        # Such a file system refuses to remove, too, even what is not there.
+        patch.setattr(os, "fsync", refuse)
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(MemspanError, match="Read-only file system"):
+            files.write_atomically(Path("r/x"), b"")
+
+
+def test_metrics_that_changed_are_told_and_training_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.train(OPTIONS, Path("whole"), QUIET)
+    original = train.Trainer.update
+
+    def update(self: train.Trainer) -> torch.Tensor:
+        if self.step == 5:
+            raise PowerCut
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        with pytest.raises(PowerCut):
+            train.train(OPTIONS, Path("r"), QUIET)
+    shutil.copytree("r", "untouched")
+    records = Path("r/metrics.jsonl")
+    records.write_text(records.read_text().replace('"tokens": 24', '"tokens": 34'))
+    for folder, told in (("r", True), ("untouched", False)):
+        train.resume(Path(folder), Console(width=500))
+        said = capsys.readouterr().out
+        assert ("metrics.jsonl is not as it was saved" in said) == told
+        assert content(Path(folder)) == content(Path("whole"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"step": "6"}, "its step is str"),
+        ({"best_step": -1}, "its step is negative"),
+        ({"corpus": None}, "its corpus is NoneType"),
+        ({"streams": {}}, "no stream position"),
+        ({"health": {"skipped_updates": "many"}}, "its health is"),
+        ({"health": {"x": 1}}, "does not fit its config.toml"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
+    """Its checksum being right."""
+    longer = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, save_every=1))
+    train.train(longer, Path("r"), QUIET)
+    shutil.rmtree("r/checkpoints/step-00000006")
+    path = Path("r/checkpoints/step-00000005/state.json")
+    state = json.loads(path.read_text().rsplit("\n", 2)[0])
+    text = json.dumps(state | {"best_step": None} | change)
+    path.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+    with pytest.raises(MemspanError, match=says):
+        train.resume(Path("r"), QUIET)
+
+
+def test_what_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, says in (
+        (OSError(28, "No space left on device", "x"), "No space left on device (x): free some"),
+        (MemoryError(), "memory is too small"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "memory is too small"),
+    ):
+
+        def fail(*arguments: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "_dispatch", fail)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["evaluate", "r"])
+        assert stop.value.code == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["[/b].txt", "\N{GRINNING FACE}.txt"])
+def test_any_name_of_a_corpus_is_trained_on_and_resumed(name: str) -> None:
+    """Brackets are no mark-up, and not every character has four hexadecimal digits."""
+    Path(name).parent.mkdir(exist_ok=True)
+    Path("text.txt").rename(name)
+    cli.main(["train", "--preset", _preset(), "--data.corpus", name, "--out", "r"])
+    assert memspan.load("r").config.data.corpus == name
+
+
+def _preset() -> str:
+    Path("p.toml").write_text(config_files.to_toml(OPTIONS))
+    return "p.toml"

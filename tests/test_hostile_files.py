@@ -1,0 +1,434 @@
+"""Files of which any byte may be another's: they load or are refused in one line, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+import hostile
+from memspan import checkpoint, cli, config_files, metrics
+from memspan.config import DataConfig, RunConfig, TransformerXLConfig
+from memspan.data.download import read_member
+from memspan.data.tokenizers import load_tokenizer
+from memspan.errors import MemspanError
+from memspan.files import read_limited
+from memspan.ops import compiler
+
+EXAMPLES = hypothesis.settings(max_examples=20)
+KINDS = (
+    "preset", "config", "weights", "state", "training", "metrics", "memory", "tokens",
+    "token header", "tokenizer", "archive",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, hostile.Reader]]:
+    root = tmp_path_factory.mktemp("hostile")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSPAN_CACHE", str(root / "cache"))
+        patch.chdir(root)
+        yield hostile.make_readers(root)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
+    """The other architectures', for what is different in them."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("compressive", "feedback", "fast-weights"):
+            root = tmp_path_factory.mktemp(name)
+            patch.setenv("MEMSPAN_CACHE", str(root / "cache"))
+            patch.chdir(root)
+            found[name] = hostile.make_readers(root, name)
+        yield found
+
+
+@st.composite
+def edits(draw: st.DrawFn, content: bytes) -> bytes:
+    """``content`` with a few bytes changed, taken out, put in or repeated."""
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(content)))
+        kind = draw(st.sampled_from(("change", "cut", "out", "in", "repeat")))
+        some = draw(st.binary(min_size=1, max_size=8))
+        n = draw(st.integers(1, 64))
+        if kind == "change":
+            content = content[:at] + some + content[at + len(some) :]
+        elif kind == "cut":
+            content = content[:at]
+        elif kind == "out":
+            content = content[:at] + content[at + n :]
+        elif kind == "in":
+            content = content[:at] + some + content[at:]
+        else:
+            content = content[:at] + content[at : at + n] * 3 + content[at + n :]
+    return content
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([10**18, -1, 1 << 63, 1 << 40])
+    | st.floats()
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@st.composite
+def changed(draw: st.DrawFn, value: Any) -> Any:
+    """JSON with one of its values, at any depth, replaced or taken away."""
+    if isinstance(value, dict) and value and draw(st.integers(0, 9)):
+        key = draw(st.sampled_from(sorted(value)))
+        if draw(st.integers(0, 9)) == 0:
+            return {k: v for k, v in value.items() if k != key}
+        return value | {key: draw(changed(value[key]))}
+    return draw(VALUES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_valid_files_load(readers: dict[str, hostile.Reader], kind: str) -> None:
+    for content in (readers[kind].valid, *readers[kind].others):
+        assert readers[kind](content) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@EXAMPLES
+@given(data=st.data())
+def test_any_bytes_load_or_are_refused(
+    readers: dict[str, hostile.Reader], kind: str, data: st.DataObject
+) -> None:
+    reader = readers[kind]
+    valid = data.draw(st.sampled_from((reader.valid, *reader.others)))
+    try:
+        reader(data.draw(st.binary(max_size=64) | edits(valid)))
+    finally:
+        reader.path.write_bytes(reader.valid)
+
+
+@pytest.mark.parametrize("kind", ["state", "token header", "tokenizer", "metrics"])
+@EXAMPLES
+@given(data=st.data())
+def test_any_json_loads_or_is_refused(
+    readers: dict[str, hostile.Reader], kind: str, data: st.DataObject
+) -> None:
+    reader = readers[kind]
+    valid = data.draw(st.sampled_from((reader.valid, *reader.others)))
+    first = valid.split(b"\n")[0] if kind == "metrics" else valid
+    content = json.dumps(data.draw(changed(hostile.json_of(first)))).encode()
+    tail = b"\n" + b"0" * 64 + b"\n" if kind == "state" else b"\n"
+    try:
+        reader(content + tail)
+    finally:
+        reader.path.write_bytes(reader.valid)
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_any_options_load_or_are_refused(
+    readers: dict[str, hostile.Reader], data: st.DataObject
+) -> None:
+    lines = readers["preset"].valid.decode().splitlines()
+    at = data.draw(st.integers(0, len(lines) - 1))
+    key = data.draw(st.sampled_from([lines[at].split(" =")[0], "out", "help", "resume"]))
+    value = data.draw(VALUES.filter(lambda v: v is not None and not isinstance(v, dict)))
+    lines[at] = f"{key} = {json.dumps(value)}"
+    for kind in ("preset", "config"):
+        try:
+            readers[kind]("\n".join(lines).encode("utf-8", "surrogatepass"))
+        finally:
+            readers[kind].path.write_bytes(readers[kind].valid)
+
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
+
+
+@pytest.mark.parametrize("architecture", sorted(hostile.MODELS))
+@EXAMPLES
+@given(data=st.data())
+def test_any_tensors_load_or_are_refused(
+    readers: dict[str, hostile.Reader],
+    others: dict[str, dict[str, hostile.Reader]],
+    architecture: str,
+    data: st.DataObject,
+) -> None:
+    """Tensors of other names, types, sizes and values, rightly sealed."""
+    found = others.get(architecture, readers)
+    for kind in ("memory", "weights", "training"):
+        reader = found[kind]
+        try:
+            reader(data.draw(retensored(reader.valid)))
+        finally:
+            reader.path.write_bytes(reader.valid)
+
+
+@st.composite
+def retensored(draw: st.DrawFn, content: bytes) -> bytes:
+    from safetensors.torch import load
+
+    tensors = load(content)
+    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])["__metadata__"]
+    name = draw(st.sampled_from(sorted(tensors)))
+    old = tensors[name]
+    kind = draw(st.sampled_from(("type", "shape", "values", "gone", "more")))
+    if kind == "type":
+        tensors[name] = old.to(draw(st.sampled_from(TYPES)))
+    elif kind == "shape":
+        shape = draw(st.lists(st.integers(0, 5), max_size=5))
+        tensors[name] = torch.zeros(shape, dtype=old.dtype)
+    elif kind == "values":
+        value = draw(st.sampled_from([-1, 3, 1 << 40, (1 << 63) - 1, -(1 << 63)]))
+        tensors[name] = torch.full_like(old, value % 255 if old.dtype == torch.uint8 else value)
+    elif kind == "gone":
+        del tensors[name]
+    else:
+        tensors[draw(st.text(max_size=5))] = old.clone()
+    return save(tensors, header)
+
+
+@pytest.mark.parametrize("architecture", sorted(hostile.MODELS))
+def test_counts_beyond_a_memorys_slots_are_refused(
+    readers: dict[str, hostile.Reader],
+    others: dict[str, dict[str, hostile.Reader]],
+    architecture: str,
+) -> None:
+    from safetensors.torch import load
+
+    reader = others.get(architecture, readers)["memory"]
+    header = {"memspan": json.dumps({"sha256": "0" * 64, **_header(reader.valid)})}
+    counts = [n for n in load(reader.valid) if "length" in n or n == "tokens_seen"]
+    assert counts
+    for name in counts:
+        for value in (-1, (1 << 62) + 1):
+            tensors = load(reader.valid)
+            tensors[name] = torch.full_like(tensors[name], value)
+            said = reader(save(tensors, header))
+            assert said is not None
+            assert f"{name} does not lie in 0 .." in said
+    tensors = load(reader.valid)
+    tensors = {n: torch.cat([t, t]) for n, t in tensors.items()}
+    said = reader(save(tensors, header))
+    assert said is not None
+    assert "use it with the run that wrote it" in said
+
+
+def _header(content: bytes) -> dict[str, str]:
+    size = struct.unpack("<Q", content[:8])[0]
+    return dict(json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["memspan"]))
+
+
+def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.Reader]) -> None:
+    header = hostile.json_of(readers["token header"].valid)
+    said = readers["token header"](json.dumps(header | {"n_tokens": 10**18}).encode())
+    readers["token header"].path.write_bytes(readers["token header"].valid)
+    assert said is not None
+    assert "bytes instead of" in said
+    config = readers["config"]
+    for option in ("n_layers = 1", "d_model = 8", "d_ff = 8"):
+        claim = option.split(" = ")[0] + " = 1000000000000"
+        said = config(config.valid.replace(option.encode(), claim.encode()))
+        config.path.write_bytes(config.valid)
+        assert said is not None
+        assert "do not fit its config.toml" in said
+    start = b'{"x":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
+    said = readers["weights"](struct.pack("<Q", len(start)) + start)
+    readers["weights"].path.write_bytes(readers["weights"].valid)
+    assert said is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'out = "/elsewhere"',
+        "help = true",
+        'tyro-write-completion = ["bash", "/elsewhere"]',
+        '[data]\ncorpus = "--out=/elsewhere"',
+        '[data]\n"corpus=x --out" = "/elsewhere"',
+        '[embedding]\ncutoffs = ["--out=/elsewhere"]',
+        "[data.corpus]\nx = 1",
+        "data = 3",
+        "x = " + "[" * 5000,
+        "[train]\nsteps = " + "9" * 5000,
+    ],
+)
+def test_a_preset_sets_options_and_nothing_else(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(line)
+    if "--out=/elsewhere" in line and "cutoffs" not in line:
+        flags = config_files.flags_from_toml(path)
+        assert flags == ["--data.corpus=--out=/elsewhere"]
+        assert config_files.read_config(path).data.corpus == "--out=/elsewhere"
+        return
+    with pytest.raises(MemspanError, match=r"p\.toml"):
+        config_files.flags_from_toml(path)
+
+
+@given(corpus=st.text(max_size=300))
+def test_names_of_corpora_cannot_leave_the_runs_folder(corpus: str) -> None:
+    for name in (corpus, f"../{corpus}", f"/{corpus}/..", f"..\\{corpus}"):
+        try:
+            folder = hostile.new_folder(name)
+        except MemspanError:
+            assert not name.isprintable()
+            continue
+        assert folder.parts[0] == "runs"
+        assert len(folder.parts) == 2
+        assert folder.name.startswith("transformer-xl-")
+        assert len(os.fsencode(folder.name)) < 256
+
+
+@given(corpus=st.text(max_size=30))
+def test_config_toml_holds_any_name(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    try:
+        options: RunConfig[Any] = RunConfig(model=TransformerXLConfig(), data=DataConfig(corpus))
+    except MemspanError:
+        return
+    path = tmp_path_factory.mktemp("toml") / "config.toml"
+    path.write_bytes(config_files.to_toml(options).encode())
+    assert config_files.read_config(path) == options
+
+
+def test_names_that_are_no_text_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a\0b", "\x1b[31mred", "caf\udce9"):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["train", "--data.corpus", name])
+        assert stop.value.code == 2
+        assert "control characters" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def bomb(path: Path, size: int) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text", bytes(size))
+
+
+def test_an_archive_that_unpacks_to_more_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    bomb(path, 50_000_000)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(MemspanError, match="larger than 1,000 bytes"):
+        read_member(path, "text", 1000)
+    # The same with a declared size that is a lie.
+    content = path.read_bytes().replace(struct.pack("<L", 50_000_000), struct.pack("<L", 10))
+    path.write_bytes(content)
+    with pytest.raises(MemspanError):
+        read_member(path, "text", 1000)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_only_plain_compression_is_unpacked(tmp_path: Path, method: int) -> None:
+    """LZMA lets the archive say how much memory unpacking takes."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        archive.writestr("text", "x" * 100)
+    with pytest.raises(MemspanError, match="neither stored nor deflate"):
+        read_member(tmp_path / "a.zip", "text", 1000)
+
+
+def test_other_members_of_an_archive_are_not_touched(tmp_path: Path) -> None:
+    """Paths that climb, links, devices: only the one member is read, and nothing is unpacked."""
+    path = tmp_path / "in" / "a.zip"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("../../evil", "/etc/evil", "C:\\evil", "..\\evil"):
+            archive.writestr(name, "x")
+        link = zipfile.ZipInfo("link")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "../..")
+        archive.writestr("text", "good")
+    before = sorted(tmp_path.rglob("*"))
+    assert read_member(path, "text", 1000) == b"good"
+    assert read_member(path, "link", 1000) == b"../.."
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(MemspanError, match="no regular file"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.toml").symlink_to("/dev/zero")
+    with pytest.raises(MemspanError, match="has no config"):
+        checkpoint.load_config(tmp_path)
+    (tmp_path / "large").write_bytes(bytes(11))
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_limited(tmp_path / "large", 10)
+
+
+def test_pictures_are_not_drawn_through_links(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run, precious = tmp_path / "run", tmp_path / "precious"
+    run.mkdir()
+    precious.write_text("mine")
+    (run / "loss.png").symlink_to(precious)
+    (run / "metrics.jsonl").symlink_to(precious)
+    metrics.Metrics(run, "none").log(1, tokens=3, train_bits_per_byte=2.0)
+    assert metrics.plot(run) == [run / "loss.png"]
+    assert precious.read_text() == "mine"
+
+
+def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        '{"step": 1, "tokens": 5, "train_bits_per_byte": NaN}',
+        '{"step": 2, "train_bits_per_byte": 1.0}',
+        '{"step": 3, "tokens": "many"}',
+        '{"step": true}',
+        '{"step": 4, "tokens": ' + "9" * 30 + "}",
+        '{"step": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2]
+    metrics.plot(tmp_path)
+
+
+def test_a_sub_word_tokenizer_with_a_pattern_is_refused(tmp_path: Path) -> None:
+    """Its search could take for ever."""
+    pytest.importorskip("tokenizers")
+    from memspan.data.tokenizers import SubwordTokenizer, train_tokenizer
+
+    made = train_tokenizer("subwords", [b"some text " * 9], 260)
+    value = json.loads(made.content()["model"])
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
+    for change in (
+        {"pre_tokenizer": split | {"invert": False}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}},
+    ):
+        with pytest.raises(ValueError, match="no plain byte-level BPE"):
+            SubwordTokenizer(json.dumps(value | change))
+    value["model"]["vocab"]["!"] = 10**9
+    with pytest.raises(ValueError, match="ids are not"):
+        SubwordTokenizer(json.dumps(value))
+
+
+def test_compiled_code_in_the_cache_is_only_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "loop.so"
+    path.write_bytes(b"code")
+    path.chmod(0o755)
+    check = path.with_suffix(".sha256")
+    assert not compiler._intact(path)
+    check.write_text(hashlib.sha256(b"code").hexdigest())
+    assert compiler._intact(path)
+    path.chmod(0o777)
+    assert not compiler._intact(path)
+    path.chmod(0o755)
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 12345)
+    assert compiler._intact(path) == (path.stat().st_uid == 0)
+    monkeypatch.undo()
+    path.write_bytes(b"c0de")
+    assert not compiler._intact(path)
