@@ -108,7 +108,6 @@ def main() -> None:
     preset = read_config(HERE.parent / "configs" / "tiny-shakespeare-fast-weights.toml")
     path = options.output / "fast-weights-learning.json"
     tokens = options.steps * preset.train.batch_size * preset.train.segment_length
-    rows = earlier(path, tokens)
     for seed in options.seeds:
         loop = dataclasses.replace(preset.train, steps=options.steps, seed=seed)
         for name, config in contestants(dataclasses.replace(preset, train=loop)).items():
@@ -116,11 +115,8 @@ def main() -> None:
                 continue
             row = {"model": name, "seed": seed} | run(config, options.text, validation)
             print(json.dumps(row), flush=True)
-            rows = [r for r in rows if (r["model"], r["seed"]) != (name, seed)] + [row]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            result = {"rows": rows, "tokens_trained": tokens, "machine": machine()}
-            path.write_text(json.dumps(result, indent=1) + "\n")
-    rows.sort(key=lambda row: (list(contestants(preset)).index(row["model"]), row["seed"]))
+            keep(path, tokens, row, list(contestants(preset)))
+    rows = earlier(path, tokens)
     for name in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == name]
         scores = []
@@ -131,6 +127,18 @@ def main() -> None:
         print(f"{name:<15} {mine[0]['parameters']:,} parameters  " + "  ".join(scores))
     plot(rows, path.with_suffix(".png"))
     print(f"written: {path}, {path.with_suffix('.png')}")
+
+
+def keep(path: Path, tokens: int, row: dict[str, Any], order: list[str]) -> None:
+    """Add a row to the file, in the place of an earlier one of the same model and seed."""
+
+    def place(row: dict[str, Any]) -> tuple[int, int]:
+        return order.index(row["model"]), row["seed"]
+
+    rows = [r for r in earlier(path, tokens) if place(r) != place(row)] + [row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"rows": sorted(rows, key=place), "tokens_trained": tokens, "machine": machine()}
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def earlier(path: Path, tokens: int) -> list[dict[str, Any]]:

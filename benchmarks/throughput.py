@@ -75,7 +75,10 @@ SIZES: dict[str, dict[str, Size]] = {
         f"T{n}": Size(128, 4, 4, 512, segment_length=n, memory_length=2 * n, batch_size=16)
         for n in (64, 128, 256)
     },
-    "fast-weights": {f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
+    "fast-weights": {
+        **{f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
+        "T64-batch1": replace(fast_weights_size(64), generate_batch=1, works=("generate",)),
+    },
 }
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {

@@ -14,6 +14,7 @@ counts.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from functools import partial
@@ -24,15 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.data.synthetic import Batch, Retrieval
-from memspan.ops.delta_rule import delta_rule, sum_rule
-from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, orthogonal_projection, sum_to_one
+from memspan.ops.delta_rule import delta_rule
+from memspan.ops.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection
 
 MODELS = {
     "capacity": ["softmax", "sum elu", "sum dpfp-1", "sum dpfp-2", "sum favor", "sum dpfp-3"],
     "updates": ["sum dpfp-1", "delta dpfp-1", "sum dpfp-2", "delta dpfp-2"],
 }
 KEYS = {
-    "capacity": [16, 32, 48, 64, 96],
+    "capacity": [16, 32, 48, 64, 96, 128],
     "updates": [8, 16, 32, 48],
 }
 EPSILON = 1e-6
@@ -57,22 +58,24 @@ class Retriever(nn.Module):
             nn.init.uniform_(layer.weight, -(width**-0.5), width**-0.5)
 
     def forward(self, batch: Batch) -> Tensor:
-        """What is read, ``[B, n_keys]``."""
+        """What is read, ``[B, n_keys]``. One sequence may serve all queries."""
         values = F.one_hot(batch.values, self.n_keys).float()
         pairs = torch.cat([values, self.embedding(batch.keys)], -1)
         k, q = self.key(pairs)[:, None], self.query(self.embedding(batch.query))[:, None, None]
         v = values[:, None]
         if self.rule == "softmax":
-            return F.scaled_dot_product_attention(q, k, v)[:, 0, 0]
+            scores = q @ k.mT * self.width**-0.5
+            return (scores.softmax(-1) @ v)[:, 0, 0]
+        if self.rule == "delta":
+            features = DPFP(self.nu, EPSILON)
+            empty = k.new_zeros(len(values), 1, 2 * self.width * self.nu, self.n_keys)
+            beta = self.beta(pairs)[..., 0].sigmoid()[:, None]
+            _, memory = delta_rule(k, k, v, beta, empty, feature_map=features)
+            return (features(q) @ memory)[:, 0, 0]
         features = self.feature_map()
         k, q = features(k), features(q)
-        empty = k.new_zeros(len(values), 1, k.shape[-1], self.n_keys)
-        if self.rule == "delta":
-            k, q = sum_to_one(k, EPSILON), sum_to_one(q, EPSILON)
-            beta = self.beta(pairs)[..., 0].sigmoid()[:, None]
-            _, memory = delta_rule(k, k, v, beta, empty)
-            return (q @ memory)[:, 0, 0]
-        _, memory = sum_rule(k, k, v, empty)
+        # Without a loop: only the last memory is asked for.
+        memory = k.mT @ v
         read = q @ memory / ((q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + EPSILON)
         return read[:, 0, 0]
 
@@ -80,12 +83,17 @@ class Retriever(nn.Module):
         if self.kind == "favor":
             # Drawn anew for every batch.
             return partial(favor, projection=orthogonal_projection(self.width, self.favor_features))
-        return elu_plus_one if self.kind == "elu" else partial(dpfp, nu=self.nu)
+        return elu_plus_one if self.kind == "elu" else DPFP(self.nu)
 
 
 def loss_of(model: Retriever, batch: Batch) -> Tensor:
     target = F.one_hot(batch.answer, model.n_keys)
     return (model(batch) - target).square().sum(-1).mean() / 2
+
+
+def once(batch: Batch) -> Batch:
+    """The sequence, which is the same in all rows, written once."""
+    return dataclasses.replace(batch, keys=batch.keys[:1], values=batch.values[:1])
 
 
 def train(
@@ -104,7 +112,7 @@ def train(
             optimizer.step()
         step += 100
         with torch.no_grad():
-            tests = [loss_of(model, task.every_query(generator)).item() for _ in range(20)]
+            tests = [loss_of(model, once(task.every_query(generator))).item() for _ in range(20)]
         loss = sum(tests) / len(tests)
         best, since = (loss, 0) if loss < best else (best, since + 1)
     seconds = time.perf_counter() - start
