@@ -13,8 +13,8 @@ from peers.side import VOCAB_SIZE, Side, Size
 class MemspanFeedback(Side):
     """The model in training, its reader for evaluation and generation.
 
-    Every segment starts with an empty memory, as labml's. Single tokens go on from the last segment, up
-    to twice its length, then again from its end.
+    Every segment starts with an empty memory, as labml's. Single tokens go on from the last segment,
+    soon with a full memory of twice its length, where labml's start again.
     """
 
     def __init__(self, size: Size) -> None:
@@ -47,12 +47,7 @@ class MemspanFeedback(Side):
                 if targets is None
                 else self.reader.read(tokens, targets=targets)
             )
-            self.start, self.position = self.reader.memory, self.size.segment_length
             return out
-        if self.position == self.size.memory_length:
-            self.reader = self.model.reader(self.start)
-            self.position = self.size.segment_length
-        self.position += 1
         return self.reader.read(tokens)
 
     def embedding(self) -> torch.nn.Parameter:

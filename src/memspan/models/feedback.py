@@ -446,13 +446,12 @@ class FeedbackReader:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
+        if self._compiled is not None:
+            return self._read_compiled(x)
         with torch.autocast(x.device.type, enabled=False):
-            if self._compiled is not None:
-                h = self._read_compiled(x)
-            else:
-                h = torch.empty_like(x)
-                for t, x_t in enumerate(x.unbind(1)):
-                    h[:, t] = self._read_one(x_t)
+            h = torch.empty_like(x)
+            for t, x_t in enumerate(x.unbind(1)):
+                h[:, t] = self._read_one(x_t)
             return self.backbone.final_norm(h)
 
     def _read_compiled(self, x: Tensor) -> Tensor:
@@ -464,7 +463,9 @@ class FeedbackReader:
         self._vectors[self._end : self._end + len(vectors)] = vectors
         self._end += len(vectors)
         self._count += len(vectors)
-        return h.clone()
+        normed = self.backbone.final_norm(h)
+        # What the loop returned lasts until the next call only.
+        return h.clone() if normed is h else normed
 
     def _read_one(self, x: Tensor) -> Tensor:
         # Rows of one length need no mask: only the valid end is looked at.
