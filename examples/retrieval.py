@@ -8,7 +8,7 @@ A sequence of key-value pairs is written into fast weights; then one key is aske
 are learned, values are one-hot and are written as they are. Loss: half the squared distance from the
 right value, on held-out sequences, every key asked for. As the authors do: Adam 1e-3, batches of 32,
 a test every 100 steps, an end at a loss of 0.001 or after ten tests without progress, the best test
-counts.
+counts. Rows that the JSON file holds already, made with the same options, stay in it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODELS = {
     "updates": ["sum dpfp-1", "delta dpfp-1", "sum dpfp-2", "delta dpfp-2"],
 }
 KEYS = {
-    "capacity": [16, 32, 48, 64, 96, 128],
+    "capacity": [24, 48, 64, 96, 128],
     "updates": [8, 16, 32, 48],
 }
 EPSILON = 1e-6
@@ -149,6 +149,14 @@ def plot(rows: list[dict], setting: str, width: int, favor_features: int, path: 
     figure.savefig(path, dpi=120)
 
 
+def earlier(path: Path, shown: dict[str, int]) -> list[dict]:
+    """Rows that the file holds already, made with the same options."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    return found["rows"] if found.get("options") == shown else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -156,7 +164,10 @@ def main() -> None:
     parser.add_argument("setting", choices=MODELS)
     parser.add_argument("--width", type=int, default=32, help="of keys before the feature map")
     parser.add_argument("--keys", type=int, nargs="+", help="numbers of unique keys")
-    parser.add_argument("--models", nargs="+", help="some of the models only")
+    known = sorted({name for names in MODELS.values() for name in names})
+    parser.add_argument(
+        "--models", nargs="+", choices=known, metavar="NAME", help="some of the models only"
+    )
     parser.add_argument("--favor-features", type=int, default=64, help="random projections")
     parser.add_argument("--steps", type=int, default=1000, help="at most, per model and size")
     parser.add_argument("--seed", type=int, default=1)
@@ -165,16 +176,19 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"retrieval-{options.setting}.json"
-    shown = {k: v for k, v in vars(options).items() if k != "out"}
-    rows: list[dict] = []
+    shown = {name: getattr(options, name) for name in ("width", "favor_features", "steps", "seed")}
     for name in options.models or MODELS[options.setting]:
         for n_keys in options.keys or KEYS[options.setting]:
             task = Retrieval(n_keys, repeat=options.setting == "updates")
-            sizes = (options.width, options.favor_features, options.steps, options.seed)
-            rows.append(train(name, task, *sizes))
-        # After every model, so that an interruption loses little.
-        path.write_text(json.dumps({"options": shown, "rows": rows}, indent=1) + "\n")
-        plot(rows, options.setting, options.width, options.favor_features, path.with_suffix(".png"))
+            row = train(name, task, *shown.values())
+            # One by one, so that an interruption loses little.
+            rows = [r for r in earlier(path, shown) if (r["model"], r["keys"]) != (name, n_keys)]
+            rows = sorted(
+                [*rows, row], key=lambda r: (MODELS[options.setting].index(r["model"]), r["keys"])
+            )
+            path.write_text(json.dumps({"options": shown, "rows": rows}, indent=1) + "\n")
+    image = path.with_suffix(".png")
+    plot(earlier(path, shown), options.setting, options.width, options.favor_features, image)
     print(f"written: {path}, {path.with_suffix('.png')}")
 
 
