@@ -5,7 +5,7 @@ and what a curriculum, or a start from the Transformer-XL, saves.
     python benchmarks/feedback_learning.py --seconds 60 --seeds 1
 
 Sides: `feedback`, the preset without its curriculum; `transformer-xl`, with twice as many layers
-and an inner width that gives as many parameters; `curriculum`, the preset; `from transformer-xl`, a
+and the width that gives as many parameters; `curriculum`, the preset; `from transformer-xl`, a
 Feedback of projections per layer that starts from a Transformer-XL of its own shape, the time of
 whose training counts. Every side is trained by memspan's trainer for `--seconds` of CPU time.
 Validation: the first 32,768 bytes of the text's last tenth, in bits per byte, memory carried, 16
@@ -52,13 +52,13 @@ def parameters(config: RunConfig[Any]) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def transformer_xl(preset: RunConfig[Any], n_layers: int, d_ff: int) -> RunConfig[Any]:
+def transformer_xl(preset: RunConfig[Any], n_layers: int, d_model: int) -> RunConfig[Any]:
     model: FeedbackConfig = preset.model
     xl = TransformerXLConfig(
         n_layers=n_layers,
-        d_model=model.d_model,
+        d_model=d_model,
         n_heads=model.n_heads,
-        d_ff=d_ff,
+        d_ff=d_model * model.d_ff // model.d_model,
         activation=model.activation,
         memory_length=model.memory_length,
         positions="learned",
@@ -73,7 +73,7 @@ def configs(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
     plain = dataclasses.replace(preset, train=loop)
     wanted, layers = parameters(preset), 2 * preset.model.n_layers
     xl = min(
-        (transformer_xl(plain, layers, d_ff) for d_ff in range(16, 1025, 16)),
+        (transformer_xl(plain, layers, width) for width in range(32, 257, 4)),
         key=lambda c: abs(parameters(c) - wanted),
     )
     per_layer = dataclasses.replace(preset.model, projections="per-layer")
@@ -124,7 +124,7 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
         prepared = prepare(str(text), "bytes")
         make = (Path(folder), prepared, torch.device("cpu"), Console(quiet=True))
         if side == "from transformer-xl":
-            first = transformer_xl(config, config.model.n_layers, config.model.d_ff)
+            first = transformer_xl(config, config.model.n_layers, config.model.d_model)
             source = Trainer(first, *make)
             train(source, FIRST * seconds)
             trained = checkpoint.Run(Path(folder), first, prepared.tokenizer, source.model, 0)
