@@ -22,7 +22,11 @@ from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, dropout_layer, initialise
 from memspan.ops import feedback_loop
-from memspan.ops.feedback_attention import CompiledReader, Folded, TokenStep, attend, recurrence
+from memspan.ops.feedback_attention import attend
+from memspan.ops.feedback_buffers import Folded
+from memspan.ops.feedback_loop import CompiledReader
+from memspan.ops.feedback_recurrence import recurrence
+from memspan.ops.feedback_steps import TokenStep
 
 Implementation = Literal["reference", "fused", "compiled"]
 
