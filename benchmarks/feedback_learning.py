@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from memspan import checkpoint
+from memspan import runs
 from memspan.config import FeedbackConfig, RunConfig, TransformerXLConfig
 from memspan.config_files import read_config
 from memspan.data.prepared import prepare
@@ -127,7 +127,7 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
             first = transformer_xl(config, config.model.n_layers, config.model.d_model)
             source = Trainer(first, *make)
             train(source, FIRST * seconds)
-            trained = checkpoint.Run(Path(folder), first, prepared.tokenizer, source.model, 0)
+            trained = runs.Run(Path(folder), first, prepared.tokenizer, source.model, 0)
         trainer = Trainer(config, *make)
         if side == "from transformer-xl":
             initialise_from(trainer.model, prepared.tokenizer, trained)

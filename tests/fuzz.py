@@ -25,8 +25,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "fuzz.json"
 KINDS = (
-    "preset", "config", "weights", "state", "training", "metrics", "memory", "tokens",
-    "token header", "tokenizer", "archive",
+    "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
+    "tokens", "token header", "tokenizer", "archive",
 )  # fmt: skip
 MEGABYTES, SECONDS_AN_INPUT = 2048, 20
 

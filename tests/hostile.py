@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, metrics, train
+from memspan import checkpoint, cli, metrics, runs, train
 from memspan.config import (
     CompressiveConfig,
     DataConfig,
@@ -39,6 +41,7 @@ from memspan.data.download import read_member
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers import load_tokenizer, train_tokenizer
+from memspan.distributed.shards import save_shards
 from memspan.errors import MemspanError
 
 TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
@@ -161,7 +164,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
 
     def read_weights() -> None:
         # The options are another kind of file, and take longer to read than all else.
-        with mock.patch.object(checkpoint, "load_config", return_value=options):
+        with mock.patch.object(runs, "load_config", return_value=options):
             memspan.load(run)
 
     def read_checkpoint() -> None:
@@ -171,6 +174,11 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         assert all(type(r["step"]) is int for r in metrics.read(records))
         metrics.unchanged(run, {"bytes": 10, "sha256": "0" * 64})
 
+    def read_shards() -> None:
+        _restore(sharded, options, prepared)
+
+    sharded = root / "sharded"
+    shards = _with_shards(run, sharded)
     preset, zipped, records = root / "preset.toml", root / "a.zip", run / "metrics.jsonl"
     readers = {
         "preset": Reader(preset, to_toml(options).encode(), read_preset),
@@ -178,6 +186,8 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         "weights": Reader(run / "model.safetensors", b"", read_weights),
         "state": Reader(newest / "state.json", b"", read_checkpoint),
         "training": Reader(newest / "training.safetensors", b"", read_checkpoint),
+        "shard": Reader(shards, b"", read_shards),
+        "latest": Reader(sharded / "checkpoints" / checkpoint.LATEST, b"", read_shards),
         "metrics": Reader(records, b"", read_metrics),
         "memory": Reader(memory, b"", read_memory),
         "tokens": Reader(tokens, b"", lambda: read_tokens(tokens)),
@@ -194,10 +204,30 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     return readers
 
 
+def _with_shards(run: Path, copy: Path) -> Path:
+    """A copy of the run with its last checkpoint as several processes write it; its shard's path."""
+    shutil.copytree(run, copy)
+    saved = checkpoint.latest(run)
+    step = saved.state["step"]
+    shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
+    folder = checkpoint.new_shards(copy, step)
+    assert folder is not None
+    tensors = {f"model/{name}": tensor for name, tensor in saved.weights.items()} | saved.training
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.group.WORLD is not None
+        save_shards(folder, tensors, dist.group.WORLD).result()
+    finally:
+        dist.destroy_process_group()
+    checkpoint.commit_shards(copy, saved.state, best=False)
+    (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / checkpoint.SHARDS).iterdir()
+    return shard
+
+
 def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
     """All of resuming but the training."""
     saved = checkpoint.latest(run)
-    checkpoint.check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
+    runs.check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
     trainer = train.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
     trainer.restore(saved)
     metrics.unchanged(run, saved.state["metrics"])

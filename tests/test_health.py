@@ -15,7 +15,7 @@ from rich.console import Console
 
 import memspan
 from architectures import CASES, VOCABULARY
-from memspan import checkpoint, cli, train
+from memspan import checkpoint, cli, runs, train
 from memspan.config import (
     MODELS,
     DataConfig,
@@ -238,14 +238,14 @@ def test_the_command_line_says_so_in_one_line(
         with torch.no_grad():
             model.get_parameter("head.biases.0").fill_(math.inf)
 
-    load = checkpoint.load
+    load = runs.load
 
     def loaded(*arguments: Any, **options: Any) -> Any:
         result = load(*arguments, **options)
         overflowing(result.model)
         return result
 
-    monkeypatch.setattr(checkpoint, "load", loaded)
+    monkeypatch.setattr(runs, "load", loaded)
     for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "x", "--tokens", "3"]):
         with pytest.raises(SystemExit) as stop:
             cli.main(verb)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 import hostile
-from memspan import checkpoint, cli, config_files, metrics
+from memspan import cli, config_files, metrics, runs
 from memspan.config import DataConfig, RunConfig, TransformerXLConfig
 from memspan.data.download import read_member
 from memspan.data.tokenizers import load_tokenizer
@@ -29,8 +29,8 @@ from memspan.ops import compiler
 
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
-    "preset", "config", "weights", "state", "training", "metrics", "memory", "tokens",
-    "token header", "tokenizer", "archive",
+    "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
+    "tokens", "token header", "tokenizer", "archive",
 )  # fmt: skip
 
 
@@ -362,7 +362,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "config.toml").symlink_to("/dev/zero")
     with pytest.raises(MemspanError, match="has no config"):
-        checkpoint.load_config(tmp_path)
+        runs.load_config(tmp_path)
     (tmp_path / "large").write_bytes(bytes(11))
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_limited(tmp_path / "large", 10)

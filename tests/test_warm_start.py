@@ -12,7 +12,6 @@ from torch import Tensor
 
 from architectures import randomise
 from golden import assert_same
-from memspan.checkpoint import Run
 from memspan.config import CompressiveConfig, EmbeddingConfig, FeedbackConfig, RunConfig
 from memspan.config import TransformerXLConfig as XL
 from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
@@ -20,6 +19,7 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.ops.feedback_attention import attend
 from memspan.ops.relative_attention import relative_attention
+from memspan.runs import Run
 from memspan.warm_start import initialise_from
 
 SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
@@ -151,7 +151,7 @@ def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     """Through the training verb: a learning rate of zero leaves the source's weights."""
     from rich.console import Console
 
-    from memspan import checkpoint, train
+    from memspan import runs, train
     from memspan.config import DataConfig, OptimConfig, TrainConfig
 
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
@@ -169,8 +169,8 @@ def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     train.train(base, tmp_path / "xl", quiet)
     config = dataclasses.replace(base, model=FeedbackConfig(**SIZE), architecture="feedback")
     train.train(config, tmp_path / "feedback", quiet, tmp_path / "xl")  # type: ignore[arg-type]
-    ours: dict[str, Tensor] = checkpoint.load(tmp_path / "feedback").model.state_dict()
-    theirs = checkpoint.load(tmp_path / "xl").model.state_dict()
+    ours: dict[str, Tensor] = runs.load(tmp_path / "feedback").model.state_dict()
+    theirs = runs.load(tmp_path / "xl").model.state_dict()
     for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):
         assert torch.equal(ours[name], theirs[name])
     with pytest.raises(MemspanError, match="no run at"):

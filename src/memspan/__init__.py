@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from memspan.errors import MemspanError
 
 if TYPE_CHECKING:
-    from memspan.checkpoint import Run, load
     from memspan.models import LanguageModel
+    from memspan.runs import Run, load
 
 __all__ = ["LanguageModel", "MemspanError", "Run", "load"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "LanguageModel": "memspan.models",
-    "Run": "memspan.checkpoint",
-    "load": "memspan.checkpoint",
+    "Run": "memspan.runs",
+    "load": "memspan.runs",
 }
 
 

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from memspan.config import RunConfig
-from memspan.config_files import read_config, to_toml
-from memspan.data.tokenizers import Tokenizer, load_tokenizer
+from memspan.config_files import to_toml
+from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files import only_writer, read_limited, sync_folder, write_atomically
-from memspan.models import LanguageModel
+from memspan.runs import WEIGHTS, config_checksums, refuse_changes
 from memspan.tensor_files import SEAL, load_tensors, save_tensors
 
 SHARDS = "shards"
@@ -44,7 +44,7 @@ LATEST = "latest"
 """The file that names the newest checkpoint of several processes."""
 KEEP = 2
 """Checkpoints kept beside the best."""
-TENSORS = ("model.safetensors", "training.safetensors")
+TENSORS = (WEIGHTS, "training.safetensors")
 """A checkpoint's weights and all other tensors."""
 STATE = {
     "step": (int,),
@@ -62,17 +62,6 @@ Target = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Name, shape and type of a tensor on disk to the tensor it is read into: a part of it, or all."""
 STATE_LIMIT = 1 << 20
 """Bytes of a ``state.json`` at most."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A trained model with all that is needed to use it."""
-
-    folder: Path
-    config: RunConfig[Any]
-    tokenizer: Tokenizer
-    model: LanguageModel
-    step: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,7 @@ def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
     Raises:
         MemspanError: there is a run already, or the folder cannot be written.
     """
-    if (folder / "model.safetensors").exists() or _steps(folder):
+    if (folder / WEIGHTS).exists() or _steps(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
             f"--resume {folder}"
@@ -129,10 +118,10 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
         if not target.exists():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            files = _checksums(folder)
+            files = config_checksums(folder)
             header = {"step": str(step)} | files
             for name in TENSORS:
-                tensors = checkpoint.weights if name == TENSORS[0] else checkpoint.training
+                tensors = checkpoint.weights if name == WEIGHTS else checkpoint.training
                 files[name] = save_tensors(building / name, tensors, header)
             _write_state(building, checkpoint.state, files)
             # Without it, the newest folder is the newest checkpoint.
@@ -140,7 +129,7 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
             os.replace(building, target)
             sync_folder(target.parent)
         if best:
-            _publish(target / "model.safetensors", folder / "model.safetensors")
+            _publish(target / WEIGHTS, folder / WEIGHTS)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise unsaved(folder, error) from None
@@ -172,7 +161,9 @@ def commit_shards(folder: Path, state: dict[str, Any], best: bool) -> None:
     try:
         sums = checksums(building / SHARDS)
         _write_state(
-            building, state, _checksums(folder) | {f"{SHARDS}/{n}": c for n, c in sums.items()}
+            building,
+            state,
+            config_checksums(folder) | {f"{SHARDS}/{n}": c for n, c in sums.items()},
         )
         os.replace(building, target)
         sync_folder(target.parent)
@@ -215,13 +206,13 @@ def export(folder: Path) -> list[int]:
     for step in _steps(folder):
         source = _step_folder(folder, step)
         state = _read_state(source / "state.json")
-        if TENSORS[0] in state["files"]:
+        if WEIGHTS in state["files"]:
             continue
         whole = _read_shards(source, state)
-        files = _checksums(folder)
+        files = config_checksums(folder)
         header = {"step": str(step)} | files
         for name in TENSORS:
-            tensors = whole.weights if name == TENSORS[0] else whole.training
+            tensors = whole.weights if name == WEIGHTS else whole.training
             files[name] = save_tensors(source / name, tensors, header)
         # From here on they count, and the shards do not.
         _write_state(source, state, files)
@@ -249,14 +240,14 @@ def latest(folder: Path, target: Target | None = None, verify: bool = True) -> C
     """
 
     def read(source: Path, state: dict[str, Any]) -> Checkpoint:
-        if TENSORS[0] not in state["files"]:
+        if WEIGHTS not in state["files"]:
             return _read_shards(source, state, target, verify)
         found = {}
         for name in TENSORS:
             found[name], header = load_tensors(source / name)
             if header[SEAL] != state["files"].get(name) or header["step"] != str(state["step"]):
                 raise MemspanError(f"{source / name} is another checkpoint's: restore its own")
-        return Checkpoint(found[TENSORS[0]], found[TENSORS[1]], state)
+        return Checkpoint(found[WEIGHTS], found[TENSORS[1]], state)
 
     return _latest(folder, read)
 
@@ -277,7 +268,7 @@ def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
         others = f"; or move {source} away to go on from step {older[-1]}" if older else ""
         raise MemspanError(f"{error}{others}") from None
     # No other checkpoint would help here.
-    _refuse_changes(folder, state["files"])
+    refuse_changes(folder, state["files"])
     return found
 
 
@@ -291,15 +282,15 @@ def recover(folder: Path, state: dict[str, Any]) -> None:
     best = state["best_step"]
     _drop_old(folder, best)
     step = state["step"] if best is None else best
-    source, published = _step_folder(folder, step) / TENSORS[0], folder / TENSORS[0]
+    source, published = _step_folder(folder, step) / WEIGHTS, folder / WEIGHTS
     with contextlib.suppress(MemspanError):
         header = load_tensors(published)[1]
-        _refuse_changes(folder, header)
+        refuse_changes(folder, header)
         if header["step"] == str(step):
             return
     if not source.parent.exists():
         # Moved away, as the message below says: the newest weights stand in for the best.
-        source = _step_folder(folder, state["step"]) / TENSORS[0]
+        source = _step_folder(folder, state["step"]) / WEIGHTS
     try:
         if not source.exists() and (source.parent / SHARDS).is_dir():
             _publish_shards(folder, int(source.parent.name.removeprefix("step-")))
@@ -314,96 +305,6 @@ def recover(folder: Path, state: dict[str, Any]) -> None:
         raise MemspanError(
             f"cannot write {published} ({error.strerror}): free some space, then --resume"
         ) from None
-
-
-def load(folder: str | Path, device: str = "cpu") -> Run:
-    """The model and tokeniser of a run, ready to evaluate: the best weights so far.
-
-    Raises:
-        MemspanError: not a run, or a file in it is missing or damaged.
-    """
-    folder = Path(folder)
-    config = load_config(folder)
-    tokenizer = load_tokenizer(folder)
-    weights, header = load_tensors(folder / "model.safetensors")
-    _refuse_changes(folder, header)
-    check_fit(folder, config, tokenizer.vocab_size, weights)
-    model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
-    load_weights(model, weights, folder)
-    return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]))
-
-
-def load_config(folder: Path) -> RunConfig[Any]:
-    if not folder.is_dir():
-        raise MemspanError(f"no run at {folder}: check the path, or train one with memspan train")
-    if not (folder / "config.toml").is_file():
-        raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
-    return read_config(folder / "config.toml")
-
-
-def check_fit(
-    folder: Path, config: RunConfig[Any], vocab_size: int, weights: dict[str, Tensor]
-) -> None:
-    """Refuse weights that are not those of such a model, before it takes any memory or time.
-
-    Raises:
-        MemspanError: names, shapes or types differ.
-    """
-    reason = ""
-    if config.model.n_layers > len(weights):
-        reason = f"{len(weights)} tensors are no {config.model.n_layers:,} layers"
-    else:
-        try:
-            with torch.device("meta"):
-                model = LanguageModel(vocab_size, config.model, config.embedding)
-        except (RuntimeError, TypeError) as error:
-            # A size beyond all arithmetic.
-            reason = " ".join(str(error).split())[:200]
-        else:
-            wanted, given = _forms(weights_of(model)), _forms(weights)
-            if differ := sorted(dict(wanted.items() ^ given.items())):
-                name = differ[0]
-                reason = f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'there')}"
-    if reason:
-        raise MemspanError(
-            f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
-        )
-
-
-def _forms(weights: dict[str, Tensor]) -> dict[str, str]:
-    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in weights.items()}
-
-
-def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path) -> None:
-    try:
-        model.load_state_dict(expand_ties(model, weights))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise MemspanError(
-            f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
-        ) from None
-
-
-def weights_of(model: LanguageModel) -> dict[str, Tensor]:
-    """The state by name, every tied tensor once."""
-    seen: set[int] = set()
-    weights = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            weights[name] = tensor.detach()
-            seen.add(id(tensor))
-    return weights
-
-
-def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of :func:`weights_of`: tied tensors under all their names."""
-    first: dict[int, str] = {}
-    expanded = dict(weights)
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        source = first.setdefault(id(tensor), name)
-        if name not in expanded and source in weights:
-            expanded[name] = weights[source]
-    return expanded
 
 
 def _drop_old(folder: Path, best_step: int | None) -> None:
@@ -458,8 +359,8 @@ def _publish_shards(folder: Path, step: int) -> None:
     source = _step_folder(folder, step)
     state = _read_state(source / "state.json")
     weights = _read_shards(source, state).weights
-    header = {"step": str(step)} | _checksums(folder)
-    save_tensors(folder / TENSORS[0], weights, header)
+    header = {"step": str(step)} | config_checksums(folder)
+    save_tensors(folder / WEIGHTS, weights, header)
 
 
 def _publish(source: Path, target: Path) -> None:
@@ -504,16 +405,6 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _refuse_changes(folder: Path, files: dict[str, str]) -> None:
-    """``files``: checksums of ``config.toml`` and ``tokenizer.json``, among others, as saved."""
-    for name, check in _checksums(folder).items():
-        if files.get(name) != check:
-            raise MemspanError(
-                f"{name} in {folder} has changed since the run was saved: restore it, or start a "
-                "new run with the changed options"
-            )
-
-
 def _remove_leftovers(folder: Path) -> None:
     """Files and folders whose writing or deletion a crash cut short."""
     for left in (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")):
@@ -522,15 +413,6 @@ def _remove_leftovers(folder: Path) -> None:
         else:
             with contextlib.suppress(OSError):
                 left.unlink()
-
-
-def _checksums(folder: Path) -> dict[str, str]:
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        if (folder / name).is_file()
-        else "missing"
-        for name in ("config.toml", "tokenizer.json")
-    }
 
 
 def _step_folder(folder: Path, step: int) -> Path:

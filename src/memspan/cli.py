@@ -20,7 +20,7 @@ from memspan.distributed import reports
 from memspan.errors import MemspanError
 
 if TYPE_CHECKING:
-    from memspan.checkpoint import Run
+    from memspan.runs import Run
 
 USAGE = """\
 memspan: transformers with memory that read text of any length in constant memory
@@ -268,9 +268,9 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 def _export(arguments: list[str]) -> None:
     options = tyro.cli(ExportArguments, args=arguments, prog="memspan export")
-    from memspan import checkpoint
+    from memspan import checkpoint, runs
 
-    checkpoint.load_config(options.run)
+    runs.load_config(options.run)
     with checkpoint.claim(options.run):
         steps = checkpoint.export(options.run)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
@@ -477,7 +477,7 @@ def _data(arguments: list[str]) -> None:
 
 
 def _load(folder: Path, device: str) -> Run:
-    from memspan.checkpoint import load
+    from memspan.runs import load
     from memspan.train import device_for
 
     return load(folder, str(device_for(device)))

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from memspan import checkpoint, metrics
-from memspan.checkpoint import Checkpoint, Run
+from memspan import checkpoint, metrics, runs
+from memspan.checkpoint import Checkpoint
 from memspan.config import OptimConfig, RunConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Segment, Streams, evaluation_segments
@@ -71,7 +71,7 @@ def train(
     prepared = processes.in_turn(
         lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
     )
-    start = None if init_from is None else checkpoint.load(init_from, str(device))
+    start = None if init_from is None else runs.load(init_from, str(device))
     config = _with_position_table(config)
     trainer = Trainer(config, folder, prepared, device, console, processes, start)
     with _claimed(folder, processes):
@@ -86,7 +86,7 @@ def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None
     Raises:
         MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
     """
-    config = checkpoint.load_config(folder)
+    config = runs.load_config(folder)
     with _claimed(folder, processes):
         _resume(folder, config, console, processes)
 
@@ -113,13 +113,13 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
             "files (for python-stdlib: the same Python version), or start a new run"
         )
     if saved is not None:
-        checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer = Trainer(config, folder, prepared, device, console, processes)
     if saved is None:
         saved = processes.in_turn(
             lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
         )
-        checkpoint.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if state["step"] >= config.train.steps:
         raise MemspanError(
             f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
@@ -150,7 +150,7 @@ class Trainer:
         device: torch.device,
         console: Console,
         processes: Processes = ALONE,
-        start: Run | None = None,
+        start: runs.Run | None = None,
     ) -> None:
         """``start``: a run whose weights are taken where they fit."""
         options = config.train
@@ -352,7 +352,7 @@ class Trainer:
             "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
         }
-        weights = checkpoint.weights_of(self.model)
+        weights = runs.weights_of(self.model)
         saved = Checkpoint(weights, training, state)
         if self.saves is None:
             checkpoint.save(self.folder, saved, best)
@@ -412,7 +412,7 @@ class Trainer:
     def _restore(self, saved: Checkpoint) -> None:
         layout = self._layout()
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
-        checkpoint.load_weights(self.model, weights, self.folder)
+        runs.load_weights(self.model, weights, self.folder)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")

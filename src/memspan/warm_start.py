@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memspan.checkpoint import Run
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import Feedback, LanguageModel, TransformerXL
 from memspan.nn import sinusoids
+from memspan.runs import Run
 
 
 @dataclass(frozen=True)
