@@ -108,6 +108,14 @@ def test_valid_files_load(readers: dict[str, hostile.Reader], kind: str) -> None
         assert readers[kind](content) is None
 
 
+@pytest.mark.parametrize("kind", ["weights", "training", "shard", "tokens"])
+def test_checksums_do_not_hide_what_is_behind_them(
+    readers: dict[str, hostile.Reader], kind: str
+) -> None:
+    content = readers[kind].valid
+    assert readers[kind](content[:-1] + bytes([content[-1] ^ 1])) is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @EXAMPLES
 @given(data=st.data())

@@ -55,7 +55,7 @@ def checksums(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.name] = hashlib.file_digest(file, hashlib.sha256).hexdigest()
     sync_folder(folder)
     return found
 
