@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test check bench bench-learning chaos fuzz clean
+.PHONY: help demo test check bench bench-learning chaos fuzz soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -39,6 +39,9 @@ chaos: .venv ## kill, starve and damage training runs, and see what is left of t
 fuzz: .venv ## fuzz everything that is read; installs the extra fuzz (minutes)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
 	$(BIN)/python tests/fuzz.py $(ARGS)
+
+soak: .venv ## train, validate and generate in one process for half an hour: do memory and speed stay?
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean: ## remove the environments and caches
 	rm -rf .venv .bench-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,6 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
+MIXED = ("fb_feedback", "lucidrains")
+"""Sets with several architectures."""
+CLAIMED: set[Path] = set()
+"""Configurations that some test has asked for."""
 
 
 def folder() -> Path:
@@ -25,15 +29,19 @@ def folder() -> Path:
     return (ROOT / os.environ.get("MEMSPAN_GOLDEN", "../shared/golden")).resolve()
 
 
+def class_of(path: Path) -> str:
+    """What the peer calls the configuration's architecture."""
+    return str(json.loads(path.read_text())["config"].get("cls", ""))
+
+
 def parameters(*sets: str, of: str | None = None) -> list[Any]:
     """One pytest parameter per configuration of the sets; one that is skipped if there is none.
 
-    ``of``: only configurations of this class, where they name theirs: some sets hold several.
+    ``of``: only configurations of this class, in sets that hold several.
     """
     paths = [path for name in sets for path in sorted((folder() / name).glob("*.json"))]
-    paths = [
-        p for p in paths if of is None or json.loads(p.read_text())["config"].get("cls", of) == of
-    ]
+    paths = [p for p in paths if of is None or p.parent.name not in MIXED or class_of(p) == of]
+    CLAIMED.update(paths)
     if not paths:
         reason = f"no golden tensors of {', '.join(sets)} in {folder()}: set MEMSPAN_GOLDEN"
         return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]

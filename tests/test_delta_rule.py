@@ -16,7 +16,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.ops import delta_rule_loop
 from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
-from memspan.ops.feature_maps import DPFP, dpfp, sum_to_one
+from memspan.ops.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
 LENGTHS = [1, 7, 63, 64, 100, 1000]
@@ -340,16 +340,25 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
 
 def test_misuse_is_refused_with_a_reason() -> None:
     t = inputs("delta", 4)
+    short = t["weights"][:, :, 1:]
     cases: dict[str, dict[str, object]] = {
         "do not belong together": {"v": t["v"][:, :, :3]},
         "beta must be [B, H, T]": {"beta": t["beta"][..., None]},
         "no token": {name: x[:, :, :0] for name, x in t.items() if name != "weights"},
         "chunk_size": {"chunk_size": 0},
-        "does not fit": {"weights": t["weights"][:1]},
+        "the memory is [1, 3, 6, 4]": {"weights": t["weights"][:1]},
+        "the memory is [2, 3, 5, 4]": {"weights": short},
+        "must be [2, 3, 6, 4], [B, H, F, V]": {"feature_map": elu_plus_one, "weights": short},
+        "must be [2, 3, 12, 4], [B, H, F, V]": {"feature_map": DPFP(1)},
+        "nu must lie in": {"feature_map": DPFP(2 * t["k"].shape[-1] + 1)},
+        "no implementation 'quick'": {"implementation": "quick"},
     }
     for message, change in cases.items():
         with pytest.raises(MemspanError, match=re.escape(message)):
             delta_rule(**t | change)
+        if "beta" not in change:
+            with pytest.raises(MemspanError, match=re.escape(message)):
+                sum_rule(**{n: x for n, x in (t | change).items() if n != "beta"})
 
 
 def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:

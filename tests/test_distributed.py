@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
     "feedback": (FeedbackConfig(**SMALL, memory_length=8), EmbeddingConfig(), {}),
     "fast-weights": (FastWeightsConfig(**SMALL), EmbeddingConfig(tie=False), {}),
 }
-SPOILT = {"fast-weights": "ddp", "compressive": "fsdp"}
+SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fsdp"))
 """Where a row of memory becomes NaN: in a forward pass that says so, and in a loss."""
 KINDS = ("ddp", "fsdp")
 several = pytest.mark.processes
@@ -137,16 +137,17 @@ def test_two_processes_learn_as_one() -> None:
         for kind in KINDS:
             options = written(config(name, kind), f"{name}-{kind}")
             jobs.append({"config": options, "folder": f"{name}-{kind}"})
-    for name, kind in SPOILT.items():
-        options = written(config(name, kind, non_finite="skip"), f"{name}-skip")
-        jobs.append({"config": options, "folder": f"{name}-spoilt", "spoil": 2})
-        run({"config": options, "folder": f"{name}-spoilt-1", "spoil": 2})
+    for name, kind in SPOILT:
+        options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
+        jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
+        run({"config": options, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
     together(2, jobs)
-    for name in SPOILT:
-        assert_same_losses(f"{name}-spoilt-1", f"{name}-spoilt", skipped=1)
-        health = checkpoint.latest_state(Path(f"{name}-spoilt"))["health"]
+    for name, kind in SPOILT:
+        spoilt = f"{name}-{kind}-spoilt"
+        assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)
+        health = checkpoint.latest_state(Path(spoilt))["health"]
         assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
-        assert checkpoint.latest_state(Path(f"{name}-spoilt-1"))["health"] == health
+        assert checkpoint.latest_state(Path(f"{spoilt}-1"))["health"] == health
     for name in MODELS:
         one = weights(f"{name}-1")
         for kind in KINDS:
@@ -163,8 +164,11 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     chosen = {
         "sharded": config("transformer-xl", "fsdp", save_every=2),
         "replicated": config("compressive", save_every=2),
+        "feedback": config("feedback"),
+        "fast-weights": config("fast-weights", "fsdp"),
         "random": config("transformer-xl", model=dropout),
     }
+    others = [name for name in chosen if name != "random"]
     jobs: list[dict[str, Any]] = []
     for name, options in chosen.items():
         path = written(options, name)
@@ -175,8 +179,10 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
         else:
             run({"config": path, "folder": f"{name}-whole"})
     together(2, jobs)
-    together(4, [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in list(chosen)[:2]])
-    for name in list(chosen)[:2]:
+    four = [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in others]
+    together(4, [*four, {"config": written(chosen["feedback"], "fresh"), "folder": "fresh-4"}])
+    assert_same_losses("feedback-whole", "fresh-4")
+    for name in others:
         assert (Path(f"{name}-cut/checkpoints/latest")).read_text() == "step-00000003\n"
         run({"copy": f"{name}-cut", "folder": f"{name}-1"})
         assert_same_losses(f"{name}-whole", f"{name}-1")

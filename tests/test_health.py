@@ -88,8 +88,14 @@ def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) 
     # Five segments of 8 are read; the second row starts after a third of the training split.
     assert "at step 6 (tokens 40 to 48, " in message
     assert "largest gradients: head.biases.0 nan, " in message
-    assert "--train.non-finite skip" in message
+    assert "--train.non-finite skip; the checkpoint of step 4 is kept in r" in message
     assert "\n" not in message
+
+
+def test_a_stop_before_the_first_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, {1})
+    with pytest.raises(MemspanError, match="there was no checkpoint in r yet"):
+        train.train(run("transformer-xl"), Path("r"), quiet())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

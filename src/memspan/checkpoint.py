@@ -95,7 +95,7 @@ def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
     Raises:
         MemspanError: there is a run already, or the folder cannot be written.
     """
-    if (folder / WEIGHTS).exists() or _steps(folder):
+    if (folder / WEIGHTS).exists() or steps_of(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
             f"--resume {folder}"
@@ -203,7 +203,7 @@ def export(folder: Path) -> list[int]:
     """
     recover(folder, latest_state(folder))
     turned = []
-    for step in _steps(folder):
+    for step in steps_of(folder):
         source = _step_folder(folder, step)
         state = _read_state(source / "state.json")
         if WEIGHTS in state["files"]:
@@ -218,7 +218,7 @@ def export(folder: Path) -> list[int]:
         _write_state(source, state, files)
         turned.append(step)
     (folder / "checkpoints" / LATEST).unlink(missing_ok=True)
-    for step in _steps(folder):
+    for step in steps_of(folder):
         shutil.rmtree(_step_folder(folder, step) / SHARDS, ignore_errors=True)
     return turned
 
@@ -253,7 +253,7 @@ def latest(folder: Path, target: Target | None = None, verify: bool = True) -> C
 
 
 def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
-    steps = _steps(folder)
+    steps = steps_of(folder)
     if not steps:
         raise MemspanError(
             f"{folder} has no checkpoint yet: start it again with --preset {folder}/config.toml "
@@ -309,7 +309,7 @@ def recover(folder: Path, state: dict[str, Any]) -> None:
 
 def _drop_old(folder: Path, best_step: int | None) -> None:
     """All checkpoints but the last and the best."""
-    steps = _steps(folder)
+    steps = steps_of(folder)
     for old in steps[:-KEEP]:
         if old != best_step:
             # Under another name first: half a checkpoint is never taken for a whole one.
@@ -323,10 +323,10 @@ def _newest(folder: Path) -> Path:
     """The checkpoint that ``latest`` names, where it names one, else that of the last step."""
     with contextlib.suppress(OSError):
         name = read_limited(folder / "checkpoints" / LATEST, 100).decode(errors="replace").strip()
-        for step in _steps(folder):
+        for step in steps_of(folder):
             if _step_folder(folder, step).name == name:
                 return _step_folder(folder, step)
-    return _step_folder(folder, _steps(folder)[-1])
+    return _step_folder(folder, steps_of(folder)[-1])
 
 
 def _read_shards(
@@ -424,7 +424,7 @@ def _building(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f".step-{step:08d}.tmp"
 
 
-def _steps(folder: Path) -> list[int]:
+def steps_of(folder: Path) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
     found = (folder / "checkpoints").glob("step-*")
     steps = (int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdecimal())

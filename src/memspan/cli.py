@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 import tyro
 
 from memspan import __version__
-from memspan.config import MODELS, RunConfig
-from memspan.config_files import architecture_of, flags_from_toml
+from memspan.config import MODELS, DataConfig, RunConfig
+from memspan.config_files import architecture_of, flags_from_toml, parsed
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 
@@ -210,16 +210,16 @@ def _train(arguments: list[str]) -> None:
     arguments = _with_preset(arguments)
     architecture = MODELS[architecture_of(arguments)]
     kind: Any = TrainArguments[architecture]  # type: ignore[valid-type]
-    parsed = tyro.cli(kind, args=arguments, prog="memspan train")
+    options = parsed(kind, arguments, "memspan train")
     shared = _without(arguments, "--nproc")
-    if parsed.resume is not None and _without(shared, "--resume"):
+    if options.resume is not None and _without(shared, "--resume"):
         raise MemspanError(
             "--resume continues a run with the options it was started with and takes no others: "
             "drop them, or start a new run without --resume"
         )
-    _at_least(1, nproc=parsed.nproc)
-    if parsed.nproc > 1:
-        _launch(shared, parsed.nproc)
+    _at_least(1, nproc=options.nproc)
+    if options.nproc > 1:
+        _launch(shared, options.nproc)
         return
     if reports.is_worker():
         # DDP would say that looking for unused parameters may be left out; for some options it may not.
@@ -232,11 +232,11 @@ def _train(arguments: list[str]) -> None:
     with joined() as processes:
         # Names of corpora and folders may hold brackets, which are no mark-up.
         console = Console(quiet=not processes.first, markup=False)
-        if parsed.resume is not None:
-            train.resume(parsed.resume, console, processes)
+        if options.resume is not None:
+            train.resume(options.resume, console, processes)
         else:
-            folder = processes.of_first(parsed.out or _new_folder(parsed.config))
-            train.train(parsed.config, folder, console, parsed.init_from, processes)
+            folder = processes.of_first(options.out or _new_folder(options.config))
+            train.train(options.config, folder, console, options.init_from, processes)
 
 
 def _launch(arguments: list[str], n_processes: int) -> None:
@@ -267,7 +267,7 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 
 def _export(arguments: list[str]) -> None:
-    options = tyro.cli(ExportArguments, args=arguments, prog="memspan export")
+    options = parsed(ExportArguments, arguments, "memspan export")
     from memspan import checkpoint, runs
 
     runs.load_config(options.run)
@@ -286,7 +286,13 @@ def _with_preset(arguments: list[str]) -> list[str]:
         elif flag.startswith("--preset="):
             name = flag.removeprefix("--preset=")
         if name is not None:
-            return flags_from_toml(_preset(name)) + arguments
+            flags = flags_from_toml(_preset(name))
+            theirs, ours = (architecture_of(given, default="") for given in (flags, arguments))
+            if theirs and ours and theirs != ours:
+                raise MemspanError(
+                    f"the preset {name} is for {theirs}: drop --model {ours}, or the preset"
+                )
+            return flags + arguments
     return arguments
 
 
@@ -317,7 +323,7 @@ def _new_folder(config: RunConfig[Any]) -> Path:
 
 
 def _evaluate(arguments: list[str]) -> None:
-    options = tyro.cli(EvaluateArguments, args=arguments, prog="memspan evaluate")
+    options = parsed(EvaluateArguments, arguments, "memspan evaluate")
     _at_least(1, batch_size=options.batch_size, segment_length=options.segment_length)
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
     _at_least(0, compressed_length=options.compressed_length)
@@ -351,7 +357,8 @@ def _evaluate(arguments: list[str]) -> None:
         run.config.train.segment_length, max(len(tokens) // options.batch_size, 1)
     )
     sizes = {"memory_length": options.memory_length, "compressed_length": options.compressed_length}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("scoring", total=len(tokens))
         scores = evaluate(
             run.model,
@@ -388,7 +395,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _generate(arguments: list[str]) -> None:
-    options = tyro.cli(GenerateArguments, args=arguments, prog="memspan generate")
+    options = parsed(GenerateArguments, arguments, "memspan generate")
     _at_least(1, samples=options.samples)
     _at_least(0, tokens=options.tokens)
     from memspan.generate import Sampling, generate, read_prompt
@@ -466,10 +473,11 @@ def _data(arguments: list[str]) -> None:
         for row in list_corpora():
             print(row)
     elif verb == "prepare":
-        options = tyro.cli(PrepareArguments, args=rest, prog="memspan data prepare")
+        options = parsed(PrepareArguments, rest, "memspan data prepare")
         from memspan.data.prepared import prepare
 
-        prepared = prepare(options.corpus, options.tokenizer, options.vocab_size)
+        data = DataConfig(options.corpus, options.tokenizer, options.vocab_size)
+        prepared = prepare(data.corpus, data.tokenizer, data.vocab_size)
         for name, split in prepared.splits.items():
             print(f"{name:<10} {len(split.tokens):>13,} tokens  {split.n_bytes:>13,} bytes")
     else:

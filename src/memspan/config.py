@@ -6,6 +6,7 @@ exactly those of ``config.toml`` in a run folder and of the presets in ``configs
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Generic, Literal, TypeVar
 
@@ -405,6 +406,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.vocab_size is not None:
             _at_least(2, self, "vocab_size")
+            if self.tokenizer in ("bytes", "characters"):
+                raise MemspanError(
+                    f"vocab_size belongs to the tokenizers words and subwords, not {self.tokenizer}: "
+                    "drop one of them"
+                )
         # They would reach the terminal, and config.toml cannot hold half a character.
         if any(
             ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in self.corpus
@@ -467,7 +473,7 @@ class TrainConfig:
     """Step from which accumulate_later holds."""
     gradient_segments: int = 1
     """Segments of an update that gradients flow back through, by way of memory; 1: they stop at
-    the segment's border. At most accumulate has an effect."""
+    the segment's border. At most accumulate."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
@@ -543,6 +549,16 @@ class TrainConfig:
         _at_least(0, self, "accumulate_from")
         if self.accumulate_later is not None:
             _at_least(1, self, "accumulate_later")
+        elif self.accumulate_from:
+            raise MemspanError(
+                "accumulate_from says when accumulate_later holds: set both, or neither"
+            )
+        most = max(self.accumulate, self.accumulate_later or 1)
+        if self.gradient_segments > most:
+            raise MemspanError(
+                f"gradient_segments {self.gradient_segments} is over accumulate {most}: gradients "
+                "flow within one update; raise accumulate, or lower gradient_segments"
+            )
         _at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
 
 
@@ -584,8 +600,8 @@ class RunConfig(Generic[ModelConfig]):
 def _at_least(low: float, config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not value >= low:
-            raise MemspanError(f"{name} must be at least {low}, not {value}")
+        if not low <= value < math.inf:
+            raise MemspanError(f"{name} must be at least {low} and finite, not {value}")
 
 
 def _probability(config: object, *names: str) -> None:

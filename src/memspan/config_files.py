@@ -13,7 +13,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tyro
 
@@ -25,6 +25,7 @@ SECTIONS = ("model", "embedding", "data", "optim", "train")
 """Tables of a file. It says how to train, not where to write: no other flag can come from it."""
 LIMIT = 1 << 18
 """Bytes of a file at most."""
+T = TypeVar("T")
 
 
 def flags_from_toml(path: Path) -> list[str]:
@@ -69,16 +70,16 @@ def _flag(path: Path, name: str, value: Any) -> list[str]:
     return [f"{flag}={value}"]
 
 
-def architecture_of(arguments: list[str]) -> str:
+def architecture_of(arguments: list[str], default: str = RunConfig.architecture) -> str:
     """The last ``--model NAME`` among the flags, or the default."""
-    name = RunConfig.architecture
+    name = default
     for i, flag in enumerate(arguments):
         if flag == "--model" and i + 1 < len(arguments):
-            name = arguments[i + 1]  # type: ignore[assignment]
+            name = arguments[i + 1]
         elif flag.startswith("--model="):
-            name = flag.removeprefix("--model=")  # type: ignore[assignment]
+            name = flag.removeprefix("--model=")
     # An unknown name is reported by the parser, which lists the choices.
-    return name if name in MODELS else "transformer-xl"
+    return name if name in MODELS else default
 
 
 def read_config(path: Path) -> RunConfig[Any]:
@@ -88,15 +89,46 @@ def read_config(path: Path) -> RunConfig[Any]:
         MemspanError: an unknown key, a wrong type or a value out of range.
     """
     flags = flags_from_toml(path)
+    kind: Any = RunConfig[MODELS[architecture_of(flags)]]  # type: ignore[misc]
+    try:
+        config: RunConfig[Any] = _parsed(kind, flags, "config.toml")
+    except MemspanError as error:
+        raise MemspanError(f"{path}: {error}; correct the file") from None
+    return config
+
+
+def parsed(kind: type[T], arguments: list[str], program: str) -> T:
+    """The command line as ``kind``; exits after ``--help``.
+
+    Raises:
+        MemspanError: an unknown flag, a value of the wrong type or out of its range.
+    """
+    if {"-h", "--help"} & set(arguments):
+        return tyro.cli(kind, args=arguments, prog=program)
+    try:
+        return _parsed(kind, arguments, program)
+    except MemspanError as error:
+        raise MemspanError(f"{error}; {program} --help explains every option") from None
+
+
+def _parsed(kind: type[T], arguments: list[str], program: str) -> T:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            kind: Any = RunConfig[MODELS[architecture_of(flags)]]  # type: ignore[misc]
-            config: RunConfig[Any] = tyro.cli(kind, args=flags, prog="config.toml")
+            return tyro.cli(kind, args=arguments, prog=program)
     except SystemExit:
-        words = re.sub(r"[─│╭╮╰╯]", " ", said.getvalue()).split("For full helptext")[0]
-        raise MemspanError(f"{path}: {' '.join(words.split())}; correct the file") from None
-    return config
+        raise MemspanError(_in_one_line(said.getvalue())) from None
+
+
+def _in_one_line(box: str) -> str:
+    """What the parser says between lines of dashes: a title, the mistake, and flags spelt alike."""
+    title, *others = re.split(r"-{9,}", " ".join(box.split()))
+    mistake = others.pop(0) if others else title
+    alike = [re.search(r"--\S+", part) for part in others if "Perhaps you meant" in part]
+    hints = [f"; perhaps {found[0]} is meant" for found in alike if found]
+    # Where an option's own check fails, its message says all.
+    mistake = re.sub(r"^Error parsing config(\.\w+)?: ", "", mistake.strip()).rstrip(".")
+    return mistake + "".join(hints)
 
 
 def to_toml(config: RunConfig[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:  # help must not wait for torch
     from torch import Tensor
@@ -19,6 +19,12 @@ class MemspanError(ValueError):
         # What a damaged file or a server said may be quoted: no line breaks or escapes of theirs.
         printable = "".join(c if c.isprintable() else " " for c in message)
         super().__init__(" ".join(printable.split()))
+
+
+def refuse_unknown(what: str, name: str | None, known: Any) -> None:
+    """Raise :class:`MemspanError` unless ``name`` is None or one of the literal type ``known``."""
+    if name is not None and name not in get_args(known):
+        raise MemspanError(f"there is no {what} {name!r}: use {', '.join(get_args(known))}")
 
 
 class NonFiniteError(MemspanError):

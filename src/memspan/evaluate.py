@@ -102,11 +102,13 @@ def evaluate(
     device = next(model.parameters()).device
     memory = memory or {}
     rows = processes.rows(batch_size)
+    # Refuses sizes that the text does not have before memory is made for them.
+    segments = evaluation_segments(tokens, batch_size, segment_length)
     reader = model.reader(model.initial_memory(rows.stop - rows.start, **memory))
     nats, scored, start = 0.0, 0, time.perf_counter()
     overflow: NonFiniteError | None = None
     try:
-        for inputs, targets, mask in evaluation_segments(tokens, batch_size, segment_length):
+        for inputs, targets, mask in segments:
             losses = reader.read(inputs[rows].to(device), targets=targets[rows].to(device))
             # float64: a float32 sum over millions of tokens would lose digits.
             nats += losses[mask[rows].to(device)].sum(dtype=torch.float64).item()

@@ -32,8 +32,8 @@ class Sampling:
     """Seed of the draws (None: different each time)."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise MemspanError(f"temperature must not be negative: {self.temperature}")
+        if not self.temperature >= 0:
+            raise MemspanError(f"temperature must be at least 0, not {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise MemspanError(f"top_k must be at least 1, not {self.top_k}")
         for name in ("top_p", "min_p"):

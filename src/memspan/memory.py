@@ -85,13 +85,20 @@ class Memory:
         tensors, header = load_tensors(Path(path))
         if "kind" not in header or "fingerprint" not in header:
             raise MemspanError(f"{path} holds no memory: give a file that --save-memory wrote")
-        if header["kind"] != cls.__name__ or header["fingerprint"] != fingerprint:
+        if header["kind"] != cls.__name__:
             raise MemspanError(
-                f"{path} is the memory of another model ({header['kind']} of "
-                f"{header['fingerprint'][:12]}, this is {cls.__name__} of {fingerprint[:12]}): "
-                "use it with the run that wrote it"
+                f"{path} is a {header['kind']}, and this model's is a {cls.__name__}: use it with "
+                "the run that wrote it"
             )
-        return cls.from_tensors(tensors, like)
+        # Before the fingerprint, which cannot say what is different.
+        memory = cls.from_tensors(tensors, like)
+        if header["fingerprint"] != fingerprint:
+            raise MemspanError(
+                f"{path} is the memory of another model, with other options or other weights (of "
+                f"{header['fingerprint'][:12]}, this is {fingerprint[:12]}): use it with the run "
+                "that wrote it"
+            )
+        return memory
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], like: Memory | None = None) -> Self:

@@ -323,10 +323,15 @@ class Trainer:
                 f"the loss or its gradient is not finite at step {self.step} "
                 f"({place(*first_bad[0])}; {largest_gradients(self.model)}): lower "
                 "--optim.learning-rate, set --optim.clip-norm, or leave such updates out with "
-                "--train.non-finite skip; the last good checkpoint is kept in "
-                f"{self.folder}"
+                f"--train.non-finite skip; {self._kept()}"
             )
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _kept(self) -> str:
+        steps = checkpoint.steps_of(self.folder)
+        if not steps:
+            return f"there was no checkpoint in {self.folder} yet"
+        return f"the checkpoint of step {steps[-1]} is kept in {self.folder}"
 
     # --- saving and restoring -------------------------------------------------------------------
 
@@ -678,9 +683,7 @@ def device_for(name: str) -> torch.device:
         torch.zeros(1, device=name).item()
         return torch.device(name)
     except (RuntimeError, AssertionError):
-        raise MemspanError(
-            f"device {name!r} is not available here: use --train.device cpu"
-        ) from None
+        raise MemspanError(f"there is no device {name!r} here: use cpu") from None
 
 
 def _optimizer(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:

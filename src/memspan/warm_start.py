@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
-from memspan.models import Feedback, LanguageModel, TransformerXL
+from memspan.models import FastWeights, Feedback, LanguageModel, TransformerXL
 from memspan.nn import sinusoids
 from memspan.runs import Run
 
@@ -77,12 +77,18 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
             f"{source.folder} is a {source.config.architecture}: --init-from takes a run of the same "
             "architecture, or for feedback a transformer-xl"
         )
-    return _copy(model, found, str(source.folder))
+    report = _copy(model, found, str(source.folder))
+    if isinstance(model.backbone, FastWeights):
+        # Its own map's name, not that of the run whose memories it could not read.
+        model.backbone.identify_features()
+    return report
 
 
 def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmStart:
     report = WarmStart(source, [], [], [])
     for name, own in model.state_dict().items():
+        if name.endswith("feature_id"):
+            continue
         given = found.get(name)
         if given is not None and given.shape == own.shape:
             own.copy_(given)

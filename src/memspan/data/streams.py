@@ -145,8 +145,12 @@ def evaluation_segments(
     The input before the text's first token is :data:`START`. Several rows are contiguous parts of
     the text; shorter rows are padded and masked.
 
-    Yields:
-        inputs, targets int64 ``[B, T]``, and mask bool ``[B, T]``, true where a target counts.
+    Returns:
+        of each segment the inputs and targets, int64 ``[B, T]``, and a mask, bool ``[B, T]``, true
+        where a target counts.
+
+    Raises:
+        MemspanError: no text, or not as much as a row or a segment needs.
     """
     _positive(batch_size, segment_length)
     if len(tokens) == 0:
@@ -161,6 +165,12 @@ def evaluation_segments(
             f"a segment of {segment_length:,} is longer than the text's {len(tokens):,} tokens: "
             "lower --segment-length"
         )
+    return _segments(tokens, batch_size, segment_length)
+
+
+def _segments(
+    tokens: np.ndarray, batch_size: int, segment_length: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     length = -(-len(tokens) // batch_size)
     rows = np.arange(batch_size)[:, None] * length
     for start in range(0, length, segment_length):

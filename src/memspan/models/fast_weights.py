@@ -223,6 +223,10 @@ class FastWeights(nn.Module):
             old = layer.attention.projection
             # A new tensor: the old one may be part of a graph that is still to go backward.
             layer.attention.projection = layer.attention.drawn().to(old)
+        self.identify_features()
+
+    def identify_features(self) -> None:
+        """Name the feature map anew, after its options or random projections have changed."""
         self.feature_id = self._feature_id().to(self.feature_id)
 
     def _feature_id(self) -> Tensor:

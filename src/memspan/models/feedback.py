@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.config import FeedbackConfig
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import FeedForward, dropout_layer, initialise
@@ -240,6 +240,7 @@ class Feedback(nn.Module):
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
     def _choose(self, wanted: Implementation | None) -> Implementation:
+        refuse_unknown("implementation", wanted, Implementation)
         compiles = feedback_loop.available(next(self.stack()).content_bias)
         if wanted is None:
             best: Implementation = "compiled" if compiles else "fused"

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, refuse_unknown
 from memspan.ops import delta_rule_loop
 from memspan.ops.feature_maps import DPFP
 
@@ -73,7 +73,7 @@ def delta_rule(
     Raises:
         MemspanError: shapes do not fit; the compiled loop is asked for and cannot run.
     """
-    _check(q, k, v, weights, chunk_size, beta)
+    _check(q, k, v, weights, feature_map, chunk_size, beta)
     if _compiles((q, k, v, beta, weights), implementation):
         return _compiled(q, k, v, beta, weights, feature_map, recompute)
     feature_map = feature_map or _identity
@@ -107,7 +107,7 @@ def sum_rule(
 
     Arguments and results are those of :func:`delta_rule`, without ``beta``.
     """
-    _check(q, k, v, weights, chunk_size)
+    _check(q, k, v, weights, feature_map, chunk_size)
     if _compiles((q, k, v, weights), implementation):
         return _compiled(q, k, v, None, weights, feature_map, recompute)
     feature_map = feature_map or _identity
@@ -127,7 +127,7 @@ def outer_product_rule(
 
     The non-linearity between tokens leaves no parallel form. Shapes as in :func:`delta_rule`.
     """
-    _check(q, k, v, weights, 1)
+    _check(q, k, v, weights)
     squash = torch.tanh if activation == "tanh" else _identity
     outputs = []
     for q_t, k_t, v_t in zip(q.unbind(2), k.unbind(2), v.unbind(2), strict=True):
@@ -169,6 +169,7 @@ def _read(q: Tensor, weights: Tensor) -> Tensor:
 
 def _compiles(tensors: tuple[Tensor, ...], wanted: Implementation | None) -> bool:
     """Whether the loop in C is to serve."""
+    refuse_unknown("implementation", wanted, Implementation)
     if wanted not in (None, "compiled") or torch.compiler.is_compiling():
         return False
     one_type = len({t.dtype for t in tensors}) == 1
@@ -354,7 +355,8 @@ def _check(
     k: Tensor,
     v: Tensor,
     weights: Tensor,
-    chunk_size: int,
+    feature_map: FeatureMap | None = None,
+    chunk_size: int = 1,
     beta: Tensor | None = None,
 ) -> None:
     if q.shape != k.shape or k.shape[:3] != v.shape[:3]:
@@ -368,8 +370,14 @@ def _check(
         raise MemspanError("there is no token to read: give at least one")
     if chunk_size < 1:
         raise MemspanError(f"chunk_size must be at least 1, not {chunk_size}")
-    if weights.shape[:2] != k.shape[:2] or weights.shape[-1] != v.shape[-1]:
+    width = k.shape[-1]
+    if isinstance(feature_map, DPFP):
+        width = feature_map.width(width)
+    elif feature_map:
+        width = feature_map(k[:0]).shape[-1]
+    wanted = (*k.shape[:2], width, v.shape[-1])
+    if weights.shape != wanted:
         raise MemspanError(
-            f"the memory {[*weights.shape]} does not fit: it must be [B, H, F, V] with "
-            f"{[*k.shape[:2]]} first and {v.shape[-1]} last"
+            f"the memory is {[*weights.shape]}, and for these keys and values must be "
+            f"{[*wanted]}, [B, H, F, V]"
         )

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.errors import MemspanError
+
 FAVOR_FLOOR = 1e-4
 """Added to every exponential, as the Performer's authors do: no feature underflows to zero."""
 
@@ -39,7 +41,11 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
         nu: number of rolls, ``1 .. 2K - 1``; beyond, pairs come twice.
         epsilon: if given, features are divided by their sum plus this, as by :func:`sum_to_one`,
             in the same pass.
+
+    Raises:
+        MemspanError: ``nu`` is below 1 or above ``2K``.
     """
+    DPFP(nu).width(x.shape[-1])
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _dpfp(x, nu, epsilon)[0]
     apply: Any = _DPFP.apply
@@ -55,6 +61,18 @@ class DPFP:
 
     def __call__(self, x: Tensor) -> Tensor:
         return dpfp(x, self.nu, self.epsilon)
+
+    def width(self, head_width: int) -> int:
+        """Features of a key of width ``head_width``.
+
+        Raises:
+            MemspanError: there are no so many rolls.
+        """
+        if not 1 <= self.nu <= 2 * head_width:
+            raise MemspanError(
+                f"nu must lie in 1 .. {2 * head_width}, twice the key's width, not {self.nu}"
+            )
+        return 2 * head_width * self.nu
 
 
 def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:

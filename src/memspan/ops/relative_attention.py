@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.errors import refuse_unknown
+
 CACHE_BYTES = 2 << 20
 """Scores that are worked on at once on a CPU; half or twice as much costs little."""
 
@@ -75,6 +77,7 @@ def relative_attention(
     wants_gradient = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in tensors
     )
+    refuse_unknown("implementation", implementation, Implementation)
     if implementation is None:
         implementation = "fused" if wants_gradient or received is not None else "sdpa"
     if implementation == "sdpa" and wants_gradient:
