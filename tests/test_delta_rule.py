@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from golden import assert_same
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, refuse_unknown
 from memspan.ops import delta_rule_loop
-from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.delta_rule import Implementation, delta_rule, outer_product_rule, sum_rule
 from memspan.ops.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
@@ -351,7 +351,6 @@ def test_misuse_is_refused_with_a_reason() -> None:
         "must be [2, 3, 6, 4], [B, H, F, V]": {"feature_map": elu_plus_one, "weights": short},
         "must be [2, 3, 12, 4], [B, H, F, V]": {"feature_map": DPFP(1)},
         "nu must lie in": {"feature_map": DPFP(2 * t["k"].shape[-1] + 1)},
-        "no implementation 'quick'": {"implementation": "quick"},
     }
     for message, change in cases.items():
         with pytest.raises(MemspanError, match=re.escape(message)):
@@ -359,6 +358,14 @@ def test_misuse_is_refused_with_a_reason() -> None:
         if "beta" not in change:
             with pytest.raises(MemspanError, match=re.escape(message)):
                 sum_rule(**{n: x for n, x in (t | change).items() if n != "beta"})
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    """By the function that all call: in tests a type check comes before it."""
+    for known in (None, "reference", "chunked", "compiled"):
+        refuse_unknown("implementation", known, Implementation)
+    with pytest.raises(MemspanError, match="no implementation 'quick': use reference, chunked, c"):
+        refuse_unknown("implementation", "quick", Implementation)
 
 
 def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:

@@ -347,11 +347,6 @@ def test_a_token_sees_exactly_the_span() -> None:
         assert same != matters, back
 
 
-def test_an_unknown_implementation_is_refused() -> None:
-    with pytest.raises(MemspanError, match="no implementation 'quick': use reference, fused"):
-        model_of()(vectors(1, 3), implementation="quick")
-
-
 def test_a_span_beyond_the_table_is_refused() -> None:
     """In the config, in a new memory, and in a memory that another model made."""
     with pytest.raises(MemspanError, match="exceeds the position table"):

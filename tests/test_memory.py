@@ -192,7 +192,8 @@ def refused(
 def test_another_models_memory_is_refused(tmp_path: Path) -> None:
     memory().save(tmp_path / "m", FINGERPRINT)
     assert "another model" in refused(tmp_path / "m", "0" * 64)
-    assert "another model" in refused(tmp_path / "m", kind=OtherMemory)
+    said = refused(tmp_path / "m", kind=OtherMemory)
+    assert "is a TransformerXLMemory, and this model's is a OtherMemory" in said
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

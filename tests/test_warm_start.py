@@ -128,7 +128,7 @@ def test_the_same_architecture_is_taken_whole() -> None:
     ("theirs", "ours"),
     [
         ({"feature_map": "elu"}, {"feature_map": "softmax"}),
-        ({"feature_map": "favor", "favor_features": 4}, {"feature_map": "favor"}),
+        ({"feature_map": "favor", "favor_features": 3}, {"feature_map": "favor"}),
     ],
 )
 def test_another_feature_map_keeps_its_name(theirs: Any, ours: Any) -> None:
