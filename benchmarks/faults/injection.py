@@ -1,0 +1,93 @@
+"""Faults inside a process: hooks that run in a fork before its `memspan` does."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from memspan import train
+
+
+def at_operations(before: Callable[[str], None]) -> None:
+    """Call `before` ahead of everything that this process does to a file system to write."""
+
+    def wrapped(name: str, original: Any) -> Any:
+        def operation(*arguments: Any, **options: Any) -> Any:
+            before(name)
+            return original(*arguments, **options)
+
+        return operation
+
+    def opened(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if set(mode) & set("wax+"):
+            before("open")
+        return original_open(path, mode, *arguments, **options)
+
+    original_open = builtins.open
+    for name in ("replace", "link", "unlink", "mkdir", "rmdir", "fsync"):
+        setattr(os, name, wrapped(name, getattr(os, name)))
+    builtins.open = opened  # type: ignore[assignment]
+
+
+def in_saves(which: Callable[[int], bool], fault: Callable[[str], None]) -> Callable[[], None]:
+    """A hook: `fault` at every operation of the saves at the steps that `which` picks."""
+
+    def hook() -> None:
+        inside = False
+
+        def before(name: str) -> None:
+            if inside:
+                fault(name)
+
+        def save(self: train.Trainer) -> None:
+            nonlocal inside
+            inside = which(self.step)
+            original(self)
+            inside = False
+
+        original = train.Trainer.save
+        train.Trainer.save = save  # type: ignore[method-assign]
+        at_operations(before)
+
+    return hook
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(count: int, fault: Callable[[str], None], lasting: bool = False) -> Callable[[str], None]:
+    """`fault` at the operation after `count` others, or at all from there on."""
+    done = 0
+
+    def before(name: str) -> None:
+        nonlocal done
+        if done == count or (lasting and done > count):
+            fault(name)
+        done += 1
+
+    return before
+
+
+def failing(number: int) -> Callable[[str], None]:
+    def fault(name: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fault
+
+
+def stop_at(step: int) -> Callable[[], None]:
+    def hook() -> None:
+        original = train.Trainer.update
+
+        def update(self: train.Trainer) -> Any:
+            if self.step == step:
+                die()
+            return original(self)
+
+        train.Trainer.update = update  # type: ignore[method-assign]
+
+    return hook

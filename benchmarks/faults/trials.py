@@ -1,0 +1,312 @@
+"""A function for each kind of fault: it returns the verdict, or raises :class:`faults.runs.Failure`."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from faults.injection import after, at_operations, die, failing, in_saves
+from faults.mounts import mount, mounted
+from faults.processes import LIMIT, ended, new_process, run, start, started_by
+from faults.runs import (
+    EVALUATE,
+    GENERATE,
+    MIDDLE,
+    RESUME,
+    SAVE_EVERY,
+    STEPS,
+    TWO,
+    Failure,
+    Reference,
+    difference,
+    finish,
+    fresh,
+    outcome,
+    scores_of,
+    steps_of,
+    train_arguments,
+)
+
+
+def kill_at_any_moment(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    fresh(home, reference)
+    arguments, newest = train_arguments(name), 0
+    for _ in range(draw.choice([1, 1, 2])):
+        process = start(arguments, home)
+        time.sleep(draw.uniform(0.02, 0.95) * reference.seconds)
+        newest = max([newest, *steps_of(home / "run")])
+        process.kill()
+        if not (home / "run" / "config.toml").exists():
+            newest = 0
+            break
+        arguments = RESUME
+    finish(home, name, reference.result, newest)
+    return "survived"
+
+
+def kill_in_a_save(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """Before a random operation of a random save, and again while resuming."""
+    fresh(home, reference)
+    arguments = train_arguments(name)
+    for _ in range(2):
+        count = draw.randrange(reference.operations * STEPS // SAVE_EVERY)
+        run(arguments, home, in_saves(lambda step: True, after(count, die)))
+        arguments = RESUME
+    newest = max(steps_of(home / "run"), default=0)
+    finish(home, name, reference.result, newest)
+    return "survived"
+
+
+def torn_by(number: int | None, at: int) -> Callable[..., str]:
+    """A save that is cut before operation `at` by SIGKILL (None) or fails there with `number`."""
+
+    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+        fresh(home, reference)
+        fault = die if number is None else failing(number)
+        done = run(
+            train_arguments(name), home, in_saves(lambda s: s == MIDDLE, after(at, fault, True))
+        )
+        expected = (
+            done.code == -signal.SIGKILL
+            if number is None
+            else (done.refused is not None or done.code == 0)
+        )
+        if not expected:
+            raise Failure(str(done))
+        finish(home, name, reference.result, newest=MIDDLE - SAVE_EVERY)
+        return "survived" if number is None or done.code == 0 else "refused"
+
+    return test
+
+
+def full_disk(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    fresh(home, reference)
+    size = sum(p.stat().st_size for p in (reference.home / "whole").rglob("*") if p.is_file())
+    disk = home / "run"
+    disk.mkdir()
+    # The system counts in pages, and renaming needs no space: from nothing to nearly enough.
+    pages = 1 + draw.randrange(int(0.95 * size) // 4096)
+    with mounted("tmpfs", disk, f"size={4096 * pages}"):
+        done = run(train_arguments(name), home)
+        newest = max(steps_of(disk), default=0)
+        if done.refused is None:
+            raise Failure(str(done))
+        mount("-o", "remount,size=100m", str(disk))
+        finish(home, name, reference.result, newest)
+    return "refused"
+
+
+def file_size_limit(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """Where mounting is not allowed: no file may grow beyond a limit."""
+    fresh(home, reference)
+    largest = max(p.stat().st_size for p in (reference.home / "whole").rglob("*") if p.is_file())
+    limit = draw.randrange(1, largest)
+    done = run(
+        train_arguments(name),
+        home,
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    if done.refused is None:
+        raise Failure(str(done))
+    finish(home, name, reference.result, max(steps_of(home / "run"), default=0))
+    return "refused"
+
+
+def read_only(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """A read-only mount: using the run works, training on is refused, and works again after."""
+    fresh(home, reference, stopped=True)
+    before, newest = outcome(home / "run"), max(steps_of(home / "run"))
+    with mounted("bind", home / "run", ""):
+        mount("-o", "remount,bind,ro", str(home / "run"))
+        if scores_of(run(EVALUATE, home)) != reference.scores:
+            raise Failure("the evaluation differs")
+        verb = draw.choice([RESUME, train_arguments(name)])
+        done = run(verb, home)
+        if done.refused is None:
+            raise Failure(str(done))
+    if wrong := difference(home / "run", before):
+        raise Failure(f"changed though read-only: {wrong}")
+    finish(home, name, reference.result, newest)
+    return "refused"
+
+
+def becomes_read_only(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """The checkpoints' folder is made immutable while training writes there."""
+    fresh(home, reference)
+    process = start(train_arguments(name), home)
+    folder, end = home / "run" / "checkpoints", time.monotonic() + LIMIT
+    while len(steps_of(home / "run")) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(draw.uniform(0, 0.3) * reference.seconds)
+    subprocess.run(["chattr", "+i", str(folder)], check=True)
+    try:
+        done, newest = process.wait(), max(steps_of(home / "run"))
+    finally:
+        subprocess.run(["chattr", "-i", str(folder)], check=True)
+    if done.refused is None and done.code != 0:
+        raise Failure(str(done))
+    finish(home, name, reference.result, newest)
+    return "refused" if done.code else "survived"
+
+
+def fails_from(number: int) -> Callable[..., str]:
+    """From a random operation on every further one fails, the clean-up's too."""
+
+    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+        fresh(home, reference)
+        count = draw.randrange(reference.operations * STEPS // SAVE_EVERY)
+
+        def hook() -> None:
+            at_operations(after(count, failing(number), lasting=True))
+
+        done = run(train_arguments(name), home, hook)
+        if done.refused is None and done.code != 0:
+            raise Failure(str(done))
+        (home / "run" / ".lock").unlink(missing_ok=True)
+        finish(home, name, reference.result, max(steps_of(home / "run"), default=0))
+        return "refused" if done.code else "survived"
+
+    return test
+
+
+def damage(path: Path, how: str, draw: random.Random) -> None:
+    """In place, as a disk does it: every name of the file sees it."""
+    content = bytearray(path.read_bytes())
+    if how == "flip":
+        bit = draw.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+    else:
+        del content[draw.randrange(len(content)) :]
+    with open(path, "r+b") as file:
+        file.write(content)
+        file.truncate()
+
+
+def damaged(file: str, how: str) -> Callable[..., str]:
+    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+        fresh(home, reference, stopped=True)
+        path = sorted(home.glob(file))[-1]
+        damage(path, how, draw)
+        refusals = []
+        for arguments, expected, read_out in (
+            (EVALUATE, reference.scores, scores_of),
+            (GENERATE, reference.text, lambda done: done.out),
+        ):
+            done = run(arguments, home)
+            if done.code == 0 and read_out(done) != expected:
+                raise Failure(f"{arguments[0]} differs silently")
+            if done.code != 0 and done.refused is None:
+                raise Failure(f"{arguments[0]}: {done}")
+            refusals += [done.refused] if done.code else []
+        done = run(RESUME, home)
+        if done.code == 0:
+            told = "metrics.jsonl is not as it was saved" in " ".join(done.out.split())
+            ignore = ("metrics",) if told else ()
+            if wrong := difference(home / "run", reference.result, ignore):
+                raise Failure(f"resumed to another result: {wrong}")
+            return "refused" if refusals or told else "survived"
+        if done.refused is None:
+            raise Failure(f"resume: {done}")
+        if move := re.search(r"or move (\S+) away", done.refused):
+            shutil.move(home / move[1], home / "away")
+            finish(home, name, reference.result)
+        elif "checkpoints" in str(path):
+            raise Failure(f"no way back is named: {done.refused}")
+        return "refused"
+
+    return test
+
+
+def second_trainer(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """While one trains, a second is refused; when the first is killed, a third goes on at once."""
+    fresh(home, reference)
+    first = start(train_arguments(name), home)
+    while not steps_of(home / "run"):
+        time.sleep(0.005)
+    time.sleep(draw.uniform(0, 0.3) * reference.seconds)
+    os.kill(first.pid, signal.SIGSTOP)  # so that it surely trains still
+    for arguments in (RESUME, train_arguments(name)):
+        done = run(arguments, home)
+        if "another process is training" not in (done.refused or ""):
+            raise Failure(str(done))
+    os.kill(first.pid, signal.SIGCONT)
+    newest = max(steps_of(home / "run"))
+    if draw.random() < 0.5:
+        first.kill()
+    elif (done := first.wait()).code != 0:
+        raise Failure(str(done))
+    finish(home, name, reference.result, newest)
+    return "refused"
+
+
+def started_together(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    fresh(home, reference)
+    both = [start(train_arguments(name), home) for _ in range(2)]
+    done = [process.wait() for process in both]
+    if sorted(d.code for d in done) != [0, 2] or not any(d.refused for d in done):
+        raise Failure("; ".join(map(str, done)))
+    if wrong := difference(home / "run", reference.result):
+        raise Failure(f"differs: {wrong}")
+    return "refused"
+
+
+def kill_of_two(which: str) -> Callable[..., str]:
+    """SIGKILL to one of two processes, or to the one that launched them. Nothing may be left over."""
+
+    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+        fresh(home, reference)
+        with new_process([*train_arguments(name), *TWO], home) as (process, mark):
+            end, wanted = time.monotonic() + LIMIT, draw.randrange(1, 4)
+            while len(steps_of(home / "run")) < min(wanted, 2) and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 0.4))
+            newest = max(steps_of(home / "run"), default=0)
+            ranks = [pid for pid, values in started_by(mark).items() if "RANK" in values]
+            if len(ranks) < 2:
+                raise Failure(f"{len(ranks)} processes at work: {ended(process, 1)}")
+            victim = process.pid if which == "launcher" else draw.choice(sorted(ranks))
+            os.kill(victim, signal.SIGKILL)
+            done = ended(process)
+            lines = done.err.strip().splitlines()
+            if which != "launcher" and (done.code == 0 or len(lines) != 1):
+                raise Failure(f"the launcher: {done}")
+            end = time.monotonic() + 90
+            while left := started_by(mark):
+                if time.monotonic() > end:
+                    raise Failure(f"{len(left)} processes are left after 90 s")
+                time.sleep(0.1)
+        finish(home, name, reference.of_two, newest, two=True)
+        return "survived"
+
+    return test
+
+
+def jumping_clock(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """The time of day jumps by years at every look, files carry dates of any year."""
+    fresh(home, reference)
+
+    def hook() -> None:
+        seconds, jumps = time.time, random.Random(draw.random())
+        time.time = lambda: max(0.0, seconds() + jumps.uniform(-40, 40) * 3.15e7)
+        time.time_ns = lambda: int(time.time() * 1e9)
+
+    process = start(train_arguments(name), home, hook)
+    time.sleep(draw.uniform(0.3, 0.9) * reference.seconds)
+    newest = max(steps_of(home / "run"), default=0)
+    process.kill()
+    for path in home.rglob("*"):
+        if path.is_file():
+            os.utime(path, (draw.uniform(0, 4e9), draw.uniform(0, 4e9)))
+    done = run(RESUME, home, hook) if newest else run(train_arguments(name), home, hook)
+    if done.code != 0 and "is finished" not in (done.refused or ""):
+        raise Failure(str(done))
+    finish(home, name, reference.result)
+    return "survived"
