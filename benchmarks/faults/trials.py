@@ -229,9 +229,11 @@ def second_trainer(home: Path, reference: Reference, name: str, draw: random.Ran
     """While one trains, a second is refused; when the first is killed, a third goes on at once."""
     fresh(home, reference)
     first = start(train_arguments(name), home)
-    while not steps_of(home / "run"):
+    checkpoints, end = draw.randrange(1, 5), time.monotonic() + LIMIT
+    while max(steps_of(home / "run"), default=0) < checkpoints * SAVE_EVERY:
+        if time.monotonic() > end:
+            raise Failure(f"no checkpoint after {LIMIT} s: {first.kill()}")
         time.sleep(0.005)
-    time.sleep(draw.uniform(0, 0.3) * reference.seconds)
     os.kill(first.pid, signal.SIGSTOP)  # so that it surely trains still
     for arguments in (RESUME, train_arguments(name)):
         done = run(arguments, home)
