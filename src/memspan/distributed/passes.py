@@ -103,9 +103,7 @@ class ShardedPasses(Passes):
         fully_shard(model, mesh=mesh)
 
     def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor) -> Output:
-        # What is not finite is found when all layers have been collected, by all processes.
-        output: Output = self.model(tokens, memory, targets=targets)
-        return output
+        return _in_step(self.model, tokens, memory, targets)
 
     def exchange(self, now: bool) -> AbstractContextManager[Any]:
         module: Any = self.model
@@ -115,6 +113,17 @@ class ShardedPasses(Passes):
     @property
     def scored(self) -> Any:
         return _Sharded(self.model, self._empty)
+
+
+def _in_step(
+    model: LanguageModel, tokens: Tensor, memory: Memory, targets: Tensor | None
+) -> Output:
+    try:
+        output: Output = model(tokens, memory, targets=targets)
+    except NonFiniteError as error:
+        # FSDP2 counts on all processes to end their passes: no skipping here.
+        raise MemspanError(f"{error}; with --train.parallel fsdp this cannot be skipped") from error
+    return output
 
 
 class _Sharded:
@@ -132,11 +141,7 @@ class _Sharded:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor | None = None) -> Output:
-        try:
-            output: Output = self._model(tokens, memory, targets=targets)
-        except NonFiniteError as error:
-            # The others go on to the next segment, which needs this process too.
-            raise MemspanError(f"{error}; with --train.parallel fsdp the run ends here") from error
+        output = _in_step(self._model, tokens, memory, targets)
         # The outermost parameters stay collected after a pass, for a backward pass that never comes.
         module: Any = self._model
         module.reshard()
