@@ -89,8 +89,13 @@ def torchrun(n_processes: int, *command: str) -> subprocess.CompletedProcess[str
     # A port that the system finds: tests run side by side.
     launcher = ["-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
     launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(n_processes)]
+    # Processes that wait for one another for ever are a failure; they end with their launcher.
     return subprocess.run(
-        [sys.executable, *launcher, *command], env=environment(), capture_output=True, text=True
+        [sys.executable, *launcher, *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 
