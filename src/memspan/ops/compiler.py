@@ -38,11 +38,11 @@ def available(name: str, like: Tensor) -> bool:
     """Whether the loops of ``name.c`` can run on tensors such as ``like``."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False
-    return library(name, like.dtype) is not None
+    return functions(name, like.dtype) is not None
 
 
 @functools.cache
-def library(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
+def functions(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
     """The functions of ``name.c`` for numbers of this type; None where they cannot be had."""
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
         return None

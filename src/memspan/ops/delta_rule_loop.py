@@ -116,7 +116,7 @@ class CompiledRule(torch.autograd.Function):
 
 def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int) -> None:
     """Over all heads of all rows, in as many threads as PyTorch may use."""
-    code = compiler.library(NAME, tensors["v"].dtype)
+    code = compiler.functions(NAME, tensors["v"].dtype)
     assert code is not None
     batch, n_heads, steps, width = tensors["k"].shape
     n_features, value_width = tensors["after"].shape[2:]
@@ -206,7 +206,7 @@ class CompiledStep:
         integers: dict[str, int],
         norm_epsilon: float,
     ) -> None:
-        code = compiler.library(NAME, layers[0]["memory"].dtype)
+        code = compiler.functions(NAME, layers[0]["memory"].dtype)
         assert code is not None
         self._step = code.step
         # They must live as long as this.

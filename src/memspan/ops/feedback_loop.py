@@ -50,7 +50,7 @@ class CompiledLoop:
     """
 
     def __init__(self, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
-        code = compiler.library(NAME, next(iter(tensors.values())).dtype)
+        code = compiler.functions(NAME, next(iter(tensors.values())).dtype)
         assert code is not None
         self._library, self._loop = code, _Loop(eps=eps)
         self._tensors: dict[str, Tensor] = {}
