@@ -90,13 +90,15 @@ class Reader:
     """More valid contents."""
 
     def __call__(self, content: bytes) -> str | None:
-        """Read ``content`` in the file's place; the refusal, if it is one."""
+        """Read ``content`` in the file's place, then put it back; the refusal, if it is one."""
         self.path.write_bytes(content)
         try:
             with forged_checksums():
                 self.read()
         except MemspanError as error:
             return str(error)
+        finally:
+            self.path.write_bytes(self.valid)
         return None
 
 

@@ -124,10 +124,7 @@ def test_any_bytes_load_or_are_refused(
 ) -> None:
     reader = readers[kind]
     valid = data.draw(st.sampled_from((reader.valid, *reader.others)))
-    try:
-        reader(data.draw(st.binary(max_size=64) | edits(valid)))
-    finally:
-        reader.path.write_bytes(reader.valid)
+    reader(data.draw(st.binary(max_size=64) | edits(valid)))
 
 
 @pytest.mark.parametrize("kind", ["state", "token header", "tokenizer", "metrics"])
@@ -141,10 +138,7 @@ def test_any_json_loads_or_is_refused(
     first = valid.split(b"\n")[0] if kind == "metrics" else valid
     content = json.dumps(data.draw(changed(hostile.json_of(first)))).encode()
     tail = b"\n" + b"0" * 64 + b"\n" if kind == "state" else b"\n"
-    try:
-        reader(content + tail)
-    finally:
-        reader.path.write_bytes(reader.valid)
+    reader(content + tail)
 
 
 @EXAMPLES
@@ -158,10 +152,7 @@ def test_any_options_load_or_are_refused(
     value = data.draw(VALUES.filter(lambda v: v is not None and not isinstance(v, dict)))
     lines[at] = f"{key} = {json.dumps(value)}"
     for kind in ("preset", "config"):
-        try:
-            readers[kind]("\n".join(lines).encode("utf-8", "surrogatepass"))
-        finally:
-            readers[kind].path.write_bytes(readers[kind].valid)
+        readers[kind]("\n".join(lines).encode("utf-8", "surrogatepass"))
 
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
@@ -180,10 +171,7 @@ def test_any_tensors_load_or_are_refused(
     found = others.get(architecture, readers)
     for kind in ("memory", "weights", "training"):
         reader = found[kind]
-        try:
-            reader(data.draw(retensored(reader.valid)))
-        finally:
-            reader.path.write_bytes(reader.valid)
+        reader(data.draw(retensored(reader.valid)))
 
 
 @st.composite
@@ -244,19 +232,16 @@ def _header(content: bytes) -> dict[str, str]:
 def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.Reader]) -> None:
     header = hostile.json_of(readers["token header"].valid)
     said = readers["token header"](json.dumps(header | {"n_tokens": 10**18}).encode())
-    readers["token header"].path.write_bytes(readers["token header"].valid)
     assert said is not None
     assert "bytes instead of" in said
     config = readers["config"]
     for option in ("n_layers = 1", "d_model = 8", "d_ff = 8"):
         claim = option.split(" = ")[0] + " = 1000000000000"
         said = config(config.valid.replace(option.encode(), claim.encode()))
-        config.path.write_bytes(config.valid)
         assert said is not None
         assert "do not fit its config.toml" in said
     start = b'{"x":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
     said = readers["weights"](struct.pack("<Q", len(start)) + start)
-    readers["weights"].path.write_bytes(readers["weights"].valid)
     assert said is not None
 
 
