@@ -266,51 +266,33 @@ class Trainer:
         options = self.config.train
         segments = options.segments_per_update(self.step)
         self.streams.set_segment_length(options.segment_length_at(self.step))
-        pending, spoilt = torch.zeros((), device=self.device), False
+        pending = torch.zeros((), device=self.device)
         read: list[tuple[Segment, Tensor]] = []
         for n in range(1, segments + 1):
             segment = self.streams.next()
             if segment.reset is not None:
                 self.memory = self.memory.reset(segment.reset[self.rows].to(self.device))
             with self.passes.exchange(now=n == segments):
-                output, bad_rows = self._read(segment)
-                # Gradients are averaged over processes on the way back: all go that way, or none.
-                if self.processes.any(bad_rows is not None):
-                    spoilt = True
-                    bad = torch.zeros_like(self.memory.tokens_seen, dtype=torch.bool)
-                    bad = bad if bad_rows is None else bad_rows
-                    self.health.reset_memory_rows += int(bad.sum())
-                    self.memory = self.memory.detach().reset(bad)
-                    losses = torch.where(bad, math.nan, 0.0)[:, None].expand(
-                        -1, segment.inputs.shape[1]
-                    )
-                else:
-                    assert output is not None
-                    assert output.losses is not None
-                    pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
-                    self.memory, self.statistics = output.memory, output.statistics
-                    losses = output.losses.detach()
+                output = self._read(segment)
+                assert output.losses is not None
+                pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
+                self.memory, self.statistics = output.memory, output.statistics
                 if n % options.gradient_segments == 0 or n == segments:
-                    if not spoilt:
-                        pending.backward()
-                    pending, spoilt = torch.zeros((), device=self.device), False
+                    pending.backward()
+                    pending = torch.zeros((), device=self.device)
                     # The paper's stop-gradient: back-propagation ends at this segment's border.
                     self.memory = self.memory.detach()
-            read.append((segment, losses))
+            read.append((segment, output.losses.detach()))
         return read
 
-    def _read(self, segment: Segment) -> tuple[Output | None, Tensor | None]:
-        """This process's rows of a segment: what comes out, or the rows that are not finite."""
-        try:
-            with self._precision():
-                output = self.passes(
-                    segment.inputs[self.rows].to(self.device),
-                    self.memory,
-                    segment.targets[self.rows].to(self.device),
-                )
-        except NonFiniteError as error:
-            return None, error.rows
-        return output, None
+    def _read(self, segment: Segment) -> Output:
+        """This process's rows of a segment."""
+        with self._precision():
+            return self.passes(
+                segment.inputs[self.rows].to(self.device),
+                self.memory,
+                segment.targets[self.rows].to(self.device),
+            )
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
         """Leave the update out, or stop where that is what was asked, or no use any more."""
@@ -319,11 +301,14 @@ class Trainer:
         if self.config.train.non_finite == "stop" or self.skips_in_a_row == MOST_SKIPS_IN_A_ROW:
             read = [(segment, self.processes.all_rows(losses)) for segment, losses in read]
             first_bad = [pair for pair in read if not pair[1].isfinite().all()] or read
+            if self.config.train.non_finite == "stop":
+                more = ", or leave such updates out with --train.non-finite skip"
+            else:
+                more = f"; {self.skips_in_a_row} updates in a row were left out"
             raise MemspanError(
                 f"the loss or its gradient is not finite at step {self.step} "
                 f"({place(*first_bad[0])}; {largest_gradients(self.model)}): lower "
-                "--optim.learning-rate, set --optim.clip-norm, or leave such updates out with "
-                f"--train.non-finite skip; {self._kept()}"
+                f"--optim.learning-rate, or set --optim.clip-norm{more}; {self._kept()}"
             )
         self.optimizer.zero_grad(set_to_none=True)
 

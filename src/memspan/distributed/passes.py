@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
@@ -102,9 +101,6 @@ class ShardedPasses(Passes):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
 
-    def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor) -> Output:
-        return _in_step(self.model, tokens, memory, targets)
-
     def exchange(self, now: bool) -> AbstractContextManager[Any]:
         module: Any = self.model
         module.set_requires_gradient_sync(now)
@@ -113,17 +109,6 @@ class ShardedPasses(Passes):
     @property
     def scored(self) -> Any:
         return _Sharded(self.model, self._empty)
-
-
-def _in_step(
-    model: LanguageModel, tokens: Tensor, memory: Memory, targets: Tensor | None
-) -> Output:
-    try:
-        output: Output = model(tokens, memory, targets=targets)
-    except NonFiniteError as error:
-        # FSDP2 counts on all processes to end their passes: no skipping here.
-        raise MemspanError(f"{error}; with --train.parallel fsdp this cannot be skipped") from error
-    return output
 
 
 class _Sharded:
@@ -141,7 +126,7 @@ class _Sharded:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor | None = None) -> Output:
-        output = _in_step(self._model, tokens, memory, targets)
+        output: Output = self._model(tokens, memory, targets=targets)
         # The outermost parameters stay collected after a pass, for a backward pass that never comes.
         module: Any = self._model
         module.reshard()

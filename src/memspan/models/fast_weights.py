@@ -280,8 +280,10 @@ class FastWeights(nn.Module):
 
         Raises:
             MemspanError: the memory is of another size or feature map.
-            NonFiniteError: what came out is not finite.
+            NonFiniteError: ``x`` is not finite. What overflows in here comes out as NaN instead: where
+                processes share the model, none may leave a pass before the others.
         """
+        refuse_non_finite(x, "of the input")
         if memory is None:
             memory = self.initial_memory(x.shape[0])
         self.check_memory(memory, x.shape[0])
@@ -298,10 +300,8 @@ class FastWeights(nn.Module):
             h, after, key_sum = layer(h, old.to(dtype), old_sum.to(dtype))
             weights.append(after)
             key_sums.append(key_sum)
-        hidden = self.final_norm(h)
-        refuse_non_finite(hidden)
         return BackboneOutput(
-            hidden,
+            self.final_norm(h),
             FastWeightsMemory(
                 tokens_seen=memory.tokens_seen + x.shape[1],
                 weights=torch.stack(weights, 1),
@@ -427,7 +427,7 @@ class FastWeightsReader:
             # A copy, since it is written to.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
             if not self._step.read(h):
-                refuse_non_finite(h)
+                refuse_non_finite(h, "of what was read")
             return h
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
@@ -438,7 +438,7 @@ class FastWeightsReader:
                 self._weights[n].copy_(weights)
                 self._key_sums[n].copy_(key_sum)
         hidden = backbone.final_norm(h)
-        refuse_non_finite(hidden)
+        refuse_non_finite(hidden, "of what was read")
         return hidden
 
     def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
@@ -472,16 +472,16 @@ class FastWeightsReader:
         return attention.output(y.view(batch, 1, -1).to(h.dtype))
 
 
-def refuse_non_finite(hidden: Tensor) -> None:
-    """A key, query or value that is not finite spoils its row's weights, and all outputs from there."""
-    if torch.compiler.is_compiling() or math.isfinite(hidden.sum(dtype=torch.float32).item()):
+def refuse_non_finite(x: Tensor, what: str) -> None:
+    """A key or value that is not finite spoils its row's fast weights, and all read from them."""
+    if torch.compiler.is_compiling() or math.isfinite(x.sum(dtype=torch.float32).item()):
         return
-    rows = ~hidden.isfinite().flatten(1).all(1)
+    rows = ~x.isfinite().flatten(1).all(1)
     if rows.any():
         raise NonFiniteError(
-            f"keys or values of rows {_listed(rows)} are not finite, and so are their fast weights: "
-            "check the input; in training lower the learning rate, or use normalisation sum, "
-            "without which the delta rule may diverge",
+            f"rows {_listed(rows)} {what} are not finite, and would spoil their fast weights for good: "
+            "check the input and the weights, and reset those rows of the memory; in training lower "
+            "the learning rate, or use normalisation sum, without which the delta rule may diverge",
             rows,
         )
 
