@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,21 @@ from memspan.errors import MemspanError
 def dropout_layer(probability: float) -> nn.Module:
     """Dropout, or nothing where the probability is 0: decoding is made of small calls."""
     return nn.Dropout(probability) if probability else nn.Identity()
+
+
+PART = 1024
+"""Rows that a processor is given at a time."""
+
+
+def by_parts(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """``f(*rows)``, for ``rows [N, ...]`` that are independent of one another.
+
+    On a CPU ``f`` is given a part of them at a time: what it makes on its way stays near the processor,
+    and its memory serves again for the next part.
+    """
+    if rows[0].device.type != "cpu" or len(rows[0]) <= PART:
+        return f(*rows)
+    return torch.cat([f(*part) for part in zip(*(r.split(PART) for r in rows), strict=True)])
 
 
 class FeedForward(nn.Module):
@@ -28,10 +45,12 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D] -> [..., D]``."""
+        return by_parts(self._rows, x.reshape(-1, x.shape[-1])).view(x.shape)
+
+    def _rows(self, x: Tensor) -> Tensor:
         # As one list of rows: what the inner layer makes is then no view, and on the way back nothing
         # is copied for what was done to it in place.
-        rows = self.inner(x.reshape(-1, x.shape[-1]))
-        return self.outer(self.dropout(self.activation(rows))).view(x.shape)
+        return self.outer(self.dropout(self.activation(self.inner(x))))
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -148,8 +167,7 @@ class Head(nn.Module):
         """Nats per token, ``[B, T, D], int64 [B, T] -> [B, T]``; each tail sees its own words only."""
         x, words = hidden.flatten(0, -2), targets.flatten()
         if len(self.edges) == 2:
-            losses = F.cross_entropy(self._cluster(x, 0), words, reduction="none")
-            return losses.view_as(targets)
+            return by_parts(self._all_words, x, words).view_as(targets)
         cluster = torch.bucketize(
             words, torch.tensor(self.edges[1:-1], device=x.device), right=True
         )
@@ -162,6 +180,9 @@ class Head(nn.Module):
                 0, rows, F.cross_entropy(tail, words[rows] - self.edges[i], reduction="none")
             )
         return losses.view_as(targets)
+
+    def _all_words(self, x: Tensor, words: Tensor) -> Tensor:
+        return F.cross_entropy(self._cluster(x, 0), words, reduction="none")
 
     def _head(self, x: Tensor) -> Tensor:
         weight, bias = self._table(0)

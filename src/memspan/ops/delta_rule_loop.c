@@ -168,6 +168,39 @@ INLINE void fetch(const View *view, long b, long h, long t, long size) {
     for (long c = 0; c < size; c += 64 / (long)sizeof(REAL)) __builtin_prefetch(at + c);
 }
 
+/* From the gradient of what was read to those of the features and of the memory. */
+INLINE void back_from_read(
+    Features *f, const REAL *w, REAL *d_w, const REAL *restrict d_y, const long V
+) {
+    REAL *restrict gradient = f->gradient;
+    for (long m = 0; m < f->n; m++) {
+        const REAL *restrict row = w + f->at[m] * V;
+        REAL *restrict d_row = d_w + f->at[m] * V, x = f->value[m], s = 0;
+        for (long c = 0; c < V; c++) {
+            s += row[c] * d_y[c];
+            d_row[c] += x * d_y[c];
+        }
+        gradient[m] = s;
+    }
+}
+
+/* Takes the change u out of the memory again, and goes back through it. */
+INLINE void back_from_change(
+    Features *f, REAL *w, REAL *d_w, const REAL *restrict u, const REAL *restrict d_v, const long V
+) {
+    REAL *restrict gradient = f->gradient;
+    for (long m = 0; m < f->n; m++) {
+        REAL *restrict row = w + f->at[m] * V, *restrict d_row = d_w + f->at[m] * V;
+        REAL x = f->value[m], s = 0;
+        for (long c = 0; c < V; c++) {
+            row[c] -= x * u[c];
+            s += d_row[c] * u[c] - row[c] * d_v[c];
+            d_row[c] -= x * d_v[c];
+        }
+        gradient[m] = s;
+    }
+}
+
 /* All features in order, for keys that are features. */
 static int *in_order(long n) {
     int *at = malloc((size_t)n * sizeof(int));
@@ -236,9 +269,7 @@ INLINE void backward_of(const Loop *f, long first, long end, const long V) {
             find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon, all);
             find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon, all);
             const REAL *d_y = TOKEN(f->d_y, b, h, t), *change = TOKEN(f->v, b, h, t);
-            for (long m = 0; m < query.n; m++)
-                query.gradient[m] = dot(w + query.at[m] * V, d_y, V);
-            write_rows(d_w, d_y, V, &query, 1);
+            back_from_read(&query, w, d_w, d_y, V);
             back_to_key(&query, TOKEN(f->d_q, b, h, t), K, f->nu, f->divides);
 
             REAL *d_v = TOKEN(f->d_v, b, h, t);
@@ -253,16 +284,7 @@ INLINE void backward_of(const Loop *f, long first, long end, const long V) {
                 read_rows(d_u, d_w, V, &key);
                 *TOKEN(f->d_beta, b, h, t) = dot(d_u, asked, V);
                 for (long c = 0; c < V; c++) d_v[c] = beta * d_u[c];
-                for (long m = 0; m < key.n; m++) {
-                    REAL *restrict row = w + key.at[m] * V, *restrict d_row = d_w + key.at[m] * V;
-                    REAL x = key.value[m], s = 0;
-                    for (long c = 0; c < V; c++) {
-                        row[c] -= x * u[c];
-                        s += d_row[c] * u[c] - row[c] * d_v[c];
-                        d_row[c] -= x * d_v[c];
-                    }
-                    key.gradient[m] = s;
-                }
+                back_from_change(&key, w, d_w, u, d_v, V);
             }
             back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->divides);
         }

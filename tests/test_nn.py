@@ -1,0 +1,44 @@
+"""Rows that are worked on part by part come out as all at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memspan.config import EmbeddingConfig
+from memspan.nn import PART, Embedding, FeedForward, Head, initialise
+
+ROWS = [1, PART, PART + 1, 2 * PART + 3]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_feed_forward_is_the_paper_s(rows: int, activation: str) -> None:
+    torch.manual_seed(1)
+    layer = FeedForward(6, 10, activation, 0.0).double()
+    x = torch.randn(rows, 1, 6, dtype=torch.float64, requires_grad=True)
+    f = {"relu": F.relu, "gelu": F.gelu}[activation]
+    inner = f(x @ layer.inner.weight.T + layer.inner.bias)
+    expected = inner @ layer.outer.weight.T + layer.outer.bias
+    given = [x, *layer.parameters()]
+    upstream = torch.randn_like(expected)
+    found = layer(x)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    ours = torch.autograd.grad(found, given, upstream)
+    for a, b in zip(ours, torch.autograd.grad(expected, given, upstream), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_losses_are_those_of_the_logits(rows: int) -> None:
+    torch.manual_seed(1)
+    options = EmbeddingConfig()
+    embedding = Embedding(9, 4, options)
+    head = Head(embedding, options).double()
+    initialise(head, std=1.0)
+    hidden = torch.randn(1, rows, 4, dtype=torch.float64)
+    targets = torch.randint(9, (1, rows))
+    log_p = head(hidden).log_softmax(-1)
+    expected = -log_p.gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(head.losses(hidden, targets), expected, rtol=1e-12, atol=1e-12)
