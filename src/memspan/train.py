@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import lzma
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from memspan import checkpoint, metrics, runs
-from memspan.checkpoint import Checkpoint
-from memspan.config import OptimConfig, RunConfig
+from memspan.config import RunConfig
 from memspan.data.prepared import Prepared, prepare
-from memspan.data.streams import Segment, Streams, evaluation_segments
+from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers import load_tokenizer
-from memspan.distributed.passes import passes
 from memspan.distributed.processes import (
     ALONE,
     Processes,
-    local,
     own_device,
-    placed,
-    sharded,
     whole,
 )
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluate import Scores, evaluate
 from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
-from memspan.memory import Memory
-from memspan.models import LanguageModel
 from memspan.models.output import Output
-from memspan.warm_start import initialise_from
+from memspan.training.optimisation import learning_rate
+from memspan.training.state import TrainingState, identity
+from memspan.training.terminal import progress, stoppable
 
 if TYPE_CHECKING:
     from memspan.shared_saves import SharedSaves
@@ -107,7 +99,7 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
             with_tokenizer=tokenizer,
         )
     )
-    if state["corpus"] != _identity(prepared):
+    if state["corpus"] != identity(prepared):
         raise MemspanError(
             f"the corpus {config.data.corpus} is not what this run was trained on: restore its "
             "files (for python-stdlib: the same Python version), or start a new run"
@@ -139,8 +131,8 @@ def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[None]
     return checkpoint.claim(folder) if processes.first else nullcontext()
 
 
-class Trainer:
-    """The state of a run and its loop."""
+class Trainer(TrainingState):
+    """A run and its loop."""
 
     def __init__(
         self,
@@ -153,40 +145,12 @@ class Trainer:
         start: runs.Run | None = None,
     ) -> None:
         """``start``: a run whose weights are taken where they fit."""
-        options = config.train
-        self.processes, self.rows = processes, processes.rows(options.batch_size)
-        if processes.size > 1 and getattr(config.model, "favor_redraw", False):
-            raise MemspanError(
-                "favor_redraw draws new features in every pass, others in each process: use one "
-                "process, or drop it"
-            )
-        self.config, self.folder, self.prepared = config, folder, prepared
-        self.device, self.console = device, console
-        torch.manual_seed(options.seed)
+        super().__init__(config, folder, prepared, device, console, processes, start)
         text = prepared.splits["train"]
-        # First: refuses more rows than the text has before their memory is made.
-        self.streams = Streams(
-            text.tokens,
-            options.batch_size,
-            options.segment_length,
-            text.document_starts if config.data.document_reset else None,
-        )
-        self.model = LanguageModel(
-            prepared.tokenizer.vocab_size, config.model, config.embedding
-        ).to(device)
-        if start is not None:
-            console.print(initialise_from(self.model, prepared.tokenizer, start).summary())
-        self.memory: Memory = self.model.initial_memory(self.rows.stop - self.rows.start)
-        self.mesh = processes.mesh(device) if processes.size > 1 else None
-        self.passes = passes(self.model, options.parallel, self.mesh)
-        self.optimizer = _optimizer(self.model, config.optim)
-        self.bytes_per_token = text.n_bytes / len(text.tokens)
+        self.console, self.bytes_per_token = console, text.n_bytes / len(text.tokens)
         self.statistics: dict[str, Tensor] = {}
-        self.health, self.skips_in_a_row = Health(), 0
-        self.step, self.best = 0, math.inf
-        self.best_step: int | None = None
+        self.skips_in_a_row = 0
         self.asked_to_stop = self.interrupted = False
-        self._own_draws()
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -198,7 +162,8 @@ class Trainer:
         if self.processes.first:
             log = metrics.Metrics(self.folder, options.tracker, self.step)
         self.saves = self._shared_saves() if self.mesh else None
-        with self._stoppable(), self._progress() as show:
+        with stoppable(self._ask_to_stop), progress(self.console, options.steps) as show:
+            show(completed=self.step)
             recent: list[Tensor] = []
             clock, seen = time.perf_counter(), 0
             while self.step < options.steps and not self._stopping():
@@ -318,134 +283,20 @@ class Trainer:
             return f"there was no checkpoint in {self.folder} yet"
         return f"the checkpoint of step {steps[-1]} is kept in {self.folder}"
 
-    # --- saving and restoring -------------------------------------------------------------------
-
     def save(self) -> None:
         """Write a checkpoint of all that the next step depends on."""
         # Without validations yet there is no best: the newest weights are published.
         best = self.best_step in (None, self.step)
-        training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        for parameter, values in self.optimizer.state.items():
-            for key, value in values.items():
-                training[f"optimizer/{names[id(parameter)]}/{key}"] = value
-        training["random/cpu"] = self._shared_draws(torch.get_rng_state())
-        if self.device.type == "cuda":
-            training["random/cuda"] = self._shared_draws(torch.cuda.get_rng_state(self.device))
-        state = {
-            "step": self.step,
-            "best": None if math.isinf(self.best) else self.best,
-            "best_step": self.best_step,
-            "streams": self.streams.state_dict(),
-            "corpus": _identity(self.prepared),
-            "record": self.prepared.record,
-            "metrics": metrics.checksum(self.folder),
-            "health": dataclasses.asdict(self.health),
-        }
-        weights = runs.weights_of(self.model)
-        saved = Checkpoint(weights, training, state)
         if self.saves is None:
-            checkpoint.save(self.folder, saved, best)
+            checkpoint.save(self.folder, self.taken(), best)
         else:
-            self.saves.begin(saved, best)
+            self.saves.begin(self.taken(), best)
 
     def _shared_saves(self) -> SharedSaves:
         # Imported here: one process starts faster without what it needs.
         from memspan.shared_saves import SharedSaves
 
         return SharedSaves(self.folder, self.processes)
-
-    def _shared(self, rows: Tensor) -> Tensor:
-        """This process's rows as its part of those of all; a copy, for fields may be one tensor."""
-        return rows if self.mesh is None else sharded(rows.clone(), self.mesh)
-
-    def _shared_draws(self, state: Tensor) -> Tensor:
-        """A state of a random generator, in a row of its own where there are several processes."""
-        if self.mesh is None:
-            return state
-        return sharded(state[None], self.processes.mesh(state.device))
-
-    def target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """What a tensor of a checkpoint is read into: all of it, or this process's part."""
-        whole_tensor = torch.empty(shape, dtype=dtype)
-        if self.mesh is None:
-            return whole_tensor
-        kind, _, path = name.partition("/")
-        if kind == "memory":
-            rows = self.processes.rows(shape[0])
-            return self._shared(whole_tensor[rows].to(self.device))
-        like = self._layout().get(path if kind == "model" else path.rpartition("/")[0])
-        if like is None or like.shape != shape:
-            return whole_tensor
-        return torch.empty_like(like, dtype=dtype)
-
-    def _layout(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name: those that processes share say how."""
-        return dict(self.model.state_dict(keep_vars=True))
-
-    def _own_draws(self) -> None:
-        """Random numbers of this process's own; the first one draws on as a single process does."""
-        if self.processes.rank:
-            seed = f"{self.config.train.seed} {self.step} {self.processes.rank}"
-            torch.manual_seed(int(hashlib.sha256(seed.encode()).hexdigest()[:15], 16))
-
-    def restore(self, saved: Checkpoint) -> None:
-        """The inverse of :meth:`save`."""
-        try:
-            self._restore(saved)
-        except (LookupError, RuntimeError, TypeError) as error:
-            raise MemspanError(
-                f"the newest checkpoint in {self.folder} does not fit its config.toml ({error}): "
-                "restore both"
-            ) from None
-
-    def _restore(self, saved: Checkpoint) -> None:
-        layout = self._layout()
-        weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
-        runs.load_weights(self.model, weights, self.folder)
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in saved.training.items():
-            group, _, key = name.rpartition("/")
-            groups.setdefault(group, {})[key] = tensor
-        own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
-        self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
-        for name, parameter in self.model.named_parameters():
-            if values := groups.get(f"optimizer/{name}"):
-                # Fused updates trust these sizes and types.
-                form = (parameter.shape, parameter.dtype)
-                forms = {"step": (torch.Size(()), torch.float32)}
-                forms |= {"exp_avg": form, "exp_avg_sq": form}
-                if {key: (value.shape, value.dtype) for key, value in values.items()} != forms:
-                    raise TypeError(f"the optimiser's state of {name} has another form")
-                self.optimizer.state[parameter] = {
-                    key: value if key == "step" else placed(value.to(self.device), parameter)
-                    for key, value in values.items()
-                }
-        self.step = saved.state["step"]
-        self._own_draws()
-        # A row for each process; more processes than there were draw anew.
-        for name, states in groups["random"].items():
-            states = states.reshape(-1, states.shape[-1])
-            if self.processes.rank < len(states):
-                # A copy: torch crashes on a state that begins inside another tensor.
-                state = states[self.processes.rank].clone()
-                if name == "cpu":
-                    torch.set_rng_state(state)
-                elif self.device.type == "cuda":
-                    torch.cuda.set_rng_state(state, self.device)
-        before = max(saved.state["step"] - 1, 0)
-        self.streams.set_segment_length(self.config.train.segment_length_at(before))
-        self.streams.load_state_dict(saved.state["streams"])
-        self.best_step = saved.state["best_step"]
-        counts = saved.state["health"]
-        if not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise TypeError(f"its health is {counts}")
-        self.health = Health(**counts)
-        self.best = math.inf if saved.state["best"] is None else saved.state["best"]
-
-    def _own_rows(self, x: Tensor) -> Tensor:
-        own = local(x)
-        return x[self.rows] if own is x and self.mesh is not None else own
 
     # --- validation and reports -----------------------------------------------------------------
 
@@ -540,7 +391,7 @@ class Trainer:
             tokens_per_second=speed,
             **{f"train_{name}": value for name, value in by_layer(statistics).items()},
         )
-        show(loss=nats, bits=bits, speed=speed)
+        show(completed=self.step, loss=nats, bits=bits, speed=speed)
 
     def _introduce(self) -> None:
         text, count = self.prepared.splits["train"], sum(p.numel() for p in self.model.parameters())
@@ -585,6 +436,9 @@ class Trainer:
             f"memspan generate {self.folder} --prompt 'def '"
         )
 
+    def _ask_to_stop(self) -> None:
+        self.asked_to_stop = True
+
     def _stopping(self) -> bool:
         """Whether to stop before the next update: all processes do, or none."""
         self.interrupted = self.processes.any(self.asked_to_stop)
@@ -599,43 +453,6 @@ class Trainer:
         bfloat16 = wanted == "bfloat16" or (wanted == "auto" and self.device.type == "cuda")
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
 
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Turn the first Ctrl-C or SIGTERM into a checkpoint; a second one stops at once."""
-
-        def stop(number: int, frame: Any) -> None:
-            self.asked_to_stop = True
-            for signal_number, handler in before.items():
-                signal.signal(signal_number, handler)
-
-        try:
-            before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: signals are someone else's
-            before = {}
-        try:
-            yield
-        finally:
-            for signal_number, handler in before.items():
-                signal.signal(signal_number, handler)
-
-    @contextmanager
-    def _progress(self) -> Iterator[Callable[..., None]]:
-        columns = (
-            TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
-            BarColumn(bar_width=20),
-            TextColumn(
-                "loss {task.fields[loss]:.3f}  {task.fields[bits]:.3f} bits/byte  "
-                "{task.fields[speed]:,.0f} tokens/s  left"
-            ),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(
-                "", total=self.config.train.steps, loss=math.nan, bits=math.nan, speed=0
-            )
-            progress.update(task, completed=self.step)
-            yield lambda **fields: progress.update(task, completed=self.step, **fields)
-
 
 def by_layer(statistics: dict[str, Tensor]) -> dict[str, float]:
     """``{"loss": [L]}`` as ``{"loss/layer_1": ..., ...}``."""
@@ -644,20 +461,6 @@ def by_layer(statistics: dict[str, Tensor]) -> dict[str, float]:
         for name, values in statistics.items()
         for n, value in enumerate(values.tolist(), 1)
     }
-
-
-def learning_rate(step: int, config: RunConfig[Any]) -> float:
-    """Learning rate of the update that follows ``step`` updates: linear warm-up, then the schedule."""
-    optim, steps = config.optim, config.train.steps
-    if step < optim.warmup_steps:
-        return optim.learning_rate * (step + 1) / optim.warmup_steps
-    if optim.schedule == "inverse-sqrt":
-        return optim.learning_rate * math.sqrt(max(optim.warmup_steps, 1) / (step + 1))
-    if optim.schedule == "constant":
-        return optim.learning_rate
-    done = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
-    floor = min(optim.min_learning_rate, optim.learning_rate)
-    return floor + (optim.learning_rate - floor) * (1 + math.cos(math.pi * done)) / 2
 
 
 def device_for(name: str) -> torch.device:
@@ -671,22 +474,6 @@ def device_for(name: str) -> torch.device:
         raise MemspanError(f"there is no device {name!r} here: use cpu") from None
 
 
-def _optimizer(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:
-    decayed: list[Tensor] = []
-    free: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        (decayed if parameter.dim() >= 2 and "bias" not in name else free).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": free, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
-
-
 def _with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
     """Size learned position tables for the spans that training uses, where not set."""
     model = config.model
@@ -696,8 +483,3 @@ def _with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
     if getattr(model, "attention_span", "segment") == "segment":
         span += config.train.segment_length
     return dataclasses.replace(config, model=dataclasses.replace(model, max_distance=span))
-
-
-def _identity(prepared: Prepared) -> str:
-    """What makes a corpus the same: the tokens that were trained on."""
-    return prepared.splits["train"].sha256

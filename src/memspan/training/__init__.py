@@ -1,0 +1,1 @@
+"""What a training run is made of, apart from its loop in :mod:`memspan.train`."""
