@@ -1,8 +1,8 @@
-"""How much faster than labml a training step could be at most, if all but its matrix products were free.
+"""How much faster than labml training could be at most, if all but its matrix products were free.
 
-Both sides compute the same function, so both need these products. They are recorded from one step of ours
-and replayed alone: no bias, no activation, results written where memory is there already. In every round
-the products, our step and labml's take turns.
+Both sides compute the same function, so both need these products. They are recorded from one step of
+ours and replayed alone: no bias, no activation, results written where memory is there already. In every
+round the products, our step and labml's take turns.
 """
 
 from __future__ import annotations
