@@ -115,7 +115,7 @@ def main() -> None:
         rows.append(row)
         figures = (f"{row['gflops']:.0f}", f"{row['share']:.0%}", row["ratio"], row["at_most"])
         shown.add_row(architecture, size, *map(str, figures))
-    console.print(shown)
+    Console(width=None if console.is_terminal else 130).print(shown)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     result = {"rows": rows, "rounds": options.rounds, "machine": machine()}
     options.json.write_text(json.dumps(result, indent=1) + "\n")

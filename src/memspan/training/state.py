@@ -148,6 +148,21 @@ class TrainingState:
             groups.setdefault(group, {})[key] = tensor
         own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
         self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
+        self._restore_optimizer(groups)
+        self.step = saved.state["step"]
+        self._own_draws()
+        self._restore_draws(groups["random"])
+        before = max(saved.state["step"] - 1, 0)
+        self.streams.set_segment_length(self.config.train.segment_length_at(before))
+        self.streams.load_state_dict(saved.state["streams"])
+        self.best_step = saved.state["best_step"]
+        counts = saved.state["health"]
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise TypeError(f"its health is {counts}")
+        self.health = Health(**counts)
+        self.best = math.inf if saved.state["best"] is None else saved.state["best"]
+
+    def _restore_optimizer(self, groups: dict[str, dict[str, Tensor]]) -> None:
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
                 # Fused updates trust these sizes and types.
@@ -160,10 +175,10 @@ class TrainingState:
                     key: value if key == "step" else placed(value.to(self.device), parameter)
                     for key, value in values.items()
                 }
-        self.step = saved.state["step"]
-        self._own_draws()
+
+    def _restore_draws(self, random: dict[str, Tensor]) -> None:
         # A row for each process; more processes than there were draw anew.
-        for name, states in groups["random"].items():
+        for name, states in random.items():
             states = states.reshape(-1, states.shape[-1])
             if self.processes.rank < len(states):
                 # A copy: torch crashes on a state that begins inside another tensor.
@@ -172,15 +187,6 @@ class TrainingState:
                     torch.set_rng_state(state)
                 elif self.device.type == "cuda":
                     torch.cuda.set_rng_state(state, self.device)
-        before = max(saved.state["step"] - 1, 0)
-        self.streams.set_segment_length(self.config.train.segment_length_at(before))
-        self.streams.load_state_dict(saved.state["streams"])
-        self.best_step = saved.state["best_step"]
-        counts = saved.state["health"]
-        if not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise TypeError(f"its health is {counts}")
-        self.health = Health(**counts)
-        self.best = math.inf if saved.state["best"] is None else saved.state["best"]
 
     def _own_rows(self, x: Tensor) -> Tensor:
         own = local(x)
