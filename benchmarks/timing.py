@@ -40,17 +40,18 @@ def interleaved(
     """Seconds per call of every side, one value per round.
 
     Sides take turns in every round, so that whatever the machine does in the meantime hits all of
-    them; a turn lasts about ``seconds``. The order turns round with every round. Three rounds are the
-    most where a single call takes ten seconds.
+    them; a turn lasts about ``seconds``, or a tenth of the slowest side's call where that is more. The
+    order turns round with every round. Five rounds are the most where a single call takes ten seconds.
     """
+    once = {name: seconds_per_call(work, 1) for name, work in sides.items()}
+    slowest = max(once.values())
+    if slowest > 10:
+        rounds = min(rounds, 5)
     calls = {}
     for name, work in sides.items():
-        once = seconds_per_call(work, 1)
-        if once > 10:
-            rounds = min(rounds, 3)
-        else:
-            once = seconds_per_call(work, 2)
-        calls[name] = max(1, round(seconds / max(once, 1e-6)))
+        # A first call may do more than others.
+        usual = once[name] if once[name] > 10 else seconds_per_call(work, 2)
+        calls[name] = max(1, round(max(seconds, slowest / 10) / max(usual, 1e-6)))
     times: dict[str, list[float]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides)[:: 1 if i % 2 else -1]:
