@@ -302,6 +302,7 @@ def measure(
             "architecture": architecture,
             "work": work,
             "size": size_name,
+            "rounds": len(times["memspan"]),
             "tokens_per_second": round(tokens / median(times["memspan"]), 1),
             "peak_megabytes": round(peaks["memspan"], 1) if work == "train" else None,
         }
@@ -405,7 +406,7 @@ def main() -> None:
             rows += measure(architecture, size, options.work, listed, options.rounds, console)
     Console(width=None if console.is_terminal else 130).print(table(rows))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    result = {"rows": rows, "rounds": options.rounds, "machine": machine()}
+    result = {"rows": rows, "machine": machine()}
     options.json.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"written: {options.json}")
 

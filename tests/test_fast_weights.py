@@ -273,15 +273,13 @@ def test_a_memory_of_another_feature_map_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_keys_that_are_not_finite_are_refused(value: float) -> None:
+@pytest.mark.parametrize("tokens", [slice(0, 6), slice(2, 3)])
+def test_readers_refuse_keys_that_are_not_finite(value: float, tokens: slice) -> None:
     backbone = fast_weights().model().backbone
     x = torch.randn(3, 6, 8, dtype=torch.float64)
     x[1, 2, 0] = value
-    for attempt in (backbone, backbone.reader(None, 3).read):
-        with torch.no_grad(), pytest.raises(MemspanError, match=r"rows 1 of .* not finite"):
-            attempt(x)
-    with torch.no_grad(), pytest.raises(MemspanError, match=r"rows 1 of .* not finite"):
-        backbone.reader(None, 3).read(x[:, 2:3])
+    with torch.no_grad(), pytest.raises(MemspanError, match="rows 1 are not finite"):
+        backbone.reader(None, 3).read(x[:, tokens])
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -31,9 +31,9 @@ def test_feed_forward_is_the_paper_s(rows: int, activation: str) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_losses_are_those_of_the_logits(rows: int) -> None:
+@pytest.mark.parametrize("options", [EmbeddingConfig(), EmbeddingConfig(cutoffs=(2, 5))])
+def test_losses_are_those_of_the_logits(rows: int, options: EmbeddingConfig) -> None:
     torch.manual_seed(1)
-    options = EmbeddingConfig()
     embedding = Embedding(9, 4, options)
     head = Head(embedding, options).double()
     initialise(head, std=1.0)

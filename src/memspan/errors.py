@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:  # help must not wait for torch
-    from torch import Tensor
+    pass
 
 
 class MemspanError(ValueError):
@@ -28,13 +28,4 @@ def refuse_unknown(what: str, name: str | None, known: Any) -> None:
 
 
 class NonFiniteError(MemspanError):
-    """Numbers have left the range of floating point, or are NaN.
-
-    Args:
-        message: see :class:`MemspanError`.
-        rows: bool ``[B]``, the rows of the batch it happened in.
-    """
-
-    def __init__(self, message: str, rows: Tensor) -> None:
-        super().__init__(message)
-        self.rows = rows
+    """Numbers have left the range of floating point, or are NaN."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from memspan.data.streams import evaluation_segments
 from memspan.distributed.processes import ALONE, Processes
@@ -114,13 +113,13 @@ def evaluate(
             nats += losses[mask[rows].to(device)].sum(dtype=torch.float64).item()
             # Where processes share the model, none may leave before the others.
             if not math.isfinite(nats) and processes.size == 1:
-                raise _overflow(scored // batch_size, losses)
+                raise _overflow(scored // batch_size)
             scored += int(mask.sum())
             progress(scored)
     except NonFiniteError as error:
         overflow = error
     if processes.any(overflow is not None or not math.isfinite(nats)):
-        raise overflow or _overflow(scored // batch_size, losses)
+        raise overflow or _overflow(scored // batch_size)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(
         nats=processes.total(nats),
@@ -135,11 +134,10 @@ def evaluate(
     )
 
 
-def _overflow(n_tokens: int, losses: Tensor) -> NonFiniteError:
+def _overflow(n_tokens: int) -> NonFiniteError:
     return NonFiniteError(
         f"the score is not finite after {n_tokens:,} tokens of each stream: the weights or the "
-        "memory have overflowed; use an earlier checkpoint, or lower the learning rate in training",
-        (~losses.isfinite()).any(1),
+        "memory have overflowed; use an earlier checkpoint, or lower the learning rate in training"
     )
 
 

@@ -100,8 +100,7 @@ def generate(
         if not logits.isfinite().all():
             raise NonFiniteError(
                 "what the model says is not finite: its weights or its memory have overflowed; use "
-                "an earlier checkpoint, or start without the saved memory",
-                (~logits.isfinite()).any(1),
+                "an earlier checkpoint, or start without the saved memory"
             )
         drawn = torch.multinomial(p, 1, generator=generator)
         logits = reader.read(drawn.to(logits.device))[:, -1]

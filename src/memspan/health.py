@@ -60,7 +60,7 @@ def largest_gradients(model: nn.Module, n: int = 3) -> str:
     # NaN cannot be compared: it counts as the largest.
     order = sorted(norms, key=lambda name: math.inf if math.isnan(norms[name]) else norms[name])
     named = ", ".join(f"{name} {norms[name]:.3g}" for name in order[: -n - 1 : -1])
-    return f"largest gradients: {named or 'none, the forward pass has overflowed already'}"
+    return f"largest gradients: {named}"
 
 
 def place(segment: Segment, losses: Tensor) -> str:

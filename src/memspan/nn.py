@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ def by_parts(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     """``f(*rows)``, for ``rows [N, ...]`` that are independent of one another.
 
     On a CPU ``f`` is given a part of them at a time: what it makes on its way stays near the processor,
-    and its memory serves again for the next part.
+    and memory that nothing keeps serves again for the next part.
     """
     if rows[0].device.type != "cpu" or len(rows[0]) <= PART:
         return f(*rows)
@@ -167,22 +168,18 @@ class Head(nn.Module):
         """Nats per token, ``[B, T, D], int64 [B, T] -> [B, T]``; each tail sees its own words only."""
         x, words = hidden.flatten(0, -2), targets.flatten()
         if len(self.edges) == 2:
-            return by_parts(self._all_words, x, words).view_as(targets)
+            return nats(partial(self._cluster, i=0), x, words).view_as(targets)
         cluster = torch.bucketize(
             words, torch.tensor(self.edges[1:-1], device=x.device), right=True
         )
         column = torch.where(cluster == 0, words, self.edges[1] + cluster - 1)
-        losses = F.cross_entropy(self._head(x), column, reduction="none")
+        losses = nats(self._head, x, column)
         for i in range(1, len(self.edges) - 1):
             rows = (cluster == i).nonzero().squeeze(1)
-            tail = self._cluster(x.index_select(0, rows), i)
-            losses = losses.index_add(
-                0, rows, F.cross_entropy(tail, words[rows] - self.edges[i], reduction="none")
-            )
+            tail = partial(self._cluster, i=i)
+            tail_nats = nats(tail, x.index_select(0, rows), words[rows] - self.edges[i])
+            losses = losses.index_add(0, rows, tail_nats)
         return losses.view_as(targets)
-
-    def _all_words(self, x: Tensor, words: Tensor) -> Tensor:
-        return F.cross_entropy(self._cluster(x, 0), words, reduction="none")
 
     def _head(self, x: Tensor) -> Tensor:
         weight, bias = self._table(0)
@@ -200,6 +197,11 @@ class Head(nn.Module):
             return self.tables[i], self.biases[i]
         rows = slice(self.edges[i], self.edges[i + 1])
         return self.tables[0][rows], self.biases[0][rows]
+
+
+def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
+    """``-log p(word)`` of ``words [N]`` by ``logits(x [N, D])``: ``[N]``."""
+    return by_parts(lambda x, w: F.cross_entropy(logits(x), w, reduction="none"), x, words)
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:

@@ -265,14 +265,15 @@ class Trainer(TrainingState):
         self.skips_in_a_row += 1
         if self.config.train.non_finite == "stop" or self.skips_in_a_row == MOST_SKIPS_IN_A_ROW:
             read = [(segment, self.processes.all_rows(losses)) for segment, losses in read]
-            first_bad = [pair for pair in read if not pair[1].isfinite().all()] or read
+            bad = [pair for pair in read if not pair[1].isfinite().all()]
+            what = "loss" if bad else "gradient"
             if self.config.train.non_finite == "stop":
                 more = ", or leave such updates out with --train.non-finite skip"
             else:
                 more = f"; {self.skips_in_a_row} updates in a row were left out"
             raise MemspanError(
-                f"the loss or its gradient is not finite at step {self.step} "
-                f"({place(*first_bad[0])}; {largest_gradients(self.model)}): lower "
+                f"the {what} is not finite at step {self.step} "
+                f"({place(*(bad or read)[0])}; {largest_gradients(self.model)}): lower "
                 f"--optim.learning-rate, or set --optim.clip-norm{more}; {self._kept()}"
             )
         self.optimizer.zero_grad(set_to_none=True)

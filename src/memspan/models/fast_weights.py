@@ -279,11 +279,10 @@ class FastWeights(nn.Module):
             memory: what was read before (None: nothing). It is not changed.
 
         Raises:
-            MemspanError: the memory is of another size or feature map.
-            NonFiniteError: ``x`` is not finite. What overflows in here comes out as NaN instead: where
-                processes share the model, none may leave a pass before the others.
+            MemspanError: the memory is of another size or feature map. What is not finite, or
+                overflows in here, comes out as NaN in its row, and is no error: where processes share
+                the model, none may leave a pass before the others. Readers do refuse it.
         """
-        refuse_non_finite(x, "of the input")
         if memory is None:
             memory = self.initial_memory(x.shape[0])
         self.check_memory(memory, x.shape[0])
@@ -427,7 +426,7 @@ class FastWeightsReader:
             # A copy, since it is written to.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
             if not self._step.read(h):
-                refuse_non_finite(h, "of what was read")
+                refuse_non_finite(h)
             return h
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
@@ -438,7 +437,7 @@ class FastWeightsReader:
                 self._weights[n].copy_(weights)
                 self._key_sums[n].copy_(key_sum)
         hidden = backbone.final_norm(h)
-        refuse_non_finite(hidden, "of what was read")
+        refuse_non_finite(hidden)
         return hidden
 
     def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
@@ -472,17 +471,16 @@ class FastWeightsReader:
         return attention.output(y.view(batch, 1, -1).to(h.dtype))
 
 
-def refuse_non_finite(x: Tensor, what: str) -> None:
-    """A key or value that is not finite spoils its row's fast weights, and all read from them."""
-    if torch.compiler.is_compiling() or math.isfinite(x.sum(dtype=torch.float32).item()):
+def refuse_non_finite(output: Tensor) -> None:
+    """Where a key or value was not finite, so are its row's fast weights and all that reads them."""
+    if math.isfinite(output.sum(dtype=torch.float32).item()):
         return
-    rows = ~x.isfinite().flatten(1).all(1)
+    rows = ~output.isfinite().flatten(1).all(1)
     if rows.any():
         raise NonFiniteError(
-            f"rows {_listed(rows)} {what} are not finite, and would spoil their fast weights for good: "
-            "check the input and the weights, and reset those rows of the memory; in training lower "
-            "the learning rate, or use normalisation sum, without which the delta rule may diverge",
-            rows,
+            f"keys or values of rows {_listed(rows)} are not finite, and so are their fast weights: "
+            "check the input, or read on from an earlier memory; in training lower the learning rate, "
+            "or use normalisation sum, without which the delta rule may diverge"
         )
 
 
