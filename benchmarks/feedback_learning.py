@@ -37,7 +37,7 @@ from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
 from memspan.train import Trainer
 from memspan.warm_start import initialise_from
-from timing import machine
+from timing import write
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("feedback", "transformer-xl", "curriculum", "from transformer-xl")
@@ -182,7 +182,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for row in pool.imap(run, jobs, chunksize=1):
             rows.append(row)
-            path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
+            write(path, rows)
             print(f"{row['model']:<20} seed {row['seed']}  {row['bits_per_byte']:.4f}", flush=True)
     rows.sort(key=lambda row: (SIDES.index(row["model"]), row["seed"]))
     goal = mean(r["bits_per_byte"] for r in rows if r["model"] == options.sides[0])

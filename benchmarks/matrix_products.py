@@ -8,7 +8,6 @@ round the products, our step and labml's take turns.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from throughput import SIZES, prepared, side_class
-from timing import interleaved, machine, ratio
+from timing import interleaved, ratio, write
 
 aten = torch.ops.aten
 # The product, and which of the arguments are its factors.
@@ -118,9 +117,7 @@ def main() -> None:
         figures = (f"{row['gflops']:.0f}", f"{row['share']:.0%}", row["ratio"], row["at_most"])
         shown.add_row(architecture, size, *map(str, figures))
     Console(width=None if console.is_terminal else 130).print(shown)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    result = {"rows": rows, "machine": machine()}
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(options.json, rows)
     console.print(f"written: {options.json}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import tempfile
 import time
@@ -27,7 +26,7 @@ from memspan.data.prepared import prepare
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
 from memspan.train import Trainer
-from timing import machine
+from timing import write
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY = 256
@@ -158,7 +157,7 @@ def main() -> None:
         )
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"{options.comparison}-learning.json"
-    path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
+    write(path, rows)
     plot(rows, path.with_suffix(".png"))
     print(f"written: {path}, {path.with_suffix('.png')}")
 

@@ -8,7 +8,6 @@ attention length; time is CPU time per scored token, one thread, batch of one, s
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from memspan.config import TransformerXLConfig
 from memspan.models import LanguageModel
 from peers.gpt import GPT
 from peers.side import VOCAB_SIZE
-from timing import interleaved, machine, ratio
+from timing import interleaved, ratio, write
 
 SEGMENT = 128
 
@@ -88,7 +87,7 @@ def main() -> None:
         )
         table.add_row(f"{length:,}", f"{speeds[0]:.2f}", f"{speeds[1]:,.0f}", f"{r.middle:,.0f}")
     Console().print(table)
-    options.json.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
+    write(options.json, rows)
     print(f"written: {options.json}")
 
 

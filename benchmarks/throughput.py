@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import resource
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from rich.table import Table
 from torch import Tensor
 
 from peers.side import VOCAB_SIZE, Side, Size
-from timing import interleaved, machine, ratio
+from timing import interleaved, ratio, write
 
 S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
 M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
@@ -405,9 +404,7 @@ def main() -> None:
         for size in [name for name in SIZES[architecture] if name in options.sizes]:
             rows += measure(architecture, size, options.work, listed, options.rounds, console)
     Console(width=None if console.is_terminal else 130).print(table(rows))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    result = {"rows": rows, "machine": machine()}
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(options.json, rows)
     console.print(f"written: {options.json}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import os
 import platform
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -78,6 +80,12 @@ def machine() -> dict[str, object]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """The result file of a benchmark: its rows, and where they were measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
 
 
 def _cpu() -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
-
-if TYPE_CHECKING:  # help must not wait for torch
-    pass
+from typing import Any, get_args
 
 
 class MemspanError(ValueError):

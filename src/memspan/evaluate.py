@@ -111,14 +111,16 @@ def evaluate(
             losses = reader.read(inputs[rows].to(device), targets=targets[rows].to(device))
             # float64: a float32 sum over millions of tokens would lose digits.
             nats += losses[mask[rows].to(device)].sum(dtype=torch.float64).item()
-            # Where processes share the model, none may leave before the others.
-            if not math.isfinite(nats) and processes.size == 1:
-                raise _overflow(scored // batch_size)
+            if overflow is None and not math.isfinite(nats):
+                overflow = _overflow(scored // batch_size)
+                # Where processes share the model, none may leave before the others.
+                if processes.size == 1:
+                    break
             scored += int(mask.sum())
             progress(scored)
     except NonFiniteError as error:
         overflow = error
-    if processes.any(overflow is not None or not math.isfinite(nats)):
+    if processes.any(overflow is not None):
         raise overflow or _overflow(scored // batch_size)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(

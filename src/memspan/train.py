@@ -6,7 +6,7 @@ import dataclasses
 import lzma
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memspan import checkpoint, metrics, runs
 from memspan.config import RunConfig
-from memspan.data.prepared import Prepared, prepare
+from memspan.data.prepared import prepare
 from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers import load_tokenizer
 from memspan.distributed.processes import (
@@ -134,23 +134,10 @@ def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[None]
 class Trainer(TrainingState):
     """A run and its loop."""
 
-    def __init__(
-        self,
-        config: RunConfig[Any],
-        folder: Path,
-        prepared: Prepared,
-        device: torch.device,
-        console: Console,
-        processes: Processes = ALONE,
-        start: runs.Run | None = None,
-    ) -> None:
-        """``start``: a run whose weights are taken where they fit."""
-        super().__init__(config, folder, prepared, device, console, processes, start)
-        text = prepared.splits["train"]
-        self.console, self.bytes_per_token = console, text.n_bytes / len(text.tokens)
-        self.statistics: dict[str, Tensor] = {}
-        self.skips_in_a_row = 0
-        self.asked_to_stop = self.interrupted = False
+    statistics: Mapping[str, Tensor] = {}
+    """What the last segment read told, see :class:`~memspan.models.output.Output`."""
+    skips_in_a_row = 0
+    asked_to_stop = interrupted = False
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -380,7 +367,8 @@ class Trainer(TrainingState):
         speed: float,
         show: Callable[..., None],
     ) -> None:
-        bits = nats / math.log(2) / self.bytes_per_token
+        text = self.prepared.splits["train"]
+        bits = nats / math.log(2) * len(text.tokens) / text.n_bytes
         statistics = {name: self.processes.mean(x) for name, x in self.statistics.items()}
         losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
         log.log(
@@ -455,7 +443,7 @@ class Trainer(TrainingState):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
 
 
-def by_layer(statistics: dict[str, Tensor]) -> dict[str, float]:
+def by_layer(statistics: Mapping[str, Tensor]) -> dict[str, float]:
     """``{"loss": [L]}`` as ``{"loss/layer_1": ..., ...}``."""
     return {
         f"{name}/layer_{n}": value

@@ -48,7 +48,8 @@ class TrainingState:
                 "favor_redraw draws new features in every pass, others in each process: use one "
                 "process, or drop it"
             )
-        self.config, self.folder, self.prepared, self.device = config, folder, prepared, device
+        self.config, self.folder, self.prepared = config, folder, prepared
+        self.device, self.console = device, console
         torch.manual_seed(options.seed)
         text = prepared.splits["train"]
         # First: refuses more rows than the text has before their memory is made.
