@@ -59,6 +59,17 @@ class Memory:
             lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
         )
 
+    def where(self, mask: Tensor, other: Self) -> Self:
+        """This memory's rows where ``mask`` (bool ``[B]``) is true, those of ``other`` elsewhere."""
+        fields = other.tensors()
+        return dataclasses.replace(
+            self,
+            **{
+                name: torch.where(mask.view(-1, *[1] * (t.dim() - 1)), t, fields[name])
+                for name, t in self.tensors().items()
+            },
+        )
+
     @property
     def batch_size(self) -> int:
         return self.tokens_seen.shape[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import Output
 from memspan.models.registry import backbone_for
+from memspan.models.segments import Padding, padding_mask
 from memspan.nn import Embedding, Head, initialise
 from memspan.tensor_files import digest
 
@@ -49,7 +50,14 @@ class LanguageModel(nn.Module):
         return self.backbone.initial_memory(batch_size, **options)
 
     def forward(
-        self, tokens: Tensor, memory: Memory | None = None, *, targets: Tensor | None = None
+        self,
+        tokens: Tensor,
+        memory: Memory | None = None,
+        *,
+        targets: Tensor | None = None,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
     ) -> Output:
         """Read a segment.
 
@@ -57,10 +65,22 @@ class LanguageModel(nn.Module):
             tokens: int64 ``[B, T]``.
             memory: what was read before (None: nothing).
             targets: int64 ``[B, T]``; with them, losses instead of logits.
+            starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
+                there on (None: no document begins in this segment).
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
+                nothing and has loss 0 (None: no padding).
+            padding: the side that padding is on.
         """
-        out = self.backbone(self.embedding(tokens), memory)
+        x = self.embedding(tokens)
+        if starts is None and lengths is None:
+            out = self.backbone(x, memory)
+        else:
+            out = self.backbone(x, memory, starts=starts, lengths=lengths, padding=padding)
         logits = self.head(out.hidden) if targets is None else None
         losses = None if targets is None else self.head.losses(out.hidden, targets)
+        if losses is not None and lengths is not None:
+            own = padding_mask(lengths, tokens.shape[1], padding)
+            losses = losses.where(own, losses.new_zeros(()))
         return Output(out.memory, out.auxiliary_loss, logits, losses, out.statistics)
 
     def reader(self, memory: Memory | None = None, batch_size: int = 1) -> Reader:
@@ -121,12 +141,12 @@ class Reader:
         """The memory after all that was read: a value that may be saved, branched or trained on."""
         return self._backbone.memory
 
-    @overload
-    def read(self, tokens: Tensor) -> Tensor: ...
-    @overload
-    def read(self, tokens: Tensor, *, targets: Tensor) -> Tensor: ...
-    def read(self, tokens: Tensor, *, targets: Tensor | None = None) -> Tensor:
+    def read(
+        self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
         """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats.
+
+        ``starts``: bool ``[B, T]``, true where a document begins, as in the model's call.
 
         Raises:
             MemspanError: the weights have changed since the reader was made.
@@ -140,7 +160,11 @@ class Reader:
                 "make a new one with model.reader(reader.memory)"
             )
         with self._inference():
-            hidden = self._backbone.read(self._model.embedding(tokens))
+            x = self._model.embedding(tokens)
+            if starts is None:
+                hidden = self._backbone.read(x)
+            else:
+                hidden = self._backbone.read(x, starts)
             if targets is None:
                 return self._model.head(hidden)  # type: ignore[no-any-return]
             return self._model.head.losses(hidden, targets)

@@ -1,0 +1,143 @@
+"""Law 8: documents and padding inside a segment, for every architecture and option.
+
+What is expected is read row by row and document by document, without boundaries or padding.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from architectures import CASES, Case
+from golden import assert_same
+from memspan.memory import Memory
+from memspan.models import LanguageModel
+from memspan.models.segments import move_left, move_right, padding_mask
+from test_laws import assert_memories_equal, rows_of, some_memory, text
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+ROWS, LENGTH = 3, 9
+
+
+@st.composite
+def boundaries(draw: st.DrawFn) -> dict[str, Any]:
+    """Starts, lengths or both; the side of the padding."""
+    kind = draw(st.sampled_from(["starts", "lengths", "both"]))
+    found: dict[str, Any] = {"starts": None, "lengths": None}
+    if kind != "lengths":
+        cells = draw(st.sets(st.tuples(st.integers(0, ROWS - 1), st.integers(0, LENGTH - 1))))
+        found["starts"] = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
+        for cell in cells:
+            found["starts"][cell] = True
+    if kind != "starts":
+        lengths = st.lists(st.integers(0, LENGTH), min_size=ROWS, max_size=ROWS)
+        found["lengths"] = torch.tensor(draw(lengths))
+        found["padding"] = draw(st.sampled_from(["right", "left"]))
+    return found
+
+
+def expected(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, memory: Memory, where: dict[str, Any]
+) -> tuple[dict[tuple[int, int], Tensor], list[Memory]]:
+    """Losses by row and column, and the memory after each row, of documents read alone."""
+    losses: dict[tuple[int, int], Tensor] = {}
+    memories = []
+    for row in range(ROWS):
+        own = range(LENGTH)
+        if where["lengths"] is not None:
+            n = int(where["lengths"][row])
+            own = range(n) if where["padding"] == "right" else range(LENGTH - n, LENGTH)
+        starts = (
+            [] if where["starts"] is None else where["starts"][row].nonzero().flatten().tolist()
+        )
+        edges = sorted({own.start, *(s for s in starts if s in own), own.stop})
+        before = rows_of(memory, row)
+        for low, high in pairwise(edges):
+            if low in starts:
+                before = before.reset([True])
+            here = slice(low, high)
+            out = model(tokens[[row], here], before, targets=targets[[row], here])
+            before = out.memory
+            losses |= {(row, low + i): loss for i, loss in enumerate(out.losses[0])}
+        memories.append(before)
+    return losses, memories
+
+
+@every_case
+@settings(max_examples=6)
+@given(where=boundaries(), empty=st.booleans())
+@torch.no_grad()
+def test_documents_and_padding(case: Case, where: dict[str, Any], empty: bool) -> None:
+    """Losses and memory are those of each row's documents, read alone."""
+    model = case.model()
+    memory = model.initial_memory(ROWS) if empty else some_memory(model, ROWS)
+    tokens, targets = text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6)
+    out = model(tokens, memory, targets=targets, **where)
+    losses, memories = expected(model, tokens, targets, memory, where)
+    for (row, column), loss in losses.items():
+        assert_same(out.losses[row, column], loss, 1e-9, f"the loss at {row, column}")
+    padding = [(r, c) for r in range(ROWS) for c in range(LENGTH) if (r, c) not in losses]
+    assert all(out.losses[cell] == 0 for cell in padding)
+    for row, after in enumerate(memories):
+        assert_memories_equal(rows_of(out.memory, row), after, 1e-9)
+
+
+@every_case
+def test_gradients_of_documents(case: Case) -> None:
+    """Every parameter's gradient is that of the documents read alone."""
+    starts = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
+    starts[0, 4] = starts[1, 0] = starts[1, 7] = starts[2, 5] = True
+    where = {"starts": starts, "lengths": torch.tensor([9, 8, 6]), "padding": "left"}
+    tokens, targets = text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6)
+    model = case.model()
+    with torch.no_grad():
+        memory = some_memory(model, ROWS).detach()
+    parameters = dict(model.named_parameters())
+
+    def gradients(loss: Tensor) -> dict[str, Tensor]:
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return dict(zip(parameters, found, strict=True))
+
+    together = gradients(model(tokens, memory, targets=targets, **where).losses.sum())
+    losses, _ = expected(model, tokens, targets, memory, where)
+    apart = gradients(torch.stack(list(losses.values())).sum())
+    for name, gradient in apart.items():
+        other = together[name]
+        if gradient is None or other is None:
+            assert not any(g.any() for g in (gradient, other) if g is not None), name
+        else:
+            assert_same(other, gradient, 1e-9, name)
+
+
+@every_case
+@settings(max_examples=4)
+@given(where=boundaries().filter(lambda w: w["starts"] is not None and w["lengths"] is None))
+@torch.no_grad()
+def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:
+    """A reader gives what the model gives, before and after a segment with documents."""
+    model = case.model()
+    memory = some_memory(model, ROWS)
+    reader = model.reader(memory)
+    plain, tokens, after = text(ROWS, 3, 7), text(ROWS, LENGTH, 5), text(ROWS, 1, 8)
+    out = model(plain, memory)
+    assert_same(reader.read(plain), out.logits, 1e-9, "logits before")
+    out = model(tokens, out.memory, starts=where["starts"])
+    assert_same(reader.read(tokens, starts=where["starts"]), out.logits, 1e-9, "logits")
+    assert_memories_equal(reader.memory, out.memory, 1e-9)
+    out = model(after, out.memory)
+    assert_same(reader.read(after), out.logits, 1e-9, "logits after")
+
+
+def test_padding_moves_from_side_to_side() -> None:
+    """Left padding moved to the right and back again."""
+    x, lengths = torch.arange(8).view(2, 4), torch.tensor([1, 3])
+    moved = move_left(x, lengths)
+    assert moved.tolist() == [[3, 0, 1, 2], [5, 6, 7, 4]]
+    assert torch.equal(move_right(moved, lengths), x)
+    assert padding_mask(lengths, 4, "left").tolist() == [[False] * 3 + [True], [False] + [True] * 3]
