@@ -161,10 +161,7 @@ class Reader:
             )
         with self._inference():
             x = self._model.embedding(tokens)
-            if starts is None:
-                hidden = self._backbone.read(x)
-            else:
-                hidden = self._backbone.read(x, starts)
+            hidden = self._backbone.read(x) if starts is None else self._backbone.read(x, starts)
             if targets is None:
                 return self._model.head(hidden)  # type: ignore[no-any-return]
             return self._model.head.losses(hidden, targets)
