@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -228,11 +231,14 @@ def exported_names(folder: Path) -> set[str]:
 
 @several
 def test_the_command_starts_processes_and_ends_with_one_line() -> None:
-    """A killed process and Ctrl-C, neither of which harms the run."""
+    """A killed process and Ctrl-C, neither of which harms the run; nobody else can reach it."""
     options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
     path = written(options, "r")
     begun = start("--preset", path, "--out", "r")
     pids = wait_for(lambda: Path("r/checkpoints/latest").exists() and workers(begun.pid), begun)
+    listening = {address for pid in (begun.pid, *pids) for address in listeners(pid)}
+    assert listening
+    assert not [address for address in listening if not address.is_loopback]
     os.kill(pids[1], signal.SIGKILL)
     _, said = begun.communicate(timeout=60)
     assert begun.returncode == 1
@@ -288,6 +294,23 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 def workers(launcher: int) -> list[int]:
     done = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True)
     return [int(line) for line in done.stdout.split()]
+
+
+def listeners(pid: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses at which a process takes connections."""
+    found = []
+    open_files = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            open_files.add(os.readlink(path))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *others = line.split()
+            if state == "0A" and f"socket:[{others[5]}]" in open_files:
+                words = struct.iter_unpack(">I", bytes.fromhex(local.partition(":")[0]))
+                packed = b"".join(struct.pack("=I", *word) for word in words)
+                found.append(ipaddress.ip_address(packed))
+    return found
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str] | None) -> Any:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import uuid
 from typing import Any
 
+from torch.distributed import FileStore
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from memspan.distributed.reports import BY_US, LOST
@@ -38,27 +47,28 @@ def launch(arguments: list[str], n_processes: int) -> None:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings = {
-        # One store for the launcher and the processes makes connecting fail after a restart.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS),
         "OMP_NUM_THREADS": str(max(1, (cores or 1) // n_processes)),
-        BY_US: "1",
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    # Whatever the user has set for runs on several machines: this one is nobody else's business.
+    os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
         # What they tell is in the one line.
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="memspan-") as reports:
+    # Readable by this user alone, so whoever can write into it could run code anyway.
+    with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
+        os.environ[BY_US] = os.path.join(folder, "processes")
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=n_processes,
             run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_backend=_OneMachine.NAME,
+            rdzv_endpoint=os.path.join(folder, "launcher"),
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=reports),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
             elastic_launch(config, sys.executable)("-m", "memspan", *arguments)
@@ -67,6 +77,55 @@ def launch(arguments: list[str], n_processes: int) -> None:
                 raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
         except ChildFailedError as error:
             raise _ended(error) from None
+
+
+class _OneMachine(RendezvousHandler):
+    """A launcher that is alone, with its notes in a file.
+
+    torch's own handlers keep them in a ``TCPStore``, which listens on all interfaces, asks nobody who
+    they are, and holds pickles that the launcher loads.
+    """
+
+    NAME = "memspan"
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._parameters = parameters
+
+    def get_backend(self) -> str:
+        return self.NAME
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        # The address is a stand-in: our processes meet at another file.
+        address = RendezvousStoreInfo("127.0.0.1", 0)
+        return RendezvousInfo(FileStore(self._parameters.endpoint), 0, 1, address)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing is open."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._parameters.run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+rendezvous_handler_registry.register(_OneMachine.NAME, _OneMachine)
+
+
+def _loopback() -> str:
+    """The name of the interface that only this machine reaches."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name in ("lo", "lo0")), names[0])
 
 
 def _ended(error: ChildFailedError) -> RunEndedError:

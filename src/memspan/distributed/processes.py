@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from memspan.distributed.reports import LOST
+from memspan.distributed.reports import BY_US, LOST
 from memspan.errors import MemspanError
 
 if TYPE_CHECKING:  # a second to import, which one process does not need
@@ -194,7 +194,7 @@ def joined() -> Iterator[Processes]:
     global _failures
     _end_with_the_launcher()
     try:
-        store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+        store, rank, size = _met()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         failures = PrefixStore("memspan", store)
@@ -210,6 +210,15 @@ def joined() -> Iterator[Processes]:
                 "on from the last checkpoint"
             ) from error
         raise
+
+
+def _met() -> tuple[dist.Store, int, int]:
+    """Where the processes leave notes for each other, this one's rank, and their number."""
+    if BY_US not in os.environ:
+        return next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    store = dist.FileStore(os.environ[BY_US])
+    store.set_timeout(TIMEOUT)
+    return store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def is_loss(error: BaseException) -> bool:

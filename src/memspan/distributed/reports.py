@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 BY_US = "MEMSPAN_LAUNCHED"
-"""Set by our launcher, which reads the reports and prints the one that matters."""
+"""Set by our launcher, which reads the reports and prints the one that matters: the file through which
+its processes find each other."""
 LOST = 3
 """Exit status of a process that only lost another one."""
 
