@@ -58,6 +58,7 @@ class LanguageModel(nn.Module):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
+        implementation: str | None = None,
     ) -> Output:
         """Read a segment.
 
@@ -70,12 +71,22 @@ class LanguageModel(nn.Module):
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
                 nothing and has loss 0 (None: no padding).
             padding: the side that padding is on.
+            implementation: how the backbone computes (None: the fastest that can run here). Every
+                architecture knows ``reference``, the paper's equations in plain autograd: slow, but
+                double backward, ``torch.func`` and ``vmap`` (gradients per sample) work with it.
+                Transformer-XL and Compressive also know ``fused`` and ``sdpa``, Feedback ``fused``
+                and ``compiled``, Fast Weights ``chunked`` and ``compiled``.
+
+        Raises:
+            MemspanError: the implementation does not exist, or cannot run with this model here.
         """
         x = self.embedding(tokens)
-        if starts is None and lengths is None:
-            out = self.backbone(x, memory)
-        else:
-            out = self.backbone(x, memory, starts=starts, lengths=lengths, padding=padding)
+        options: dict[str, Any] = {}
+        if starts is not None or lengths is not None:
+            options |= {"starts": starts, "lengths": lengths, "padding": padding}
+        if implementation is not None:
+            options["implementation"] = implementation
+        out = self.backbone(x, memory, **options)
         logits = self.head(out.hidden) if targets is None else None
         losses = None if targets is None else self.head.losses(out.hidden, targets)
         if losses is not None and lengths is not None:
