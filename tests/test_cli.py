@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -352,3 +355,43 @@ def test_presets_are_configs_and_say_how_to_run_them(path: Path) -> None:
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert f"# Command: memspan train --preset {path.stem}" in header
     assert "arXiv" in header[0]
+
+
+def broken_output(kind: str) -> TextIO:
+    """What standard output is after its reader has gone, or on a full disk."""
+    if kind == "closed pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        return open(writer, "w")
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize(("kind", "status"), [("closed pipe", 0), ("full disk", 2)])
+def test_output_that_fails_ends_no_training_and_other_verbs_tidily(
+    kind: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", broken_output(kind))
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
+    sys.stdout.close()
+    assert Path("run/checkpoints/step-00000006").is_dir()
+    assert capsys.readouterr().err.count("training goes on") == 1
+    for verb in (["generate", "run", "--tokens", "3", "--save-memory", "m"], ["data", "list"]):
+        monkeypatch.setattr(sys, "stdout", broken_output(kind))
+        with pytest.raises(SystemExit) as stop:
+            cli.main(verb)
+        assert stop.value.code == status
+        sys.stdout.close()
+    assert Path("m").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_any_output_encoding_will_do(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    small = [*SMALL, "--train.sample-tokens", "60", "--data.tokenizer", "characters"]
+    Path("text.txt").write_text("→☃ 日本" * 200, encoding="utf-8")
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *small])
+    cli.main(["generate", "run", "--prompt", "☃", "--tokens", "9"])
+    assert b"?" in output.buffer.getvalue()  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -145,8 +147,13 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A model may write characters that the terminal's encoding does not have.
+        sys.stdout.reconfigure(errors="replace")
     try:
         _dispatch(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except MemspanError as error:
         if debug:
             traceback.print_exc()
@@ -156,7 +163,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone, as with `| head`: not an error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         if debug:
@@ -170,13 +176,26 @@ def main(arguments: list[str] | None = None) -> None:
             1,
             error,
         )
+    finally:
+        _settle_output()
+
+
+def _settle_output() -> None:
+    """Drop what cannot be written, which the interpreter would complain about as it exits."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(line: str, status: int, error: Exception) -> None:
     """End with one line, also where several processes fail."""
+    _settle_output()
     if reports.is_worker():
         reports.leave(line, getattr(error, "status", status))
-    print(line, file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr)
     sys.exit(status)
 
 
@@ -228,8 +247,9 @@ def _train(arguments: list[str]) -> None:
 
     from memspan import train
     from memspan.distributed.processes import joined
+    from memspan.training.terminal import unbreakable_output
 
-    with joined() as processes:
+    with unbreakable_output(), joined() as processes:
         # Names of corpora and folders may hold brackets, which are no mark-up.
         console = Console(quiet=not processes.first, markup=False)
         if options.resume is not None:
@@ -237,6 +257,7 @@ def _train(arguments: list[str]) -> None:
         else:
             folder = processes.of_first(options.out or _new_folder(options.config))
             train.train(options.config, folder, console, options.init_from, processes)
+    _settle_output()
 
 
 def _launch(arguments: list[str], n_processes: int) -> None:
@@ -419,22 +440,25 @@ def _generate(arguments: list[str]) -> None:
     logits = read_prompt(reader, tokenizer.encode(text), rows)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]
     written = [""] * rows
+    output_error = None
     try:
         if options.prompt is not None and rows == 1:
             print(options.prompt, end="", flush=True)
-        for ids in generate(reader, logits, options.tokens, sampling):
-            pieces = [d.push(i) for d, i in zip(decoders, ids, strict=True)]
-            written = [w + p for w, p in zip(written, pieces, strict=True)]
-            if rows == 1:
-                print(pieces[0], end="", flush=True)
-    except KeyboardInterrupt:
-        # What was written so far is a result: it is kept, and so is its memory.
-        pass
-    if rows == 1:
-        print()
-    else:
-        for n, sample in enumerate(written, 1):
-            print(f"--- sample {n} ---\n{options.prompt or ''}{sample}")
+        # Ctrl-C, too, leaves a result: what was written so far, and its memory.
+        with contextlib.suppress(KeyboardInterrupt):
+            for ids in generate(reader, logits, options.tokens, sampling):
+                pieces = [d.push(i) for d, i in zip(decoders, ids, strict=True)]
+                written = [w + p for w, p in zip(written, pieces, strict=True)]
+                if rows == 1:
+                    print(pieces[0], end="", flush=True)
+        if rows == 1:
+            print(flush=True)
+        else:
+            for n, sample in enumerate(written, 1):
+                print(f"--- sample {n} ---\n{options.prompt or ''}{sample}", flush=True)
+    except OSError as error:
+        # The memory of a long text is worth saving, whoever reads the output.
+        output_error = error
     if options.save_memory is not None:
         saved = reader.memory.select([0])
         saved.save(options.save_memory, fingerprint)
@@ -443,6 +467,8 @@ def _generate(arguments: list[str]) -> None:
             f"({saved.nbytes:,} bytes)",
             file=sys.stderr,
         )
+    if output_error is not None:
+        raise output_error
 
 
 def _prompt(options: GenerateArguments) -> bytes:

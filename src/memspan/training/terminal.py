@@ -2,14 +2,76 @@
 
 from __future__ import annotations
 
+import io
 import math
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def unbreakable_output() -> Iterator[None]:
+    """Inside, printing never fails: a run outlives the terminal, pipe or log that it reports to.
+
+    The first failure is reported on standard error, if that can still be written.
+    """
+
+    def report(error: OSError) -> None:
+        with suppress(OSError):
+            print(
+                f"memspan: the output cannot be written ({error.strerror}): training goes on, and "
+                "the run folder has its record",
+                file=stderr,
+            )
+
+    stdout, stderr = sys.stdout, sys.stderr
+    # They are None where the caller closed them.
+    with (
+        redirect_stdout(stdout and Unbreakable(stdout, report)),
+        redirect_stderr(stderr and Unbreakable(stderr, lambda error: None)),
+    ):
+        yield
+
+
+class Unbreakable(io.TextIOBase):
+    """A text stream that drops what ``target`` cannot take; ``report`` hears of the first time."""
+
+    def __init__(self, target: TextIO, report: Callable[[OSError], None]) -> None:
+        self._target, self._report, self._reported = target, report, False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._target.encoding
+
+    def isatty(self) -> bool:
+        return self._target.isatty()
+
+    def fileno(self) -> int:
+        return self._target.fileno()
+
+    def write(self, text: str) -> int:
+        with self._reporting():
+            self._target.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._reporting():
+            self._target.flush()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        # Every write is tried: a disk that was full may have room again.
+        try:
+            yield
+        except OSError as error:
+            if not self._reported:
+                self._reported = True
+                self._report(error)
 
 
 @contextmanager
