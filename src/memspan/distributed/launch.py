@@ -11,7 +11,7 @@ import tempfile
 import uuid
 from typing import Any
 
-from torch.distributed import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (

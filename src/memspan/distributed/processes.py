@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from memspan.distributed.reports import BY_US, LOST
@@ -212,11 +213,11 @@ def joined() -> Iterator[Processes]:
         raise
 
 
-def _met() -> tuple[dist.Store, int, int]:
+def _met() -> tuple[Store, int, int]:
     """Where the processes leave notes for each other, this one's rank, and their number."""
     if BY_US not in os.environ:
         return next(iter(rendezvous("env://", timeout=TIMEOUT)))
-    store = dist.FileStore(os.environ[BY_US])
+    store = FileStore(os.environ[BY_US])
     store.set_timeout(TIMEOUT)
     return store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
