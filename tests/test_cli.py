@@ -296,6 +296,21 @@ def test_a_memory_of_another_model_or_damaged_is_refused(
     assert "missing" in refused(capsys, "generate", "run", "--memory", "n")
 
 
+def test_a_saved_memory_overwrites_no_other_file(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = ["generate", "run", "--tokens", "2", "--save-memory"]
+    for path in (run / "model.safetensors", Path("text.txt"), run):
+        before = path.stat().st_mtime_ns
+        assert "is no memory file" in refused(capsys, *save, path, "--force")
+        assert path.stat().st_mtime_ns == before
+    Path("m").touch()
+    cli.main([*save, "m"])
+    assert "holds a memory already" in refused(capsys, *save, "m")
+    cli.main([*save, "m", "--force"])
+    assert "belongs to --save-memory" in refused(capsys, "generate", "run", "--force")
+
+
 def test_memory_length_beyond_a_learned_table_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -177,6 +177,17 @@ def test_save_replaces_and_survives_a_full_disk(
     assert_equal(TransformerXLMemory.load(path, FINGERPRINT), memory(2))
 
 
+def test_save_overwrites_memories_only(tmp_path: Path) -> None:
+    weights, text, link = tmp_path / "weights", tmp_path / "book.txt", tmp_path / "link"
+    save_tensors(weights, {"w": torch.ones(2)}, {"step": "1"})
+    text.write_text("Once upon a time")
+    link.symlink_to(tmp_path / "nowhere")
+    for path in (weights, text, link, tmp_path):
+        with pytest.raises(MemspanError, match="is no memory file, so it is not overwritten"):
+            memory().save(path, FINGERPRINT)
+    assert text.read_text() == "Once upon a time"
+
+
 def refused(
     path: Path, fingerprint: str = FINGERPRINT, kind: type[Memory] = TransformerXLMemory
 ) -> str:

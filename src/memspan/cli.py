@@ -118,6 +118,8 @@ class GenerateArguments:
     """Start from this saved memory instead of an empty one."""
     save_memory: Path | None = None
     """Write the memory of all that was read and written here at the end (first sample's)."""
+    force: bool = False
+    """Let --save-memory overwrite a memory; other files are never overwritten."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
 
@@ -420,7 +422,13 @@ def _generate(arguments: list[str]) -> None:
     _at_least(1, samples=options.samples)
     _at_least(0, tokens=options.tokens)
     from memspan.generate import Sampling, generate, read_prompt
+    from memspan.memory import refuse_to_overwrite
 
+    if options.save_memory is not None:
+        # Before hours of reading.
+        refuse_to_overwrite(options.save_memory, memories=not options.force)
+    elif options.force:
+        raise MemspanError("--force belongs to --save-memory: drop it, or add that")
     sampling = Sampling(
         temperature=0.0 if options.greedy else options.temperature,
         top_k=options.top_k,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.tensor_files import load_tensors, save_tensors
+from memspan.tensor_files import load_tensors, read_header, save_tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,12 @@ class Memory:
         return sum(t.nbytes for t in self.tensors().values())
 
     def save(self, path: str | Path, fingerprint: str) -> None:
-        """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``."""
+        """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``.
+
+        Raises:
+            MemspanError: at ``path`` is something other than a memory, or it cannot be written.
+        """
+        refuse_to_overwrite(Path(path), memories=False)
         header = {"kind": type(self).__name__, "fingerprint": fingerprint}
         # Fields may be one tensor, as the counts of an empty memory are.
         tensors = {name: tensor.clone() for name, tensor in self.tensors().items()}
@@ -144,3 +150,21 @@ class Memory:
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+def refuse_to_overwrite(path: Path, *, memories: bool) -> None:
+    """Refuse a path where something other than a memory is; with ``memories``, a memory as well.
+
+    Raises:
+        MemspanError: which of them it is. A path that is free or an empty file is accepted.
+    """
+    if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
+        return
+    if not path.is_file() or not {"kind", "fingerprint"} <= read_header(path).keys():
+        raise MemspanError(
+            f"{path} exists and is no memory file, so it is not overwritten: choose another path"
+        )
+    if memories:
+        raise MemspanError(
+            f"{path} holds a memory already: choose another path, or overwrite it with --force"
+        )

@@ -66,6 +66,15 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return {name: tensor.clone() for name, tensor in tensors.items()}, header
 
 
+def read_header(path: Path) -> dict[str, object]:
+    """The header of a file of ours, unchecked and without its tensors; empty for any other file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
+    except (SafetensorError, OSError, ValueError, TypeError):
+        return {}
+
+
 def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
     content = json.dumps(dict(header), sort_keys=True) + digest(tensors)
     return hashlib.sha256(content.encode()).hexdigest()
