@@ -392,12 +392,11 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
     query, keys = (g.input(n, dtype).clone().requires_grad_() for n in ("query", "key_value"))
     mask = g.input("mask", dtype).bool().permute(2, 0, 1)
 
-    # The op knows the past only. Where the mask shows the future, every query is moved behind the
-    # last key by hidden padding, and the table of distances with it.
     past = torch.arange(n_keys) <= torch.arange(n_keys - n_queries, n_keys)[:, None]
-    padding = n_queries - 1 if (mask & ~past).any() else 0
-    visible = F.pad(mask, (0, padding))
-    table_rows = p - torch.arange(-padding, n_keys)
+    n_future = n_queries - 1 if (mask & ~past).any() else 0
+    # Where everything is visible, no mask says the same.
+    visible = None if mask.all() and n_future else mask
+    table_rows = p - torch.arange(-n_future, n_keys)
 
     def heads(x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], n_heads, width).permute(1, 2, 0, 3)
@@ -406,12 +405,13 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
         k = heads(F.linear(keys, w["key.linear.weight"]))
         return relative_attention(
             heads(F.linear(query, w["query.linear.weight"])),
-            F.pad(k, (0, 0, 0, padding)),
-            F.pad(values, (0, 0, 0, padding)),
+            k,
+            values,
             w["key_pos_embeddings"][table_rows].transpose(0, 1),
             content_bias=w["query_pos_bias"],
             position_scores=w["key_pos_bias"][table_rows].t(),
             mask=visible,
+            n_future=n_future,
             implementation=how,
         )
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from golden import assert_same
 from memspan.ops import relative_attention as ops
-from memspan.ops.relative_attention import relative_attention
+from memspan.ops.relative_attention import attention_weights, relative_attention
 
 FAST = ["fused", "sdpa"]
 # Queries, slots of memory.
@@ -199,7 +200,7 @@ def test_gradients_of_a_part_of_the_inputs() -> None:
         assert all(t[name].grad is None for name in t if name != chosen)
 
 
-@pytest.mark.parametrize("implementation", ["reference", *FAST])
+@pytest.mark.parametrize("implementation", ["reference", "fused"])
 def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
     """Over many rows the mean is the result without dropout, and zeros are as many as asked."""
     n, p = 4000, 0.3
@@ -266,11 +267,94 @@ def test_choice_of_implementation() -> None:
         assert relative_attention(**with_gradient(t), mask=mask).grad_fn is None
     with pytest.raises(ValueError, match="without gradients"):
         relative_attention(**with_gradient(t), mask=mask, implementation="sdpa")
+    with pytest.raises(ValueError, match="dropout"):
+        relative_attention(**t, mask=mask, dropout=0.1, implementation="sdpa")
 
 
-def test_a_mask_is_needed_to_hide_the_future() -> None:
-    with pytest.raises(ValueError, match="mask"):
+def test_dropout_is_drawn_alike_with_and_without_gradients() -> None:
+    """Reentrant activation checkpointing runs the same pass twice, without gradients first."""
+    plain, checkpointed = with_gradient(inputs(5, 3)), with_gradient(inputs(5, 3))
+
+    def attend(*values: Tensor) -> Tensor:
+        t = dict(zip(plain, values, strict=True))
+        return relative_attention(**t, mask=causal(5, 3), dropout=0.5)
+
+    torch.manual_seed(1)
+    expected = attend(*plain.values())
+    torch.manual_seed(1)
+    out = torch.utils.checkpoint.checkpoint(attend, *checkpointed.values(), use_reentrant=True)
+    assert torch.equal(out, expected)
+    expected.square().sum().backward()
+    out.square().sum().backward()
+    for name, t in plain.items():
+        assert_same(checkpointed[name].grad, t.grad, 1e-12, name)
+
+
+# ----- Keys of the future
+
+
+@pytest.mark.parametrize("n_future", [2, 4])
+@pytest.mark.parametrize("slots", [0, 3])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future: int) -> None:
+    """Every implementation, forward and backward, is that of queries behind the last key: there the
+    same distances are positive, the future being padding that the mask excludes."""
+    n_queries = 5
+    n_keys = slots + n_queries
+    t = inputs(n_queries, slots, options)
+    wider = inputs(1, n_keys + n_future - 1, options, seed=1)
+    table = {n: wider[n] for n in ("position_keys", "position_scores") if n in wider}
+    query, key = torch.arange(slots, n_keys)[:, None], torch.arange(n_keys)
+    mask: Tensor | None = (key <= query + n_future)[None]
+    padding = torch.zeros(3, 2, n_future, 4, dtype=torch.float64)
+    padded = {n: torch.cat([t[n], padding], 2) for n in ("k", "v")}
+    excluded = torch.zeros(1, n_queries, n_future, dtype=torch.bool)
+    expected = relative_attention(
+        **t | table | padded, mask=torch.cat([mask, excluded], 2), implementation="reference"
+    )
+    if n_future == n_queries - 1:
+        mask = None
+    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
+    gradients = {}
+    for implementation in ("reference", *FAST):
+        with_table = with_gradient(t | table) if implementation != "sdpa" else t | table
+        out = relative_attention(
+            **with_table, mask=mask, n_future=n_future, implementation=implementation
+        )
+        assert_same(out, expected, 1e-12, implementation)
+        if implementation != "sdpa":
+            found = torch.autograd.grad((out * weight).sum(), list(with_table.values()))
+            gradients[implementation] = dict(zip(with_table, found, strict=True))
+    for name, gradient in gradients["reference"].items():
+        assert_same(gradients["fused"][name], gradient, 1e-11, name)
+
+
+def test_distances_without_position_keys_are_refused() -> None:
+    """No mask, and no position keys for the future that is then visible; too few of them."""
+    with pytest.raises(ValueError, match="n_future=1, or a causal mask"):
         relative_attention(**inputs(2, 1))
+    with pytest.raises(ValueError, match="as many position keys as both, 6, not 5"):
+        relative_attention(**inputs(3, 2), mask=causal(3, 2), n_future=1)
+
+
+# ----- Weights, empty inputs
+
+
+def test_attention_weights_are_what_values_are_weighed_by() -> None:
+    t, mask = inputs(4, 3), masks(4, 3)["rows"]
+    values = t.pop("v")
+    weights = attention_weights(**t, mask=mask)
+    assert weights.shape == (3, 2, 4, 7)
+    assert_same(weights.sum(-1), torch.ones(3, 2, 4).double(), 1e-12, "sum")
+    assert_same(weights @ values, relative_attention(**t, v=values, mask=mask), 1e-12, "out")
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST, None])
+@pytest.mark.parametrize(("batch", "n_queries"), [(0, 3), (2, 0)])
+def test_empty_inputs_give_empty_results(batch: int, n_queries: int, implementation: Any) -> None:
+    t = inputs(n_queries, 2, batch=batch)
+    out = relative_attention(**t, mask=causal(n_queries, 2), implementation=implementation)
+    assert out.shape == (batch, 2, n_queries, 4)
 
 
 @pytest.mark.parametrize("implementation", ["fused", "sdpa"])
