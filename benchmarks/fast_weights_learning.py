@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from memspan.config import RunConfig, TransformerXLConfig
-from memspan.config_files import read_config
+from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.evaluate import evaluate
@@ -105,7 +105,7 @@ def main() -> None:
     torch.set_num_threads(1)
     text = np.frombuffer(options.text.read_bytes(), np.uint8)
     validation = text[len(text) * 9 // 10 :]
-    preset = read_config(HERE.parent / "configs" / "tiny-shakespeare-fast-weights.toml")
+    preset = read_config(preset_file("tiny-shakespeare-fast-weights"))
     path = options.output / "fast-weights-learning.json"
     tokens = options.steps * preset.train.batch_size * preset.train.segment_length
     for seed in options.seeds:

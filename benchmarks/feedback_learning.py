@@ -31,7 +31,7 @@ from rich.console import Console
 
 from memspan import runs
 from memspan.config import FeedbackConfig, RunConfig, TransformerXLConfig
-from memspan.config_files import read_config
+from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
@@ -167,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.text.is_file():
         parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
-    made = configs(read_config(HERE.parent / "configs" / "tiny-shakespeare-feedback.toml"))
+    made = configs(read_config(preset_file("tiny-shakespeare-feedback")))
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "feedback-learning.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []

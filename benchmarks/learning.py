@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from memspan.config import RunConfig
-from memspan.config_files import read_config
+from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.evaluate import evaluate
 from memspan.train import Trainer
@@ -152,8 +152,8 @@ def main() -> None:
     parser.add_argument(
         "--preset",
         type=Path,
-        default=HERE.parent / "configs" / "tiny-shakespeare.toml",
-        help="ours (default: configs/tiny-shakespeare.toml)",
+        default=preset_file("tiny-shakespeare"),
+        help="ours (default: the preset tiny-shakespeare)",
     )
     parser.add_argument("--steps", type=int, default=2000, help="steps of the GPT (default: 2000)")
     parser.add_argument(

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from memspan.config import RunConfig, TransformerXLConfig
-from memspan.config_files import read_config
+from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
@@ -131,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.text.is_file():
         parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
-    preset = read_config(HERE.parent / "configs" / f"{COMPARISONS[options.comparison]}.toml")
+    preset = read_config(preset_file(COMPARISONS[options.comparison]))
     preset = with_table(preset)
     jobs = []
     for seed in range(1, options.seeds + 1):

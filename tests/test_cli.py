@@ -15,7 +15,7 @@ import pytest
 
 from memspan import cli
 from memspan.config import MODELS
-from memspan.config_files import flags_from_toml, read_config
+from memspan.config_files import PRESETS, flags_from_toml, read_config
 from memspan.models import LanguageModel
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
@@ -363,7 +363,25 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent.parent / "configs").glob("*.toml")))
+def test_presets_and_sources_in_c_are_in_the_wheel() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    root = Path(__file__).parent.parent
+    files = {f.distribution_path for f in wheel.WheelBuilder(str(root)).recurse_included_files()}
+    source = root / "src"
+    needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]
+    assert len(needed) >= 8
+    assert {p.relative_to(source).as_posix() for p in needed} <= files
+
+
+def test_help_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert PRESETS
+    assert all(name in said for name in PRESETS)
+
+
+@pytest.mark.parametrize("path", PRESETS.values(), ids=PRESETS)
 def test_presets_are_configs_and_say_how_to_run_them(path: Path) -> None:
     config = read_config(path)
     assert isinstance(config.model, MODELS[config.architecture])

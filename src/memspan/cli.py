@@ -17,7 +17,7 @@ import tyro
 
 from memspan import __version__
 from memspan.config import MODELS, DataConfig, RunConfig
-from memspan.config_files import architecture_of, flags_from_toml, parsed
+from memspan.config_files import PRESETS, architecture_of, flags_from_toml, parsed, preset_file
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 
@@ -48,8 +48,12 @@ class TrainArguments(Generic[M]):
     """Train a model on a text. Every run gets a folder with its options, weights and metrics."""
 
     config: Annotated[RunConfig[M], tyro.conf.arg(name="")]
-    preset: str | None = None
-    """A preset: a TOML file, or the name of one in configs/. Flags override its values."""
+    preset: Annotated[
+        str | None,
+        tyro.conf.arg(
+            help=f"A preset, which flags override: {', '.join(PRESETS)}; or a TOML file of your own."
+        ),
+    ] = None
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
@@ -309,7 +313,7 @@ def _with_preset(arguments: list[str]) -> list[str]:
         elif flag.startswith("--preset="):
             name = flag.removeprefix("--preset=")
         if name is not None:
-            flags = flags_from_toml(_preset(name))
+            flags = flags_from_toml(preset_file(name))
             theirs, ours = (architecture_of(given, default="") for given in (flags, arguments))
             if theirs and ours and theirs != ours:
                 raise MemspanError(
@@ -317,23 +321,6 @@ def _with_preset(arguments: list[str]) -> list[str]:
                 )
             return flags + arguments
     return arguments
-
-
-def _preset(name: str) -> Path:
-    folders = (
-        Path("configs"),
-        Path(__file__).parents[2] / "configs",
-        Path(__file__).parent / "configs",
-    )
-    if name.endswith(".toml") or os.sep in name:
-        return Path(name)
-    for folder in folders:
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    known = sorted({p.stem for folder in folders for p in folder.glob("*.toml")})
-    raise MemspanError(
-        f"no preset {name!r}: use one of {', '.join(known) or '(none found)'}, or a .toml file"
-    )
 
 
 def _new_folder(config: RunConfig[Any]) -> Path:

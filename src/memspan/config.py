@@ -1,7 +1,7 @@
 """Every option, its default and its help. No torch here, so that ``memspan --help`` answers at once.
 
 The string under each field is the help that the command line prints. Names and defaults are
-exactly those of ``config.toml`` in a run folder and of the presets in ``configs/``.
+exactly those of ``config.toml`` in a run folder and of the presets in ``presets/``.
 """
 
 from __future__ import annotations

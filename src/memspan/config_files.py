@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import re
 import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +28,25 @@ SECTIONS = ("model", "embedding", "data", "optim", "train")
 LIMIT = 1 << 18
 """Bytes of a file at most."""
 T = TypeVar("T")
+PRESETS = {
+    file.name.removesuffix(".toml"): Path(str(file))
+    for file in sorted(resources.files("memspan").joinpath("presets").iterdir(), key=str)
+    if file.name.endswith(".toml")
+}
+"""The presets that memspan brings along, name -> file."""
+
+
+def preset_file(name: str) -> Path:
+    """The file of a preset: one of ours by name, or any ``.toml`` by its path.
+
+    Raises:
+        MemspanError: there is no preset of that name.
+    """
+    if name.endswith(".toml") or os.sep in name:
+        return Path(name)
+    if name not in PRESETS:
+        raise MemspanError(f"no preset {name!r}: use one of {', '.join(PRESETS)}, or a .toml file")
+    return PRESETS[name]
 
 
 def flags_from_toml(path: Path) -> list[str]:
