@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -25,7 +24,6 @@ from memspan.data.download import read_member
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files import read_limited
-from memspan.ops import compiler
 
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
@@ -405,23 +403,3 @@ def test_a_sub_word_tokenizer_with_a_pattern_is_refused(tmp_path: Path) -> None:
     value["model"]["vocab"]["!"] = 10**9
     with pytest.raises(ValueError, match="ids are not"):
         SubwordTokenizer(json.dumps(value))
-
-
-def test_compiled_code_in_the_cache_is_only_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "loop.so"
-    path.write_bytes(b"code")
-    path.chmod(0o755)
-    check = path.with_suffix(".sha256")
-    assert not compiler._intact(path)
-    check.write_text(hashlib.sha256(b"code").hexdigest())
-    assert compiler._intact(path)
-    path.chmod(0o777)
-    assert not compiler._intact(path)
-    path.chmod(0o755)
-    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 12345)
-    assert compiler._intact(path) == (path.stat().st_uid == 0)
-    monkeypatch.undo()
-    path.write_bytes(b"c0de")
-    assert not compiler._intact(path)

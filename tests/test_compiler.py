@@ -1,0 +1,185 @@
+"""The cache of compiled code: what is loaded is what this user built, and what goes wrong is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from memspan.ops import compiler
+
+pytestmark = pytest.mark.skipif(
+    os.name != "posix" or shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"
+)
+SOURCE = (
+    "int answer(){return 42;} void prepare(){} void forward(){} void backward(){} void release(){}"
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, for C files that are compiled at once."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "small.c").write_text(SOURCE)
+    (sources / "loop.h").write_text("")
+    monkeypatch.setattr(compiler, "FOLDER", sources)
+    monkeypatch.setattr(compiler, "FLAGS", {"small": ("-fPIC",)})
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MEMSPAN_COMPILE", raising=False)
+    monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
+    compiler._say.cache_clear()
+    return tmp_path / "cache" / f"code-{os.geteuid()}"
+
+
+def answer() -> int | None:
+    code = compiler.functions("small", torch.float32)
+    return None if code is None else code.answer()
+
+
+def test_compiled_once_and_said(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert answer() == 42
+    assert "compiling small.c" in capfd.readouterr().err
+    assert (cache.stat().st_mode & 0o777) == 0o700
+    made = next(cache.glob("*.so")).stat().st_mtime_ns
+    compiler._say.cache_clear()
+    assert answer() == 42
+    assert capfd.readouterr().err == ""
+    assert next(cache.glob("*.so")).stat().st_mtime_ns == made
+
+
+def _changed(path: Path) -> None:
+    content = path.read_bytes()
+    # In a new file: the old one is in use.
+    path.unlink()
+    path.write_bytes(content[:-1] + b"x")
+    path.chmod(0o700)
+
+
+def _linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [
+        (".so", Path.unlink),
+        (".so", _changed),
+        (".so", _linked),
+        (".so", _writable),
+        (".sha256", _pipe),
+        (".sha256", _endless),
+    ],
+)
+def test_what_is_not_as_built_is_built_anew(
+    cache: Path, suffix: str, damage: Callable[[Path], None]
+) -> None:
+    assert answer() == 42
+    before = next(cache.glob("*.so")).stat().st_ino
+    damage(next(cache.glob(f"*{suffix}")))
+    # What a killed compilation leaves.
+    (cache / "tmpabc").mkdir()
+    (cache / ".x.so.99.tmp").write_text("")
+    assert answer() == 42
+    assert next(cache.glob("*.so")).stat().st_ino != before
+    assert sorted(path.suffix for path in cache.iterdir()) == [".sha256", ".so"]
+
+
+def test_a_folder_that_is_swapped_while_loading(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others can do that where they can write to the cache: what was checked is what is loaded."""
+    assert answer() == 42
+    evil = cache.with_name("evil")
+    shutil.copytree(cache, evil)
+    library = next(evil.glob("*.so"))
+    (evil / "evil.c").write_text(SOURCE.replace("42", "666"))
+    subprocess.run(["cc", "-shared", "-fPIC", str(evil / "evil.c"), "-o", str(library)], check=True)
+    original = compiler._name_of
+
+    def swap(handle: int, path: Path) -> Path:
+        if evil.exists():
+            cache.rename(cache.with_name("good"))
+            evil.rename(cache)
+        return original(handle, path)
+
+    monkeypatch.setattr(compiler, "_name_of", swap)
+    assert answer() == 42
+    assert not evil.exists()
+
+
+def _open_to_others(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+
+
+def _of_another_user(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    if os.geteuid():
+        pytest.skip("only root can give a folder away")
+    os.chown(cache, 12345, -1)
+
+
+def _a_link(cache: Path) -> None:
+    (cache.parent / "elsewhere").mkdir(parents=True, mode=0o700)
+    cache.symlink_to("elsewhere")
+
+
+def _a_file(cache: Path) -> None:
+    cache.parent.write_text("")
+
+
+@pytest.mark.parametrize("spoil", [_open_to_others, _of_another_user, _a_link, _a_file])
+def test_a_folder_that_cannot_be_trusted_is_said_once(
+    cache: Path, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoil(cache)
+    assert answer() is None
+    assert answer() is None
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "set MEMSPAN_CACHE to a folder of your own" in line
+    assert "several times slower" in line
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("no-such-compiler", "there is no C compiler 'no-such-compiler'"),
+        ("false", "false fails (status 1)"),
+        ("true", "true fails (status 0)"),
+    ],
+)
+def test_a_compiler_that_fails_is_said(
+    program: str,
+    said: str,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CC", program)
+    assert answer() is None
+    assert answer() is None
+    lines = [line for line in capfd.readouterr().err.splitlines() if "compiling" not in line]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not cache.exists() or not list(cache.iterdir())
