@@ -25,8 +25,10 @@ from memspan.files import read_limited
 
 SECTIONS = ("model", "embedding", "data", "optim", "train")
 """Tables of a file. It says how to train, not where to write: no other flag can come from it."""
-LIMIT = 1 << 18
-"""Bytes of a file at most."""
+LIMIT = 1 << 16
+"""Bytes of a file at most; those that memspan writes have two thousand."""
+DOTS = 32
+"""Dots in a line at most. The parser takes memory and time with the square of a key's parts."""
 T = TypeVar("T")
 PRESETS = {
     file.name.removesuffix(".toml"): Path(str(file))
@@ -56,7 +58,10 @@ def flags_from_toml(path: Path) -> list[str]:
         MemspanError: the file is missing, no TOML, or holds what is no option.
     """
     try:
-        values = tomllib.loads(read_limited(path, LIMIT).decode())
+        text = read_limited(path, LIMIT).decode()
+        if max(line.count(".") for line in text.split("\n")) > DOTS:
+            raise ValueError(f"a line has more than {DOTS} dots")
+        values = tomllib.loads(text)
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the path") from None
     # The last two: an integer of thousands of digits, and tables nested as deep.
@@ -68,7 +73,7 @@ def flags_from_toml(path: Path) -> list[str]:
     for section, options in values.items():
         if section not in SECTIONS or not isinstance(options, dict):
             raise MemspanError(
-                f"{path}: {section!r} is no table of options: use architecture = ... and "
+                f"{path}: {section[:40]!r} is no table of options: use architecture = ... and "
                 f"[{'], ['.join(SECTIONS)}]"
             )
         for name, value in options.items():
