@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from memspan import cli
 from memspan.config import MODELS
 from memspan.config_files import PRESETS, flags_from_toml, read_config
 from memspan.models import LanguageModel
+from memspan.training import terminal
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
 SMALL = [
@@ -78,11 +80,16 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[0]
 
 
-def test_train_writes_a_run_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_writes_a_run_and_reports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0)
     run = Path("run")
     cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
     said = capsys.readouterr().out
     assert "lzma" in said
+    # This is no terminal: lines stand for the bar.
+    assert re.search(r"^step 6/6  loss [\d.]+  [\d.]+ bits/byte  [\d,]+ tokens/s  left", said, re.M)
     assert "bits per byte" in said
     names = {p.name for p in run.iterdir()}
     assert names == {
@@ -309,6 +316,20 @@ def test_a_saved_memory_overwrites_no_other_file(
     assert "holds a memory already" in refused(capsys, *save, "m")
     cli.main([*save, "m", "--force"])
     assert "belongs to --save-memory" in refused(capsys, "generate", "run", "--force")
+
+
+def test_a_prompt_may_come_from_standard_input(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("p").write_bytes(TEXT[:700])
+    said = []
+    for name in ("p", "-"):
+        capsys.readouterr()
+        with open("p") as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            cli.main(["generate", "run", "--prompt-file", name, "--tokens", "9", "--seed", "1"])
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
 
 
 def test_memory_length_beyond_a_learned_table_is_refused(

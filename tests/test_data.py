@@ -57,6 +57,25 @@ def test_what_is_encoded_is_decoded(kind: str, tmp_path: Path) -> None:
     assert "".join(decoder.push(int(i)) for i in ids) == TEXT
 
 
+@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
+@given(
+    words=st.lists(st.sampled_from([*"a1! \n\t\xa0é", "don't", "　", "\r\n", "  ", "cat sat"])),
+    size=st.integers(1, 9),
+)
+def test_a_text_in_chunks_is_encoded_as_in_one(kind: str, words: list[str], size: int) -> None:
+    tokenizer = train_tokenizer(kind, [TEXT.encode()], 300)
+    text = "".join(words).encode()
+    pieces = tokenizer.encode_stream(text[i : i + size] for i in range(0, len(text), size))
+    found = [int(i) for piece in pieces for i in piece]
+    assert found == tokenizer.encode(text).tolist()
+
+
+def test_chunks_that_are_no_utf8_are_refused_with_their_place() -> None:
+    tokenizer = train_tokenizer("characters", [b"abc"])
+    with pytest.raises(MemspanError, match=r"not UTF-8 \(byte 6\)"):
+        list(tokenizer.encode_stream([b"abc\xc3", b"\xa9c\xff", b"abc"]))
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_survive(text: bytes) -> None:
     tokenizer = ByteTokenizer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     m = model()
     prompt = np.arange(PROMPT_SEGMENT * 2 + 3) % 50
     reader = m.reader(batch_size=2)
-    logits = read_prompt(reader, prompt, 2)
+    logits = read_prompt(reader, [prompt], 2)
     drawn = list(generate(reader, logits, 5, Sampling(seed=3)))
     assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5] * 2
     # The whole text in one call leaves the same memory: what was drawn was read.
@@ -85,12 +86,33 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     whole = m(text).memory
     torch.testing.assert_close(reader.memory.select([0]).hidden, whole.hidden)
     again = m.reader(batch_size=2)
-    assert drawn == list(generate(again, read_prompt(again, prompt, 2), 5, Sampling(seed=3)))
+    assert drawn == list(
+        generate(again, read_prompt(again, np.array_split(prompt, 3), 2), 5, Sampling(seed=3))
+    )
+
+
+def test_a_prompt_is_read_as_it_comes() -> None:
+    reader = model().reader(batch_size=1)
+    read = [0]
+
+    def pieces() -> Iterator[np.ndarray]:
+        for n in range(4):
+            # Of what came before, less than a segment waits.
+            assert n * PROMPT_SEGMENT * 2 - read[0] < PROMPT_SEGMENT
+            yield np.zeros(PROMPT_SEGMENT * 2 + 1, np.uint8)
+
+    def counted(tokens: torch.Tensor) -> torch.Tensor:
+        read[0] += tokens.shape[1]
+        return torch.zeros(*tokens.shape, 50)
+
+    reader.read = counted  # type: ignore[method-assign]
+    read_prompt(reader, pieces(), 1)
+    assert read[0] == 4 * (PROMPT_SEGMENT * 2 + 1)
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(MemspanError, match="prompt is empty"):
-        read_prompt(model().reader(), np.empty(0, np.uint8), 1)
+        read_prompt(model().reader(), [np.empty(0, np.uint8)], 1)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -8,10 +8,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, TypeVar
 
 import tyro
 
@@ -40,6 +40,8 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   --debug            show the traceback of an error
 """
 
+PROMPT_CHUNK = 1 << 14
+"""Bytes of --prompt-file that are held at a time."""
 M = TypeVar("M")
 
 
@@ -101,7 +103,7 @@ class GenerateArguments:
     prompt: str | None = None
     """Text to write on from (None: a line break)."""
     prompt_file: Path | None = None
-    """File whose text is read before the prompt; any length."""
+    """File whose text is read before the prompt, of any length; -: standard input."""
     tokens: int = 400
     """Tokens to write per sample (0: only read)."""
     samples: int = 1
@@ -337,11 +339,9 @@ def _evaluate(arguments: list[str]) -> None:
     _at_least(1, batch_size=options.batch_size, segment_length=options.segment_length)
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
     _at_least(0, compressed_length=options.compressed_length)
-    from rich.console import Console
-    from rich.progress import Progress
-
     from memspan.data.prepared import prepare
     from memspan.evaluate import evaluate
+    from memspan.training.terminal import counting
 
     run = _load(options.run, options.device)
     data = run.config.data
@@ -367,9 +367,7 @@ def _evaluate(arguments: list[str]) -> None:
         run.config.train.segment_length, max(len(tokens) // options.batch_size, 1)
     )
     sizes = {"memory_length": options.memory_length, "compressed_length": options.compressed_length}
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("scoring", total=len(tokens))
+    with counting("scoring", "tokens", len(tokens)) as show:
         scores = evaluate(
             run.model,
             tokens,
@@ -377,7 +375,7 @@ def _evaluate(arguments: list[str]) -> None:
             batch_size=options.batch_size,
             segment_length=segment_length,
             memory={name: size for name, size in sizes.items() if size is not None},
-            progress=lambda done: progress.update(task, completed=done),
+            progress=show,
         )
     if options.json:
         print(json.dumps(scores.as_dict() | {"split": options.split, "run": str(options.run)}))
@@ -423,16 +421,17 @@ def _generate(arguments: list[str]) -> None:
         min_p=options.min_p,
         seed=options.seed,
     )
-    run = _load(options.run, options.device)
-    model, tokenizer, rows = run.model, run.tokenizer, options.samples
-    text = _prompt(options)
-    memory = model.initial_memory(1)
-    fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
-    if options.memory is not None:
-        device = memory.tokens_seen.device
-        memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
-    reader = model.reader(memory.select([0] * rows))
-    logits = read_prompt(reader, tokenizer.encode(text), rows)
+    with _opened(options.prompt_file) as file:
+        run = _load(options.run, options.device)
+        model, tokenizer, rows = run.model, run.tokenizer, options.samples
+        memory = model.initial_memory(1)
+        fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
+        if options.memory is not None:
+            device = memory.tokens_seen.device
+            memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
+        reader = model.reader(memory.select([0] * rows))
+        text = tokenizer.encode_stream(_prompt(file, options.prompt))
+        logits = read_prompt(reader, text, rows)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]
     written = [""] * rows
     output_error = None
@@ -466,18 +465,30 @@ def _generate(arguments: list[str]) -> None:
         raise output_error
 
 
-def _prompt(options: GenerateArguments) -> bytes:
-    text = b""
-    if options.prompt_file is not None:
-        try:
-            text = options.prompt_file.read_bytes()
-        except OSError as error:
-            raise MemspanError(
-                f"cannot read {options.prompt_file} ({error.strerror}): check --prompt-file"
-            ) from None
-    if options.prompt is not None:
-        text += options.prompt.encode("utf-8", errors="surrogateescape")
-    return text or b"\n"
+def _opened(path: Path | None) -> BinaryIO:
+    """The file to read before the prompt: standard input for -, an empty one for None."""
+    if path == Path("-"):
+        if sys.stdin is None:
+            raise MemspanError("standard input is closed: give a file with --prompt-file")
+        return sys.stdin.buffer
+    try:
+        return open(path or os.devnull, "rb")
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check --prompt-file") from None
+
+
+def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
+    """The file's text and the prompt, in chunks; a line break if both are empty."""
+    from memspan.training.terminal import counting
+
+    n_bytes = 0
+    with counting("reading", "bytes", os.fstat(file.fileno()).st_size or None) as show:
+        while chunk := file.read(PROMPT_CHUNK):
+            yield chunk
+            n_bytes += len(chunk)
+            show(n_bytes)
+    if prompt or not n_bytes:
+        yield (prompt or "\n").encode("utf-8", errors="surrogateescape")
 
 
 def _data(arguments: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,15 +62,33 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p / p.sum(-1, keepdim=True)
 
 
-def read_prompt(reader: Reader, prompt: np.ndarray, rows: int) -> Tensor:
-    """Read a prompt of any length in segments; the logits ``[rows, V]`` after its last token."""
-    if len(prompt) == 0:
+def read_prompt(reader: Reader, prompt: Iterable[np.ndarray], rows: int) -> Tensor:
+    """Read a prompt of any length in segments; the logits ``[rows, V]`` after its last token.
+
+    ``prompt``: its ids, 1-D, in pieces of any length.
+
+    Raises:
+        MemspanError: the prompt has no tokens.
+    """
+    logits = None
+    for segment in _segments(prompt):
+        tokens = torch.from_numpy(segment.astype(np.int64)).expand(rows, -1)
+        logits = reader.read(tokens.to(reader.device))
+    if logits is None:
         raise MemspanError("the prompt is empty: give at least one token with --prompt")
-    tokens = torch.from_numpy(prompt.astype(np.int64)).expand(rows, -1).to(reader.device)
-    logits = torch.empty(0)
-    for segment in torch.split(tokens, PROMPT_SEGMENT, 1):
-        logits = reader.read(segment)
     return logits[:, -1]
+
+
+def _segments(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """All ids in segments of ``PROMPT_SEGMENT``, the last one shorter, however the pieces are cut."""
+    waiting = np.empty(0, np.uint8)
+    for piece in pieces:
+        waiting = np.concatenate([waiting, piece])
+        whole = len(waiting) // PROMPT_SEGMENT * PROMPT_SEGMENT
+        yield from waiting[:whole].reshape(-1, PROMPT_SEGMENT)
+        waiting = waiting[whole:]
+    if len(waiting):
+        yield waiting
 
 
 def generate(

@@ -307,7 +307,7 @@ class Trainer(TrainingState):
         self.model.eval()
         reader = self.passes.scored.reader(batch_size=1)
         decoder = self.prepared.tokenizer.stream_decoder()
-        logits = read_prompt(reader, self.prepared.tokenizer.encode(b"\n"), 1)
+        logits = read_prompt(reader, [self.prepared.tokenizer.encode(b"\n")], 1)
         draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
         return "".join(decoder.push(ids[0]) for ids in draws)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import itertools
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +36,18 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, text: bytes) -> np.ndarray:
         """Ids, 1-D, in the smallest unsigned type that holds the vocabulary."""
+
+    def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """The ids of a text that comes in chunks, in order, in pieces of about their size.
+
+        Raises:
+            MemspanError: the text is not UTF-8, where the tokeniser needs that.
+        """
+        return (self.encode(piece) for piece in self._pieces(chunks))
+
+    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The text, cut only where each piece is encoded as it would be in the whole."""
+        return (text.encode() for text in _cut_at_gaps(_decoded(chunks)))
 
     @abstractmethod
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes: ...
@@ -94,6 +108,9 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
 
+    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        return iter(chunks)
+
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         if isinstance(ids, np.ndarray):
             # A whole split, maybe: not byte by byte.
@@ -123,14 +140,11 @@ class CharacterTokenizer(Tokenizer):
         return len(self.characters) + 1
 
     def encode(self, text: bytes) -> np.ndarray:
-        try:
-            codes = np.frombuffer(text.decode("utf-8").encode("utf-32-le"), dtype=np.uint32)
-        except UnicodeDecodeError as error:
-            raise MemspanError(
-                f"the text is not UTF-8 (byte {error.start:,}), so it has no characters: use "
-                "--data.tokenizer bytes, or convert the text"
-            ) from None
+        codes = np.frombuffer(_utf8(text).encode("utf-32-le"), dtype=np.uint32)
         return self._ids[codes].astype(self.dtype)
+
+    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        return (text.encode() for text in _decoded(chunks))
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         table = "\N{REPLACEMENT CHARACTER}" + self.characters
@@ -184,14 +198,7 @@ class SubwordTokenizer(Tokenizer):
         return size
 
     def encode(self, text: bytes) -> np.ndarray:
-        try:
-            ids = self._bpe.encode(text.decode("utf-8")).ids
-        except UnicodeDecodeError as error:
-            raise MemspanError(
-                f"the text is not UTF-8 (byte {error.start:,}): use --data.tokenizer bytes, or "
-                "convert the text"
-            ) from None
-        return np.asarray(ids, dtype=self.dtype)
+        return np.asarray(self._bpe.encode(_utf8(text)).ids, dtype=self.dtype)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         # Through the tokens' own bytes: a token may end inside a character.
@@ -301,14 +308,49 @@ def split_words(text: bytes) -> Iterable[str]:
             yield END_OF_LINE
 
 
+def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
+    """UTF-8 that comes in chunks, which may end inside a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    n_bytes = 0
+    for chunk in itertools.chain(chunks, [b""]):
+        begun = len(decoder.getstate()[0])
+        try:
+            yield decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(n_bytes - begun + error.start) from None
+        n_bytes += len(chunk)
+
+
+GAP = re.compile(r"(?<=\S)[ \t\n](?=\S)")
+"""Where one space or line break stands between two other characters. Neither words nor the pattern by
+which byte-level BPE splits a text (Radford et al. 2019) ever reach over its left edge."""
+
+
+def _cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
+    """The same text, in pieces that end where a gap begins; one without gaps comes at the end."""
+    waiting = ""
+    for text in texts:
+        # What waits has no gap but maybe at its last character, whose neighbour was still to come.
+        start, waiting = max(len(waiting) - 1, 0), waiting + text
+        gaps = [match.start() for match in GAP.finditer(waiting, start)]
+        if gaps:
+            yield waiting[: gaps[-1]]
+            waiting = waiting[gaps[-1] :]
+    if waiting:
+        yield waiting
+
+
 def _utf8(text: bytes) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MemspanError(
-            f"the text is not UTF-8 (byte {error.start:,}): use --data.tokenizer bytes, or convert "
-            "the text"
-        ) from None
+        raise _not_utf8(error.start) from None
+
+
+def _not_utf8(position: int) -> MemspanError:
+    return MemspanError(
+        f"the text is not UTF-8 (byte {position:,}): use --data.tokenizer bytes, or convert the text"
+    )
 
 
 def _subword_library() -> Any:

@@ -6,12 +6,17 @@ import io
 import math
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from datetime import timedelta
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+PLAIN_SECONDS = 30
+"""Seconds between the lines that stand for a bar where there is no terminal."""
 
 
 @contextmanager
@@ -96,16 +101,52 @@ def stoppable(ask: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
-    """A bar of so many steps; what is yielded takes ``completed``, ``loss``, ``bits``, ``speed``."""
-    columns = (
-        TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
-        BarColumn(bar_width=20),
-        TextColumn(
-            "loss {task.fields[loss]:.3f}  {task.fields[bits]:.3f} bits/byte  "
-            "{task.fields[speed]:,.0f} tokens/s  left"
-        ),
-        TimeRemainingColumn(),
+    """A bar of so many steps; what is yielded takes ``completed``, ``loss``, ``bits``, ``speed``.
+
+    Where there is no terminal, a line at intervals.
+    """
+    line = (
+        "step {task.completed:,.0f}/{task.total:,.0f}",
+        "loss {task.fields[loss]:.3f}  {task.fields[bits]:.3f} bits/byte  "
+        "{task.fields[speed]:,.0f} tokens/s  left",
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=steps, loss=math.nan, bits=math.nan, speed=0)
-        yield lambda **fields: bar.update(task, **fields)
+    fields = {"loss": math.nan, "bits": math.nan, "speed": 0}
+    with _bar(console, line, steps, **fields) as show:
+        yield show
+
+
+@contextmanager
+def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """The same on standard error for so many (None: unknown); what is yielded takes the count."""
+    of = "" if total is None else "/{task.total:,.0f}"
+    line = (what, f"{{task.completed:,.0f}}{of} {unit}  left")
+    with _bar(Console(stderr=True), line, total) as show:
+        yield lambda count: show(completed=count)
+
+
+@contextmanager
+def _bar(
+    console: Console, line: tuple[str, str], total: int | None, **fields: Any
+) -> Iterator[Callable[..., None]]:
+    """A bar between two texts of ``line``, and the time that is left; off a terminal, plain lines."""
+    left, right = line
+    columns = (TextColumn(left), BarColumn(bar_width=20), TextColumn(right), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        bar.add_task("", total=total, **fields)
+        (task,) = bar.tasks
+        said = time.monotonic()
+
+        def show(**values: Any) -> None:
+            nonlocal said
+            bar.update(task.id, **values)
+            if not console.is_terminal and time.monotonic() - said >= PLAIN_SECONDS:
+                said = time.monotonic()
+                rest = (
+                    "?" if task.time_remaining is None else timedelta(seconds=task.time_remaining)
+                )
+                text = f"{left}  {right}".format(task=task)
+                console.print(f"{text} {rest}", highlight=False)
+
+        yield show
