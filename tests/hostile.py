@@ -27,6 +27,7 @@ from rich.console import Console
 
 import memspan
 from memspan import checkpoint, cli, metrics, runs, train
+from memspan.claim import claim
 from memspan.config import (
     CompressiveConfig,
     DataConfig,
@@ -221,7 +222,9 @@ def _with_shards(run: Path, copy: Path) -> Path:
         save_shards(folder, tensors, dist.group.WORLD).result()
     finally:
         dist.destroy_process_group()
-    checkpoint.commit_shards(copy, saved.state, best=False)
+    with claim(copy) as claimed:
+        claimed.load()
+        checkpoint.commit_shards(claimed, saved.state, best=False)
     (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / checkpoint.SHARDS).iterdir()
     return shard
 

@@ -23,6 +23,7 @@ from rich.console import Console
 
 import memspan
 from memspan import checkpoint, cli, metrics, train
+from memspan.claim import claim
 from memspan.config import (
     CompressiveConfig,
     DataConfig,
@@ -252,7 +253,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     wait_for(lambda: checkpoint.latest_state(Path("r"))["step"] > before, again)
     with (
         pytest.raises(MemspanError, match="another process is training"),
-        checkpoint.claim(Path("r")),
+        claim(Path("r")),
     ):
         pass
     again.send_signal(signal.SIGINT)

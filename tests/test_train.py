@@ -17,6 +17,7 @@ from rich.console import Console
 
 import memspan
 from memspan import checkpoint, train
+from memspan.claim import claim
 from memspan.config import (
     MODELS,
     CompressiveConfig,
@@ -167,14 +168,15 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
     assert_same(final("whole"), final("killed"))
 
 
-def test_an_interrupt_saves_and_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_interrupt_saves_and_resumes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = config()
     train.train(options, Path("whole"), quiet())
     original = train.Trainer.update
 
     def update(self: train.Trainer) -> torch.Tensor:
         if self.step == 10:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), getattr(signal, name))
         return original(self)
 
     with monkeypatch.context() as patch:
@@ -212,10 +214,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(28, "No space left on device")
 
     newer = dataclasses.replace(saved, state=saved.state | {"step": 9})
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, claim(Path("r")) as claimed:
+        claimed.load()
         patch.setattr(os, "fsync", full)
         with pytest.raises(MemspanError, match="No space left on device"):
-            checkpoint.save(Path("r"), newer, True)
+            checkpoint.save(claimed, newer, True)
     assert [p.name for p in (Path("r") / "checkpoints").iterdir() if p.name[0] == "."] == []
     assert_same(before, final("r"))
     memspan.load("r")

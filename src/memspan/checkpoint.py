@@ -11,8 +11,9 @@ the last checkpoint.
 Where several processes train together, a checkpoint has a folder ``shards`` instead of the two files
 of tensors, until :func:`export`, and ``checkpoints/latest`` names the newest.
 
-Every file is bound to the others by checksums: those of ``config.toml`` and ``tokenizer.json`` stand in
-the header of every ``model.safetensors``, those of a checkpoint's tensors in its ``state.json``.
+Every file is bound to the others by checksums: those of ``config.toml`` and ``tokenizer.json``, as they
+were loaded, stand in the header of every ``model.safetensors`` and in every ``state.json``, which has
+those of the checkpoint's tensors, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,12 +31,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from memspan.claim import BOUND, Claim
 from memspan.config import RunConfig
 from memspan.config_files import to_toml
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
-from memspan.files import only_writer, read_limited, sync_folder, write_atomically
-from memspan.runs import WEIGHTS, config_checksums, refuse_changes
+from memspan.files import read_limited, sync_folder, write_atomically
+from memspan.runs import WEIGHTS, refuse_changes
 from memspan.tensor_files import SEAL, load_tensors, save_tensors
 
 SHARDS = "shards"
@@ -73,44 +75,32 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-@contextlib.contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Hold the folder for this trainer alone.
-
-    Raises:
-        MemspanError: another process is training in it, or it cannot be written.
-    """
-    if (folder / "checkpoints").is_symlink():
-        raise MemspanError(
-            f"{folder / 'checkpoints'} is a link out of the run's folder, where old checkpoints "
-            "would be deleted: put the folder itself there"
-        )
-    with only_writer(folder):
-        yield
-
-
-def create(folder: Path, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
-    """Make a new run's folder. A run that ended before its first checkpoint is begun anew.
+def create(claim: Claim, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
+    """Make a new run in the claimed folder. One that ended before its first checkpoint is begun anew.
 
     Raises:
         MemspanError: there is a run already, or the folder cannot be written.
     """
+    folder = claim.folder
     if (folder / WEIGHTS).exists() or steps_of(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
             f"--resume {folder}"
         )
     _remove_leftovers(folder)
-    write_atomically(folder / "config.toml", to_toml(config).encode())
+    (folder / "history.jsonl").unlink(missing_ok=True)
+    claim.write("config.toml", to_toml(config).encode())
     tokenizer.save(folder)
+    claim.load()
 
 
-def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
+def save(claim: Claim, checkpoint: Checkpoint, best: bool) -> None:
     """Add a checkpoint, then drop those no longer needed. The folder appears whole or not at all.
 
     ``best``: these weights are the best so far. The same step of a run is the same checkpoint: one
     that is there is not written again.
     """
+    folder = claim.folder
     step = checkpoint.state["step"]
     target = _step_folder(folder, step)
     building = _building(folder, step)
@@ -118,12 +108,13 @@ def save(folder: Path, checkpoint: Checkpoint, best: bool) -> None:
         if not target.exists():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            files = config_checksums(folder)
+            files = claim.checksums()
             header = {"step": str(step)} | files
             for name in TENSORS:
                 tensors = checkpoint.weights if name == WEIGHTS else checkpoint.training
                 files[name] = save_tensors(building / name, tensors, header)
             _write_state(building, checkpoint.state, files)
+            _still_here(claim)
             # Without it, the newest folder is the newest checkpoint.
             (target.parent / LATEST).unlink(missing_ok=True)
             os.replace(building, target)
@@ -152,19 +143,24 @@ def new_shards(folder: Path, step: int) -> Path | None:
     return shards
 
 
-def commit_shards(folder: Path, state: dict[str, Any], best: bool) -> None:
+def _still_here(claim: Claim) -> None:
+    """Raises OSError if the folder was moved during a save: parts of it may lie under another name."""
+    if claim.moved():
+        raise OSError(0, "the folder was moved or replaced during the save")
+
+
+def commit_shards(claim: Claim, state: dict[str, Any], best: bool) -> None:
     """Make a checkpoint of the shards that all processes have written, as :func:`save` does."""
     from memspan.distributed.shards import checksums
 
+    folder = claim.folder
     step = state["step"]
     building, target = _building(folder, step), _step_folder(folder, step)
     try:
         sums = checksums(building / SHARDS)
-        _write_state(
-            building,
-            state,
-            config_checksums(folder) | {f"{SHARDS}/{n}": c for n, c in sums.items()},
-        )
+        files = claim.checksums() | {f"{SHARDS}/{n}": c for n, c in sums.items()}
+        _write_state(building, state, files)
+        _still_here(claim)
         os.replace(building, target)
         sync_folder(target.parent)
         write_atomically(target.parent / LATEST, f"{target.name}\n".encode())
@@ -209,7 +205,7 @@ def export(folder: Path) -> list[int]:
         if WEIGHTS in state["files"]:
             continue
         whole = _read_shards(source, state)
-        files = config_checksums(folder)
+        files = _bound(state)
         header = {"step": str(step)} | files
         for name in TENSORS:
             tensors = whole.weights if name == WEIGHTS else whole.training
@@ -308,7 +304,7 @@ def recover(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _drop_old(folder: Path, best_step: int | None) -> None:
-    """All checkpoints but the last and the best."""
+    """All checkpoints but the last and the best, and what is left of those dropped earlier."""
     steps = steps_of(folder)
     for old in steps[:-KEEP]:
         if old != best_step:
@@ -316,7 +312,8 @@ def _drop_old(folder: Path, best_step: int | None) -> None:
             doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
             with contextlib.suppress(OSError):
                 os.replace(_step_folder(folder, old), doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+    for doomed in (folder / "checkpoints").glob(".step-*.old.tmp"):
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _newest(folder: Path) -> Path:
@@ -359,8 +356,12 @@ def _publish_shards(folder: Path, step: int) -> None:
     source = _step_folder(folder, step)
     state = _read_state(source / "state.json")
     weights = _read_shards(source, state).weights
-    header = {"step": str(step)} | config_checksums(folder)
-    save_tensors(folder / WEIGHTS, weights, header)
+    save_tensors(folder / WEIGHTS, weights, {"step": str(step)} | _bound(state))
+
+
+def _bound(state: dict[str, Any]) -> dict[str, str]:
+    """The checksums that bind a checkpoint to the files it was trained with."""
+    return {name: state["files"][name] for name in BOUND}
 
 
 def _publish(source: Path, target: Path) -> None:

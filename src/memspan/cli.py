@@ -298,9 +298,10 @@ def _without(arguments: list[str], name: str) -> list[str]:
 def _export(arguments: list[str]) -> None:
     options = parsed(ExportArguments, arguments, "memspan export")
     from memspan import checkpoint, runs
+    from memspan.claim import claim
 
     runs.load_config(options.run)
-    with checkpoint.claim(options.run):
+    with claim(options.run):
         steps = checkpoint.export(options.run)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
     print(f"{options.run}: {what}; best weights in {options.run / 'model.safetensors'}")

@@ -21,11 +21,13 @@ class Metrics:
         kept = [r for r in read(self.path) if r["step"] <= step]
         write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept).encode())
         self._tracker = _tracker(tracker, folder)
+        # Records follow the folder where it is moved to, and never go to another under its name.
+        self._folder = os.open(folder, os.O_RDONLY)
 
     def log(self, step: int, **values: float) -> None:
         """Append a record."""
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
+            with open(self.path.name, "a", encoding="utf-8", opener=self._open) as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
         except OSError as error:
             raise MemspanError(
@@ -35,8 +37,12 @@ class Metrics:
             self._tracker.log(step, values)
 
     def close(self) -> None:
+        os.close(self._folder)
         if self._tracker is not None:
             self._tracker.close()
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666, dir_fd=self._folder)
 
 
 class Unwritten:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memspan import checkpoint
 from memspan.checkpoint import Checkpoint
+from memspan.claim import Claim
 from memspan.distributed.processes import LostProcessError, Processes, is_loss
 from memspan.distributed.shards import save_shards
 
@@ -18,8 +19,9 @@ from memspan.distributed.shards import save_shards
 class SharedSaves:
     """One save at a time: the next one waits for the last. All processes call all methods."""
 
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        self._folder, self._processes = folder, processes
+    def __init__(self, folder: Path, claim: Claim | None, processes: Processes) -> None:
+        """``claim``: the first process's."""
+        self._folder, self._claim, self._processes = folder, claim, processes
         # Apart from training's own group, whose turns it must not take.
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "memspan-save")
@@ -33,7 +35,7 @@ class SharedSaves:
         """
         self.finish()
         step = saved.state["step"]
-        new = checkpoint.new_shards(self._folder, step) if self._processes.first else None
+        new = None if self._claim is None else checkpoint.new_shards(self._claim.folder, step)
         folder = self._processes.of_first(new)
         if folder is None:
             return
@@ -62,8 +64,8 @@ class SharedSaves:
                     "another process of the run has ended during a save: go on with --resume "
                     f"{self._folder}"
                 ) from error
-            if self._processes.first:
-                checkpoint.drop_shards(self._folder, state["step"])
+            if self._claim is not None:
+                checkpoint.drop_shards(self._claim.folder, state["step"])
             raise checkpoint.unsaved(self._folder, cause) from error
-        if self._processes.first:
-            checkpoint.commit_shards(self._folder, state, best)
+        if self._claim is not None:
+            checkpoint.commit_shards(self._claim, state, best)

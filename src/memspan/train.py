@@ -17,6 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from memspan import checkpoint, metrics, runs
+from memspan.claim import Claim, claim
 from memspan.config import RunConfig
 from memspan.data.prepared import prepare
 from memspan.data.streams import Segment, evaluation_segments
@@ -66,9 +67,9 @@ def train(
     start = None if init_from is None else runs.load(init_from, str(device))
     config = _with_position_table(config)
     trainer = Trainer(config, folder, prepared, device, console, processes, start)
-    with _claimed(folder, processes):
-        if processes.first:
-            checkpoint.create(folder, config, prepared.tokenizer)
+    with _claimed(folder, processes) as trainer.claim:
+        if trainer.claim is not None:
+            checkpoint.create(trainer.claim, config, prepared.tokenizer)
         trainer.fit()
 
 
@@ -78,12 +79,16 @@ def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None
     Raises:
         MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
     """
+    # Refuses what is no run before a folder is made for the claim.
+    runs.load_config(folder)
+    with _claimed(folder, processes) as claimed:
+        _resume(folder, claimed, console, processes)
+
+
+def _resume(folder: Path, claimed: Claim | None, console: Console, processes: Processes) -> None:
+    if claimed is not None:
+        claimed.load()
     config = runs.load_config(folder)
-    with _claimed(folder, processes):
-        _resume(folder, config, console, processes)
-
-
-def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: Processes) -> None:
     device = own_device(device_for(config.train.device))
     # A single process looks at all of the checkpoint before the model takes memory.
     saved = checkpoint.latest(folder) if processes.size == 1 else None
@@ -107,6 +112,7 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
     if saved is not None:
         runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer = Trainer(config, folder, prepared, device, console, processes)
+    trainer.claim = claimed
     if saved is None:
         saved = processes.in_turn(
             lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
@@ -127,8 +133,8 @@ def _resume(folder: Path, config: RunConfig[Any], console: Console, processes: P
     trainer.fit()
 
 
-def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[None]:
-    return checkpoint.claim(folder) if processes.first else nullcontext()
+def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
+    return claim(folder) if processes.first else nullcontext()
 
 
 class Trainer(TrainingState):
@@ -138,6 +144,10 @@ class Trainer(TrainingState):
     """What the last segment read told, see :class:`~memspan.models.output.Output`."""
     skips_in_a_row = 0
     asked_to_stop = interrupted = False
+    claim: Claim | None = None
+    """The run's folder; of several processes the first has it."""
+    moved_from: Path | None = None
+    """Where the folder was when the run began, if it was moved since."""
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -177,10 +187,16 @@ class Trainer(TrainingState):
                 self.processes.wait()
         log.close()
         if self.interrupted:
-            self.console.print(
-                f"stopped at step {self.step:,}; continue with: memspan train --resume {self.folder}"
-            )
+            resume = f"continue with: memspan train --resume {self.folder}"
+            if self.moved_from is not None:
+                raise MemspanError(
+                    f"the run's folder {self.moved_from} was moved while it was trained: stopped at "
+                    f"step {self.step:,} and saved where it is now; {resume}"
+                )
+            self.console.print(f"stopped at step {self.step:,}; {resume}")
             return
+        if self.claim is not None:
+            self._follow(self.claim)
         if self.saves is not None and self.processes.first:
             checkpoint.export(self.folder)
         if self.processes.first or self.passes.sharded:
@@ -272,19 +288,39 @@ class Trainer(TrainingState):
         return f"the checkpoint of step {steps[-1]} is kept in {self.folder}"
 
     def save(self) -> None:
-        """Write a checkpoint of all that the next step depends on."""
+        """Write a checkpoint of all that the next step depends on.
+
+        Raises:
+            MemspanError: the disk is full, or the run's folder is lost.
+        """
         # Without validations yet there is no best: the newest weights are published.
         best = self.best_step in (None, self.step)
-        if self.saves is None:
-            checkpoint.save(self.folder, self.taken(), best)
-        else:
+        if self.claim is not None:
+            self._follow(self.claim)
+            for line in self.claim.restore():
+                self.console.print(line)
+        if self.saves is not None:
             self.saves.begin(self.taken(), best)
+        elif self.claim is not None:
+            checkpoint.save(self.claim, self.taken(), best)
+        else:
+            raise MemspanError(
+                f"this trainer does not hold the folder {self.folder}: set its claim, as "
+                "memspan.train.train does"
+            )
+
+    def _follow(self, claim: Claim) -> None:
+        """Where the run's folder was moved, go on there, to the end of this step."""
+        if claim.moved():
+            self.moved_from, self.asked_to_stop = self.folder, True
+            claim.follow()
+            self.folder = claim.folder
 
     def _shared_saves(self) -> SharedSaves:
         # Imported here: one process starts faster without what it needs.
         from memspan.shared_saves import SharedSaves
 
-        return SharedSaves(self.folder, self.processes)
+        return SharedSaves(self.folder, self.claim, self.processes)
 
     # --- validation and reports -----------------------------------------------------------------
 
@@ -430,7 +466,8 @@ class Trainer(TrainingState):
 
     def _stopping(self) -> bool:
         """Whether to stop before the next update: all processes do, or none."""
-        self.interrupted = self.processes.any(self.asked_to_stop)
+        moved = self.claim is not None and self.claim.moved()
+        self.interrupted = self.processes.any(self.asked_to_stop or moved)
         return self.interrupted
 
     def _tokens_read(self) -> int:

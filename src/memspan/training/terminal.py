@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 30
 """Seconds between the lines that stand for a bar where there is no terminal."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
+"""Signals that end training with a last checkpoint."""
 
 
 @contextmanager
@@ -81,7 +84,8 @@ class Unbreakable(io.TextIOBase):
 
 @contextmanager
 def stoppable(ask: Callable[[], None]) -> Iterator[None]:
-    """Turn the first Ctrl-C or SIGTERM into a call of ``ask``; a second one stops at once."""
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) into a call of ``ask``; a
+    second one stops at once. What is ignored, as SIGHUP is under nohup, stays ignored."""
 
     def stop(number: int, frame: Any) -> None:
         ask()
@@ -89,7 +93,9 @@ def stoppable(ask: Callable[[], None]) -> Iterator[None]:
             signal.signal(signal_number, handler)
 
     try:
-        before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            n: signal.signal(n, stop) for n in STOPPING if signal.getsignal(n) is not signal.SIG_IGN
+        }
     except ValueError:  # not in the main thread: signals are someone else's
         before = {}
     try:
