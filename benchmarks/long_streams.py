@@ -102,8 +102,7 @@ def briefly_trained(config: FastWeightsConfig, tokens: np.ndarray) -> LanguageMo
         index = np.arange(8)[:, None] * part + np.arange(step * 128, step * 128 + 129)
         block = torch.from_numpy(tokens[index].astype(np.int64))
         output = model(block[:, :-1], memory, targets=block[:, 1:])
-        assert output.losses is not None
-        output.losses.mean().backward()
+        output.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

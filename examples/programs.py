@@ -123,12 +123,12 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
         tokens, printed = Programs(variables).batch(rows, words + 1, random)
         memory = model.initial_memory(rows)
         for at in range(0, words, segment):
-            targets = tokens[:, at + 1 : at + segment + 1]
+            here = slice(at + 1, at + segment + 1)
+            # What else comes next is chance: only printed values are learned.
+            targets = tokens[:, here].masked_fill(~printed[:, here], -100)
             out = model(tokens[:, at : at + segment], memory, targets=targets)
             memory = out.memory.detach()
-            assert out.losses is not None
-            # What else comes next is chance: only printed values are learned.
-            out.losses[printed[:, at + 1 : at + segment + 1]].mean().backward()
+            out.loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             # Level until half of the time is over, then down to a tenth.
             rate = min(1.0, (step + 1) / 50, 2 * (1.05 - done))

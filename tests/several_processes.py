@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,19 @@ from rich.console import Console
 
 from memspan import metrics, train
 from memspan.config_files import read_config
+from memspan.data.streams import Segment, Streams
 from memspan.distributed.processes import ALONE, Processes, joined
+from memspan.nn import NOT_SCORED
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     """Train or resume in ``job["folder"]``, up to the step ``stop`` where there is one.
 
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
-    of memory becomes NaN.
+    of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
     """
     original, quiet = train.Trainer.update, Console(quiet=True)
+    next_segment = Streams.next
 
     def update(self: train.Trainer) -> torch.Tensor | None:
         if self.step == job.get("spoil") and self.processes.rank == self.processes.size - 1:
@@ -47,11 +51,19 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
             self.asked_to_stop = True
         return loss
 
+    def partly_scored(self: Streams) -> Segment:
+        segment = next_segment(self)
+        targets = segment.targets.clone()
+        targets[-1, : job["unscored"]] = NOT_SCORED
+        return replace(segment, targets=targets)
+
     folder = Path(job["folder"])
     if "copy" in job and processes.first:
         shutil.copytree(job["copy"], folder)
     processes.wait()
     train.Trainer.update = update  # type: ignore[method-assign]
+    if "unscored" in job:
+        Streams.next = partly_scored  # type: ignore[method-assign]
     try:
         if "config" in job:
             config = read_config(Path(job["config"]))
@@ -60,6 +72,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
             train.resume(folder, quiet, processes)
     finally:
         train.Trainer.update = original  # type: ignore[method-assign]
+        Streams.next = next_segment  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fs
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
 KINDS = ("ddp", "fsdp")
 several = pytest.mark.processes
+UNSCORED = (("transformer-xl", "ddp"), ("fast-weights", "fsdp"))
+"""Where one process scores fewer tokens than the other: each token has the same weight all the same."""
 STEPS, CUT = 6, 3
 
 
@@ -150,7 +152,13 @@ def test_two_processes_learn_as_one() -> None:
         options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
         jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
         run({"config": options, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
+    for name, kind in UNSCORED:
+        job = {"config": written(config(name, kind), f"{name}-{kind}"), "unscored": 4}
+        jobs.append(job | {"folder": f"{name}-{kind}-unscored"})
+        run(job | {"folder": f"{name}-{kind}-unscored-1"})
     together(2, jobs)
+    for name, kind in UNSCORED:
+        assert_same_losses(f"{name}-{kind}-unscored-1", f"{name}-{kind}-unscored")
     for name, kind in SPOILT:
         spoilt = f"{name}-{kind}-spoilt"
         assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)

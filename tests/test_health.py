@@ -59,8 +59,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = math.
     """Let one gradient be ``value`` in the given steps."""
     original = train.Trainer._accumulate_gradients
 
-    def accumulate(self: train.Trainer) -> Any:
-        read = original(self)
+    def accumulate(self: train.Trainer, *update: Any) -> Any:
+        read = original(self, *update)
         if self.step + 1 in steps:
             gradient = self.model.get_parameter("head.biases.0").grad
             assert gradient is not None
@@ -169,7 +169,7 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
     """Whatever architecture: the loss that saw it is skipped, and training goes on without it."""
     original = train.Trainer._accumulate_gradients
 
-    def accumulate(self: train.Trainer) -> Any:
+    def accumulate(self: train.Trainer, *update: Any) -> Any:
         if self.step == 5:
             row = torch.zeros(3, dtype=torch.bool)
             row[1] = True
@@ -179,7 +179,7 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
                 return torch.where(mask, math.inf, t) if t.is_floating_point() else t
 
             self.memory = self.memory.map(overflow)
-        return original(self)
+        return original(self, *update)
 
     monkeypatch.setattr(train.Trainer, "_accumulate_gradients", accumulate)
     train.train(run(architecture, non_finite="skip", segment_length=4), Path("r"), quiet())

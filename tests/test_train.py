@@ -30,6 +30,7 @@ from memspan.config import (
 from memspan.config import TransformerXLConfig as XL
 from memspan.errors import MemspanError
 from memspan.tensor_files import load_tensors
+from memspan.training.optimisation import adamw
 
 MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
 COMPRESSIVE = CompressiveConfig(
@@ -261,11 +262,67 @@ def test_learning_rate_follows_its_schedule() -> None:
     assert train.learning_rate(15, slow) == pytest.approx(1e-3)
 
 
-def test_accumulation_equals_longer_batches() -> None:
-    """Two half updates give the gradient of their mean."""
-    options = config(accumulate=2, steps=1, evaluate_every=0)
-    train.train(options, Path("two"), quiet())
-    assert checkpoint.latest(Path("two")).state["streams"]["position"] == 2
+@pytest.mark.parametrize("model", [MODEL, COMPRESSIVE], ids=["transformer-xl", "compressive"])
+def test_an_update_is_the_mean_over_all_that_it_scores(
+    model: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the tokens of all accumulated segments, however many each of them scores."""
+    model = dataclasses.replace(model, dropout=0.0)  # type: ignore[type-var]
+    trainer = trainer_of(config(model, accumulate=3))
+    trainer.config = dataclasses.replace(trainer.config, optim=OptimConfig(clip_norm=0))
+    for _ in range(2):
+        trainer.update()
+    segments = []
+    for n in range(3):
+        segment = trainer.streams.next()
+        targets = segment.targets.clone()
+        targets[:, : 3 * n] = -100
+        segments.append(dataclasses.replace(segment, targets=targets))
+    losses, auxiliary, memory = [], [], trainer.memory
+    for segment in segments:
+        output = trainer.model(segment.inputs, memory, targets=segment.targets)
+        memory = output.memory.detach()
+        losses.append(output.losses[segment.targets != -100])
+        auxiliary.append(output.auxiliary_loss)
+    mean = torch.cat(losses).mean()
+    parameters = dict(trainer.model.named_parameters())
+    total = mean + torch.stack(auxiliary).mean()
+    wanted = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+
+    found = {}
+    spy = lambda: found.update({n: p.grad for n, p in parameters.items()})  # noqa: E731
+    monkeypatch.setattr(trainer.optimizer, "step", spy)
+    monkeypatch.setattr(trainer.streams, "next", iter(segments).__next__)
+    loss = trainer.update()
+    torch.testing.assert_close(loss, mean.detach())
+    for name, gradient in zip(parameters, wanted, strict=True):
+        torch.testing.assert_close(found[name], gradient, msg=name)
+
+
+def test_weight_decay_is_for_matrices_and_tables() -> None:
+    """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
+    trainer = trainer_of(config())
+    options = OptimConfig(learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95)
+    optimizer = adamw(trainer.model, options)
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    decay = {
+        names[id(p)]: group["weight_decay"]
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert set(decay) == set(names.values())
+    assert (
+        decay["embedding.tables.0"] == decay["backbone.layers.0.feed_forward.inner.weight"] == 0.3
+    )
+    assert decay["backbone.content_bias"] == decay["head.biases.0"] == 0
+    assert decay["backbone.layers.1.attention_norm.weight"] == 0
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    for p in trainer.model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in trainer.model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * decay[name]))
 
 
 def test_effective_batches_grow() -> None:

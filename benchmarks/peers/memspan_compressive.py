@@ -37,4 +37,4 @@ class MemspanCompressive(MemspanXL):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         out = self.model(tokens, self.memory, targets=targets)
         self.memory = out.memory.detach()
-        return out.losses.mean() + out.auxiliary_loss
+        return out.loss

@@ -37,7 +37,7 @@ class MemspanFeedback(Side):
         self.batch_size = batch_size
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.model(tokens, targets=targets).losses.mean()
+        return self.model(tokens, targets=targets).loss
 
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         if tokens.shape[1] > 1:

@@ -30,7 +30,7 @@ class MemspanFW(Side):
         self.reader = None if self.model.training else self.model.reader(batch_size=batch_size)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return self.model(tokens, targets=targets).losses.mean()
+        return self.model(tokens, targets=targets).loss
 
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         if targets is None:

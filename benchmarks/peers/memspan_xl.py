@@ -37,7 +37,7 @@ class MemspanXL(Side):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         out = self.model(tokens, self.memory, targets=targets)
         self.memory = out.memory.detach()
-        return out.losses.mean()
+        return out.loss
 
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         if targets is None:

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
 
+NOT_SCORED = -100
+"""A target that is not scored: its loss is 0. torch's own label for it."""
+
 
 def dropout_layer(probability: float) -> nn.Module:
     """Dropout, or nothing where the probability is 0: decoding is made of small calls."""
@@ -165,7 +168,10 @@ class Head(nn.Module):
         return torch.cat([head[..., :shortlist], *tails], -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Nats per token, ``[B, T, D], int64 [B, T] -> [B, T]``; each tail sees its own words only."""
+        """Nats per token, ``[B, T, D], int64 [B, T] -> [B, T]``; each tail sees its own words only.
+
+        Where the target is :data:`NOT_SCORED` the loss is 0.
+        """
         x, words = hidden.flatten(0, -2), targets.flatten()
         if len(self.edges) == 2:
             return nats(partial(self._cluster, i=0), x, words).view_as(targets)
@@ -200,8 +206,12 @@ class Head(nn.Module):
 
 
 def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
-    """``-log p(word)`` of ``words [N]`` by ``logits(x [N, D])``: ``[N]``."""
-    return by_parts(lambda x, w: F.cross_entropy(logits(x), w, reduction="none"), x, words)
+    """``-log p(word)`` of ``words [N]`` by ``logits(x [N, D])``: ``[N]``, 0 for :data:`NOT_SCORED`."""
+
+    def part(x: Tensor, words: Tensor) -> Tensor:
+        return F.cross_entropy(logits(x), words, ignore_index=NOT_SCORED, reduction="none")
+
+    return by_parts(part, x, words)
 
 
 def initialise(module: nn.Module, std: float = 0.02) -> None:

@@ -33,6 +33,7 @@ from memspan.evaluate import Scores, evaluate
 from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
+from memspan.nn import NOT_SCORED
 from memspan.training.optimisation import learning_rate
 from memspan.training.state import TrainingState, identity
 from memspan.training.terminal import progress, stoppable
@@ -206,11 +207,17 @@ class Trainer(TrainingState):
         """One update of the weights; the mean loss in nats per token, or None if it was skipped."""
         self.model.train()
         emptied = self.health.reset_memory_rows
-        read = self._accumulate_gradients()
+        options = self.config.train
+        self.streams.set_segment_length(options.segment_length_at(self.step))
+        segments = [self.streams.next() for _ in range(options.segments_per_update(self.step))]
+        # The update is the mean over all tokens that it scores. Every process sees all rows' targets.
+        n_scored = sum(int((segment.targets != NOT_SCORED).sum()) for segment in segments)
+        per_pass = max(n_scored, 1) / (len(segments) * self.processes.size)
+        read = self._accumulate_gradients(segments, per_pass)
         self.memory = self.health.clean(self.memory)
         own = self.health.reset_memory_rows - emptied
         self.health.reset_memory_rows = emptied + int(self.processes.total(own))
-        loss = torch.stack([losses.mean() for _, losses in read]).mean()
+        loss = torch.stack([losses.sum() / per_pass for _, losses in read]).mean()
         loss = self.processes.mean(loss)
         groups = self.model.clip_groups()
         gradients = [[p.grad for p in group if p.grad is not None] for group in groups]
@@ -229,23 +236,26 @@ class Trainer(TrainingState):
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
-    def _accumulate_gradients(self) -> list[tuple[Segment, Tensor]]:
-        """Read the segments of one update, forward and backward; each with its losses ``[B, T]``."""
-        options = self.config.train
-        segments = options.segments_per_update(self.step)
-        self.streams.set_segment_length(options.segment_length_at(self.step))
+    def _accumulate_gradients(
+        self, segments: list[Segment], per_pass: float
+    ) -> list[tuple[Segment, Tensor]]:
+        """Read the segments of one update, forward and backward; each with its losses ``[B, T]``.
+
+        ``per_pass``: scored tokens of one process in one segment, on average over the update.
+        """
         pending = torch.zeros((), device=self.device)
         read: list[tuple[Segment, Tensor]] = []
-        for n in range(1, segments + 1):
-            segment = self.streams.next()
+        for n, segment in enumerate(segments, 1):
+            last = n == len(segments)
             if segment.reset is not None:
                 self.memory = self.memory.reset(segment.reset[self.rows].to(self.device))
-            with self.passes.exchange(now=n == segments):
+            with self.passes.exchange(now=last):
                 output = self._read(segment)
                 assert output.losses is not None
-                pending = pending + (output.losses.mean() + output.auxiliary_loss) / segments
+                loss = output.losses.sum() / per_pass + output.auxiliary_loss
+                pending = pending + loss / len(segments)
                 self.memory, self.statistics = output.memory, output.statistics
-                if n % options.gradient_segments == 0 or n == segments:
+                if n % self.config.train.gradient_segments == 0 or last:
                     pending.backward()
                     pending = torch.zeros((), device=self.device)
                     # The paper's stop-gradient: back-propagation ends at this segment's border.

@@ -15,7 +15,7 @@ from memspan.memory import Memory
 from memspan.models.output import Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
-from memspan.nn import Embedding, Head, initialise
+from memspan.nn import NOT_SCORED, Embedding, Head, initialise
 from memspan.tensor_files import digest
 
 
@@ -65,11 +65,12 @@ class LanguageModel(nn.Module):
         Args:
             tokens: int64 ``[B, T]``.
             memory: what was read before (None: nothing).
-            targets: int64 ``[B, T]``; with them, losses instead of logits.
+            targets: int64 ``[B, T]``; with them, losses instead of logits. A target of -100 is not
+                scored.
             starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
                 there on (None: no document begins in this segment).
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
-                nothing and has loss 0 (None: no padding).
+                nothing and is not scored (None: no padding).
             padding: the side that padding is on.
             implementation: how the backbone computes (None: the fastest that can run here). Every
                 architecture knows ``reference``, the paper's equations in plain autograd: slow, but
@@ -87,12 +88,23 @@ class LanguageModel(nn.Module):
         if implementation is not None:
             options["implementation"] = implementation
         out = self.backbone(x, memory, **options)
-        logits = self.head(out.hidden) if targets is None else None
-        losses = None if targets is None else self.head.losses(out.hidden, targets)
-        if losses is not None and lengths is not None:
+        if targets is None:
+            return Output(
+                out.memory,
+                out.auxiliary_loss,
+                logits=self.head(out.hidden),
+                statistics=out.statistics,
+            )
+        if lengths is not None:
             own = padding_mask(lengths, tokens.shape[1], padding)
-            losses = losses.where(own, losses.new_zeros(()))
-        return Output(out.memory, out.auxiliary_loss, logits, losses, out.statistics)
+            targets = targets.masked_fill(~own, NOT_SCORED)
+        return Output(
+            out.memory,
+            out.auxiliary_loss,
+            losses=self.head.losses(out.hidden, targets),
+            n_scored=(targets != NOT_SCORED).sum(),
+            statistics=out.statistics,
+        )
 
     def reader(self, memory: Memory | None = None, batch_size: int = 1) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.

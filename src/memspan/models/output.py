@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from memspan.errors import MemspanError
 from memspan.memory import Memory
 
 M = TypeVar("M", bound=Memory)
@@ -28,11 +29,26 @@ class BackboneOutput(Generic[M]):
 
 @dataclass(frozen=True)
 class Output:
-    """A language model's output: ``logits [B, T, V]``, or ``losses [B, T]`` in nats where targets
-    were given (no logits are kept then)."""
+    """A language model's output: logits, or losses where targets were given."""
 
     memory: Memory
     auxiliary_loss: Tensor
+    """The architecture's own loss, a scalar; 0 where it has none."""
     logits: Tensor | None = None
+    """``[B, T, V]``, without targets only."""
     losses: Tensor | None = None
+    """``[B, T]`` in nats, with targets only; 0 where a token is not scored."""
+    n_scored: Tensor | None = None
+    """How many tokens are scored, int64 scalar: neither padding nor a target of -100."""
     statistics: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> Tensor:
+        """What to train on, a scalar: the mean loss of the scored tokens plus the auxiliary loss.
+
+        Raises:
+            MemspanError: the model was called without targets.
+        """
+        if self.losses is None or self.n_scored is None:
+            raise MemspanError("there is no loss without targets: call model(..., targets=targets)")
+        return self.losses.sum() / self.n_scored.clamp(min=1) + self.auxiliary_loss

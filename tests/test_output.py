@@ -1,0 +1,101 @@
+"""What a language model returns: the loss to train on, and what is not scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from architectures import CASES, VOCABULARY
+from memspan.config import CompressiveConfig, EmbeddingConfig
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+
+ARCHITECTURES = ("xl-segment", "compressive", "feedback", "fast-delta")
+every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+def text(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, length), generator=generator)
+
+
+def model_with(embedding: EmbeddingConfig | None = None) -> LanguageModel:
+    torch.manual_seed(0)
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
+    sizes = {"memory_length": 4, "compressed_length": 3, "compression_rate": 2}
+    return LanguageModel(VOCABULARY, CompressiveConfig(**small, **sizes), embedding).double()
+
+
+@every_architecture
+def test_a_plain_loop_trains_every_parameter(name: str) -> None:
+    """`output.loss` is all that a loop needs, the compression included."""
+    model = CASES[name].model().train()
+    memory = model.initial_memory(2)
+    for n in range(4):
+        output = model(text(2, 6, n), memory, targets=text(2, 6, n + 9))
+        assert output.loss.shape == ()
+        torch.testing.assert_close(output.loss, output.losses.mean() + output.auxiliary_loss)
+        output.loss.backward()
+        memory = output.memory.detach()
+    for parameter, tensor in model.named_parameters():
+        assert tensor.grad is not None, parameter
+        assert tensor.grad.any(), parameter
+
+
+@pytest.mark.parametrize("cutoffs", [(), (3, 6)])
+def test_what_is_not_scored(cutoffs: tuple[int, ...]) -> None:
+    """Targets of -100 and padding: loss 0, no gradient, and no share in the mean."""
+    model = model_with(EmbeddingConfig(cutoffs=cutoffs, div_val=2 if cutoffs else 1))
+    tokens, targets = text(3, 8), text(3, 8, 1)
+    full = model(tokens, targets=targets)
+    assert full.n_scored == 24
+    some = torch.rand(3, 8, generator=torch.Generator().manual_seed(2)) < 0.5
+    out = model(tokens, targets=targets.masked_fill(~some, -100))
+    assert out.n_scored == some.sum()
+    torch.testing.assert_close(out.losses, full.losses.where(some, full.losses.new_zeros(())))
+    expected = full.losses[some].mean() + full.auxiliary_loss
+    torch.testing.assert_close(out.loss, expected)
+    parameters = list(model.parameters())
+    ours, theirs = (torch.autograd.grad(x, parameters) for x in (out.loss, expected))
+    for gradient, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_nothing_scored_is_no_loss() -> None:
+    """As where a process has padding alone: finite, and nothing but the auxiliary loss."""
+    model = model_with()
+    memory = model(text(2, 9), targets=text(2, 9)).memory
+    out = model(text(2, 8), memory, targets=torch.full((2, 8), -100))
+    assert out.n_scored == 0
+    assert out.loss == out.auxiliary_loss
+
+
+def test_no_targets_no_loss() -> None:
+    with pytest.raises(MemspanError, match="no loss without targets"):
+        _ = model_with()(text(1, 2)).loss
+
+
+@pytest.fixture
+def _process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_process_group")
+@every_architecture
+def test_a_loop_of_ones_own_under_ddp(name: str) -> None:
+    """DDP waits for every parameter that an output depends on: the loss must depend on them, too."""
+    model = CASES[name].model().train()
+    wrapped: Any = DistributedDataParallel(model)
+    memory = model.initial_memory(2)
+    for n in range(3):
+        output = wrapped(text(2, 6, n), memory, targets=text(2, 6, n + 9))
+        output.loss.backward()
+        memory = output.memory.detach()
