@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, train
+from memspan import checkpoint, cli, train
 from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from memspan.data.identity import difference
 from memspan.errors import MemspanError
 
 QUIET = Console(quiet=True)
@@ -193,3 +195,94 @@ def test_an_old_checkpoint_that_stayed_is_deleted_at_the_next_save(
     train.train(dataclasses.replace(OPTIONS, train=loop), Path("r"), QUIET)
     assert refused
     assert not list(Path("r/checkpoints").glob(".*"))
+
+
+SIZES = {"a": 500, "b": 400, "c": 30, "d": 20, "e": 50}
+"""Files of a folder: the first two are training text, the next two are for validation."""
+
+
+def rewrite(change: dict[str, str]) -> None:
+    Path("texts").mkdir(exist_ok=True)
+    for name, size in SIZES.items():
+        Path("texts", f"{name}.txt").write_text(change.get(name, TEXT[:size]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"a": TEXT[:500].replace("remains", "returns")}, "its train split is another text"),
+        ({"c": TEXT[:30].upper()}, "its validation split is another text"),
+        ({"a": TEXT[:500] + TEXT[0], "b": TEXT[1:400]}, "documents of its train split begin else"),
+        ({"c": TEXT[:30] + TEXT[0], "d": TEXT[1:20]}, "documents of its validation split begin"),
+    ],
+)
+def test_a_corpus_that_changed_in_any_split_or_border_is_refused(
+    change: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite({})
+    data = dataclasses.replace(OPTIONS.data, corpus="texts")
+    monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, data=data))
+    cut_run(monkeypatch)
+    rewrite(change)
+    with pytest.raises(MemspanError, match=says):
+        train.resume(Path("r"), QUIET)
+    rewrite({})
+    train.resume(Path("r"), QUIET)
+
+
+def test_splits_that_come_and_go() -> None:
+    whole = {name: {"tokens": name, "document_starts": "0"} for name in ("train", "validation")}
+    (train_only := dict(whole)).pop("validation")
+    assert difference(whole, train_only) == "its validation split is missing"
+    assert difference(train_only, whole) == "its validation split is new"
+    assert difference(whole, train_only, ["train"]) is None
+
+
+def test_runs_that_recorded_their_training_tokens_only_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(OPTIONS, Path("whole"), QUIET)
+    with monkeypatch.context() as patch:
+        # As before there was more.
+        patch.setattr(
+            train.TrainingState,
+            "taken",
+            lambda self, taken=train.TrainingState.taken: dataclasses.replace(
+                found := taken(self),
+                state=found.state | {"corpus": found.state["corpus"]["train"]["tokens"]},
+            ),
+        )
+        cut_run(monkeypatch)
+    train.resume(Path("r"), Console(width=500))
+    assert "recorded its training tokens only" in capsys.readouterr().out
+    assert_same("r", "whole")
+    assert set(memspan.load("r").corpus) == {"train", "validation", "test"}
+
+
+def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train.train(OPTIONS, Path("r"), QUIET)
+    capsys.readouterr()
+
+    def scored(*more: str) -> tuple[dict[str, object], str]:
+        cli.main(["evaluate", "r", "--json", *more])
+        out, err = capsys.readouterr()
+        return json.loads(out), err
+
+    values, said = scored()
+    assert (values["corpus"], values["split"], values["as_in_training"], said) == (
+        *("text.txt", "validation"),
+        *(True, ""),
+    )
+    shutil.copy("text.txt", "copy.txt")
+    assert scored("--corpus", "copy.txt")[0]["as_in_training"] is True
+    Path("text.txt").write_text(TEXT + "and more")
+    values, said = scored()
+    assert values["as_in_training"] is False
+    assert "its validation split is another text" in said
+    assert len(said.splitlines()) == 1
+    values, said = scored("--corpus", "text.txt")
+    assert (values["as_in_training"], said) == (False, "")
+    cli.main(["evaluate", "r", "--split", "all"])
+    assert "r  text.txt, all: " in capsys.readouterr().out

@@ -34,6 +34,7 @@ from torch import Tensor
 from memspan.claim import BOUND, Claim
 from memspan.config import RunConfig
 from memspan.config_files import to_toml
+from memspan.data.identity import recorded
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files import read_limited, sync_folder, write_atomically
@@ -53,7 +54,7 @@ STATE = {
     "best": (float, type(None)),
     "best_step": (int, type(None)),
     "streams": (dict,),
-    "corpus": (str,),
+    "corpus": (dict, str),
     "files": (dict,),
     "metrics": (dict,),
     "health": (dict,),
@@ -109,7 +110,7 @@ def save(claim: Claim, checkpoint: Checkpoint, best: bool) -> None:
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
             files = claim.checksums()
-            header = {"step": str(step)} | files
+            header = _header(checkpoint.state, files)
             for name in TENSORS:
                 tensors = checkpoint.weights if name == WEIGHTS else checkpoint.training
                 files[name] = save_tensors(building / name, tensors, header)
@@ -206,7 +207,7 @@ def export(folder: Path) -> list[int]:
             continue
         whole = _read_shards(source, state)
         files = _bound(state)
-        header = {"step": str(step)} | files
+        header = _header(state, files)
         for name in TENSORS:
             tensors = whole.weights if name == WEIGHTS else whole.training
             files[name] = save_tensors(source / name, tensors, header)
@@ -356,7 +357,16 @@ def _publish_shards(folder: Path, step: int) -> None:
     source = _step_folder(folder, step)
     state = _read_state(source / "state.json")
     weights = _read_shards(source, state).weights
-    save_tensors(folder / WEIGHTS, weights, {"step": str(step)} | _bound(state))
+    save_tensors(folder / WEIGHTS, weights, _header(state, _bound(state)))
+
+
+def _header(state: dict[str, Any], files: dict[str, str]) -> dict[str, str]:
+    """What the files of tensors say of the run, to be read without its checkpoints."""
+    return {
+        "step": str(state["step"]),
+        "corpus": json.dumps(state["corpus"], sort_keys=True),
+        **files,
+    }
 
 
 def _bound(state: dict[str, Any]) -> dict[str, str]:
@@ -399,6 +409,7 @@ def _read_state(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its {name} is {type(state[name]).__name__}")
         if min(state["step"], state["best_step"] or 0) < 0:
             raise ValueError("its step is negative")
+        recorded(state["corpus"])
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -340,6 +340,7 @@ def _evaluate(arguments: list[str]) -> None:
     _at_least(1, batch_size=options.batch_size, segment_length=options.segment_length)
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
     _at_least(0, compressed_length=options.compressed_length)
+    from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
     from memspan.evaluate import evaluate
     from memspan.training.terminal import counting
@@ -363,6 +364,18 @@ def _evaluate(arguments: list[str]) -> None:
         )
     else:
         tokens = prepared.splits[options.split].tokens
+    corpus = options.corpus or data.corpus
+    among = None if options.split == "all" else [options.split]
+    how = None
+    if is_whole(run.corpus):
+        how = difference(run.corpus, identity(prepared.splits), among)
+    if how and options.corpus is None:
+        print(
+            f"memspan: {corpus} has changed since {options.run} was trained on it ({how}): the "
+            "score is not comparable with earlier ones, and what is scored may be text that was "
+            "trained on",
+            file=sys.stderr,
+        )
     tokens = tokens[: options.tokens or None]
     segment_length = options.segment_length or min(
         run.config.train.segment_length, max(len(tokens) // options.batch_size, 1)
@@ -379,7 +392,13 @@ def _evaluate(arguments: list[str]) -> None:
             progress=show,
         )
     if options.json:
-        print(json.dumps(scores.as_dict() | {"split": options.split, "run": str(options.run)}))
+        scored = {
+            "run": str(options.run),
+            "corpus": corpus,
+            "split": options.split,
+            "as_in_training": how is None if is_whole(run.corpus) else None,
+        }
+        print(json.dumps(scores.as_dict() | scored))
         return
     for name in sizes:
         sizes[name] = getattr(run.config.model, name, None) if sizes[name] is None else sizes[name]
@@ -393,7 +412,7 @@ def _evaluate(arguments: list[str]) -> None:
         if options.batch_size == 1
         else f"{options.batch_size} streams: the text is cut, each part starts with empty memory"
     )
-    print(f"{options.run}  {options.split}: {scores.tokens:,} tokens, {streams}")
+    print(f"{options.run}  {corpus}, {options.split}: {scores.tokens:,} tokens, {streams}")
     print(f"segment {segment_length}{memory or ', memory of constant size'}")
     print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
     print(f"  bits per character   {scores.bits_per_character:10.4f}")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from memspan.config import RunConfig
 from memspan.config_files import read_config
+from memspan.data.identity import Identity, recorded
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
@@ -35,6 +37,8 @@ class Run:
     tokenizer: Tokenizer
     model: LanguageModel
     step: int
+    corpus: Identity
+    """Of what it was trained and validated on; empty where an older version saved it."""
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:
@@ -51,7 +55,11 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     check_fit(folder, config, tokenizer.vocab_size, weights)
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, folder)
-    return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]))
+    try:
+        corpus = recorded(json.loads(header.get("corpus", "{}")))
+    except (ValueError, RecursionError) as error:
+        raise MemspanError(f"{folder / WEIGHTS} is damaged ({error}): restore it") from None
+    return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]), corpus)
 
 
 def load_config(folder: Path) -> RunConfig[Any]:

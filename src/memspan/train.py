@@ -19,6 +19,7 @@ from torch import Tensor
 from memspan import checkpoint, metrics, runs
 from memspan.claim import Claim, claim
 from memspan.config import RunConfig
+from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.prepared import prepare
 from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers import load_tokenizer
@@ -35,7 +36,7 @@ from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
 from memspan.training.optimisation import learning_rate
-from memspan.training.state import TrainingState, identity
+from memspan.training.state import TrainingState
 from memspan.training.terminal import progress, stoppable
 
 if TYPE_CHECKING:
@@ -105,10 +106,16 @@ def _resume(folder: Path, claimed: Claim | None, console: Console, processes: Pr
             with_tokenizer=tokenizer,
         )
     )
-    if state["corpus"] != identity(prepared):
+    known = recorded(state["corpus"])
+    if how := difference(known, identity(prepared.splits)):
         raise MemspanError(
-            f"the corpus {config.data.corpus} is not what this run was trained on: restore its "
-            "files (for python-stdlib: the same Python version), or start a new run"
+            f"the corpus {config.data.corpus} is not what this run was trained on ({how}): restore "
+            "its files (for python-stdlib: the same Python version), or start a new run"
+        )
+    if not is_whole(known):
+        console.print(
+            f"{folder} was saved by an older version, which recorded its training tokens only: "
+            "whether its other splits and the borders of documents are the same is not known"
         )
     if saved is not None:
         runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)

@@ -15,6 +15,7 @@ from torch import Tensor
 from memspan import metrics, runs
 from memspan.checkpoint import Checkpoint
 from memspan.config import RunConfig
+from memspan.data.identity import identity
 from memspan.data.prepared import Prepared
 from memspan.data.streams import Streams
 from memspan.distributed.passes import passes
@@ -88,7 +89,7 @@ class TrainingState:
             "best": None if math.isinf(self.best) else self.best,
             "best_step": self.best_step,
             "streams": self.streams.state_dict(),
-            "corpus": identity(self.prepared),
+            "corpus": identity(self.prepared.splits),
             "record": self.prepared.record,
             "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
@@ -192,8 +193,3 @@ class TrainingState:
     def _own_rows(self, x: Tensor) -> Tensor:
         own = local(x)
         return x[self.rows] if own is x and self.mesh is not None else own
-
-
-def identity(prepared: Prepared) -> str:
-    """What makes a corpus the same: the tokens that were trained on."""
-    return prepared.splits["train"].sha256
