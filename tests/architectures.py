@@ -5,6 +5,7 @@ A new architecture is covered by adding lines to :data:`CASES`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,12 +45,33 @@ class Case:
     """Fields of memory that gradients do not flow into."""
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
-        """The same weights at every call, large enough that everything matters."""
+        """The same weights at every call, large enough that everything matters.
+
+        The caller may change the model, which is a new one.
+        """
         with torch.random.fork_rng():
             # Random features are drawn when a model is made.
             torch.manual_seed(0)
             model = LanguageModel(VOCABULARY, self.backbone, self.embedding)
         return randomise(model).to(dtype).eval()
+
+    def shared_model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
+        """One model for all tests that do not change it: making one takes as long as a forward."""
+        model, state = _made(self, dtype)
+        assert _state(model) == state, "an earlier test has changed the model that tests share"
+        return model
+
+
+@functools.cache
+def _made(case: Case, dtype: torch.dtype) -> tuple[LanguageModel, list[Any]]:
+    model = case.model(dtype)
+    return model, _state(model)
+
+
+def _state(model: LanguageModel) -> list[Any]:
+    """What changes with the model: torch counts the changes of every tensor."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [model.training, *((t._version, t.grad is None, t.dtype) for t in tensors)]
 
 
 @torch.no_grad()

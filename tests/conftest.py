@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 
-if not os.environ.get("MEMSPAN_NO_HOOK"):
-    # Breaks full-graph compilation, so compile tests run in a process of their own without it.
-    # jaxtyping's hook decorates method by method, where beartype knows no `Self`.
-    from beartype.claw import beartype_packages
-
-    beartype_packages(("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models"))
-
 import hypothesis
 import torch
+from beartype.claw import beartype_packages
+
+# Breaks full-graph compilation, so compile tests run in a process of their own without it.
+# jaxtyping's hook decorates method by method, where beartype knows no `Self`.
+beartype_packages(("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models"))
 
 torch.set_num_threads(1)
 
 hypothesis.settings.register_profile(
     "default",
     deadline=None,
-    max_examples=8,
+    max_examples=6,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
