@@ -74,7 +74,8 @@ def test_trains_scores_and_writes(architecture: str, capsys: pytest.CaptureFixtu
     # The same score by the model itself, every token once, the memory carried by hand.
     split = prepare("text.txt", "bytes").splits["validation"].tokens
     tokens = torch.from_numpy(split.astype("int64"))[None]
-    inputs, memory, nats = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], 1), None, 0.0
+    inputs = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], 1)
+    memory, nats = None, 0.0
     with torch.no_grad():
         for pair in torch.stack([inputs, tokens]).split(scores["segment_length"], 2):
             output = model(pair[0], memory, targets=pair[1])
