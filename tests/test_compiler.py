@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (sources / "small.c").write_text(SOURCE)
     (sources / "loop.h").write_text("")
     monkeypatch.setattr(compiler, "FOLDER", sources)
-    monkeypatch.setattr(compiler, "FLAGS", {"small": ("-fPIC",)})
+    monkeypatch.setattr(compiler, "FLAGS", ("-fPIC",))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MEMSPAN_COMPILE", raising=False)
     monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)

@@ -167,7 +167,8 @@ class FastWeightsAttention(nn.Module):
 
         One where nothing written so far overlaps with the key: its old value is zero then.
         """
-        return torch.where(z_k > self.config.epsilon, z_k, 1.0)
+        # Not z_k > epsilon, which would take NaN for one.
+        return torch.where(z_k <= self.config.epsilon, 1.0, z_k)
 
 
 class FastWeightsLayer(nn.Module):

@@ -36,11 +36,8 @@ if LOCKS:
     import fcntl
 
 FOLDER = Path(__file__).parent
-FLAGS = {
-    "feedback_loop": ("-O3", "-march=native", "-ffast-math", "-fPIC"),
-    # Features that are not finite must stay in sight.
-    "delta_rule_loop": ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC"),
-}
+# Numbers that are not finite must come out as such.
+FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC")
 TYPES = {torch.float32: "float", torch.float64: "double"}
 LIMIT = 1 << 24
 """Bytes of a compiled file at most; they have a hundred thousand."""
@@ -61,7 +58,7 @@ def functions(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
         return None
     try:
-        code = _compiled(name, (*FLAGS[name], f"-DREAL={TYPES[dtype]}"))
+        code = _compiled(name, (*FLAGS, f"-DREAL={TYPES[dtype]}"))
     except MemspanError as error:
         _say(
             f"memspan: {error}. PyTorch's loops serve instead, several times slower for Feedback and "

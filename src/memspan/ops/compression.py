@@ -122,9 +122,13 @@ def dilated_convolution(x: Tensor, weights: Tensor, biases: Tensor, rate: int) -
 
 
 def most_used(x: Tensor, received: Tensor, rate: int) -> Tensor:
-    """Of each run the slot that received most attention, ``received [B, n*c]``."""
-    best = received.unflatten(1, (-1, rate)).argmax(-1)
-    return pick(x, best + torch.arange(best.shape[1], device=best.device) * rate)
+    """Of each run the slot that received most attention, ``received [B, n*c]``.
+
+    Where an attention is NaN there is no such slot, and the result is NaN.
+    """
+    most, best = received.unflatten(1, (-1, rate)).max(-1)
+    picked = pick(x, best + torch.arange(best.shape[1], device=best.device) * rate)
+    return picked.masked_fill(most.isnan()[..., None], torch.nan)
 
 
 # ----- Auxiliary losses

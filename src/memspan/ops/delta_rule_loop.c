@@ -72,17 +72,24 @@ INLINE void find_features(
         for (long j = 0; j < width; j++) {
             REAL p = now[j] * now[j - i];
             products[(i - 1) * width + j] = p;
-            sum += p > 0 ? p : 0;
+            /* Not p > 0, which would leave NaN out. */
+            sum += p <= 0 ? 0 : p;
         }
+    REAL *value = f->value;
+    if (sum != sum) {
+        /* A coordinate that is NaN could have either sign, so any feature could be in use. */
+        f->n = 2 * width * nu, f->scale = sum;
+        for (long m = 0; m < f->n; m++) f->at[m] = (int)m, value[m] = sum;
+        return;
+    }
     f->scale = divides ? 1 / (sum + epsilon) : 1;
     long n = 0;
     for (long i = 0; i < nu; i++)
         for (long j = 0; j < width; j++) {
             REAL p = products[i * width + j];
-            f->value[n] = p * f->scale;
+            value[n] = p * f->scale;
             f->at[n] = (int)(2 * width * i) + place[j];
-            /* Not p > 0: what is not a number must stay in sight. */
-            n += !(p <= 0);
+            n += p > 0;
         }
     f->n = n;
 }

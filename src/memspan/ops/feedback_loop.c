@@ -63,9 +63,16 @@ static void outer_product(
         for (long j = 0; j < n; j++) m[k * stride + j] += a[k] * w[j];
 }
 
+/* NaN may be missed by the maximum, which is looked for in WIDE places at once; the exponential and the sum
+   keep it. */
 static void softmax(REAL *s, long n) {
-    REAL highest = s[0], sum = 0;
-    for (long j = 1; j < n; j++) highest = s[j] > highest ? s[j] : highest;
+    REAL high[WIDE], highest = s[0], sum = 0;
+    long j = 0;
+    for (long u = 0; u < WIDE; u++) high[u] = highest;
+    for (; j + WIDE <= n; j += WIDE)
+        for (long u = 0; u < WIDE; u++) high[u] = s[j + u] > high[u] ? s[j + u] : high[u];
+    for (; j < n; j++) highest = s[j] > highest ? s[j] : highest;
+    for (long u = 0; u < WIDE; u++) highest = high[u] > highest ? high[u] : highest;
     for (long j = 0; j < n; j++) s[j] = sizeof(REAL) == 4 ? expf(s[j] - highest) : exp(s[j] - highest);
     for (long j = 0; j < n; j++) sum += s[j];
     for (long j = 0; j < n; j++) s[j] /= sum;

@@ -1,5 +1,11 @@
 /* What the compiled loops share. REAL is float or double. */
 
+/* glibc offers exp and erf of several numbers at once to those who compile for finite numbers only. They
+   keep NaN, so they serve here too. */
+#ifndef __FAST_MATH__
+#define __FAST_MATH__ 1
+#endif
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,6 +88,7 @@ static void product(
                     REAL x = sum[r * PANEL + u];
                     if (bias) x += bias[j + u];
                     if (residual) x += residual[(i + r) * p->columns + j + u];
+                    /* In this order, as NaN is not below 0 and has to stay. */
                     out[u] = relu && x < 0 ? 0 : x;
                 }
             }

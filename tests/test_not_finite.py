@@ -1,0 +1,138 @@
+"""Law 7: a NaN in any parameter or input reaches every output that depends on it.
+
+What depends on a number is found in float64, by the reference where there is one: the outputs that
+change when the number does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import CASES, Case
+from memspan.errors import MemspanError, NonFiniteError
+from memspan.memory import Memory
+from test_laws import some_memory, text
+
+ROWS, CUTS = 3, (2, 1)
+NAMES = list(CASES)
+Outputs = dict[str, Tensor]
+
+
+def implementations(backbone: nn.Module) -> list[str]:
+    """Those that can run with the backbone's options, by name."""
+    if "implementation" not in inspect.signature(backbone.forward).parameters:
+        return []
+    nothing = next(backbone.parameters()).new_zeros(1, 1, backbone.config.d_model)
+    found = []
+    for name in get_args(vars(sys.modules[backbone.__module__])["Implementation"]):
+        try:
+            backbone(nothing, implementation=name)
+            found.append(name)
+        except MemspanError:
+            pass
+    return found
+
+
+def floats(memory: Memory) -> Outputs:
+    return {f"memory.{n}": t for n, t in memory.tensors().items() if t.is_floating_point()}
+
+
+@contextmanager
+def changed(tensor: Tensor, change: Callable[[float], float]) -> Iterator[None]:
+    """With another number in place of the last one that is not zero: a memory's zeros may be slots that
+    nobody looks at."""
+    flat = tensor.data.view(-1)
+    place = flat.nonzero()[-1]
+    before = flat[place].clone()
+    flat[place] = change(before.item())
+    try:
+        yield
+    finally:
+        flat[place] = before
+
+
+class Run:
+    """A backbone, a memory and an input, and all that gives their numbers names."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        model = case.model(dtype)
+        self.backbone, self.memory = model.backbone, some_memory(model, ROWS)
+        self.x = model.embedding(text(ROWS, sum(CUTS)))
+        named = dict(self.backbone.named_parameters()) | floats(self.memory) | {"input": self.x}
+        # All layers run the same code, and what the first one says goes through all of them.
+        named = {n: t for n, t in named.items() if not n.startswith(("layers.1.", "layers.2."))}
+        self.numbers = {n: t for n, t in named.items() if t.any()}
+
+    def model(self, **options: str) -> Outputs:
+        memory, hidden, losses = self.memory, [], []
+        for part in self.x.split(CUTS, 1):
+            out = self.backbone(part, memory, **options)
+            hidden.append(out.hidden)
+            losses.append(out.auxiliary_loss)
+            memory = out.memory
+        found = {"hidden": torch.cat(hidden, 1), "auxiliary loss": torch.stack(losses)}
+        return found | floats(memory)
+
+    def reader(self) -> Outputs:
+        """What a reader gives. It may refuse what is not finite."""
+        reader = self.backbone.reader(self.memory, ROWS)
+        try:
+            # Copies: a reader may use what it returned again.
+            hidden = [reader.read(part).clone() for part in self.x.split(CUTS, 1)]
+        except NonFiniteError:
+            return {}
+        return {"hidden": torch.cat(hidden, 1)} | floats(reader.memory)
+
+    def ways(self) -> dict[str, Callable[[], Outputs]]:
+        """All that can be run: each implementation and the reader."""
+        names = implementations(self.backbone)
+        found = {name: lambda name=name: self.model(implementation=name) for name in names}
+        return (found or {"model": self.model}) | {"reader": self.reader}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_nan_reaches_all_that_depends_on_it(name: str) -> None:
+    exact, run = Run(CASES[name], torch.float64), Run(CASES[name], torch.float32)
+    ways, find = run.ways(), exact.ways().get("reference", exact.model)
+    before = find()
+    # To save time half of the numbers; an architecture's cases come to see all of them.
+    for number in list(exact.numbers)[NAMES.index(name) % 2 :: 2]:
+        with changed(exact.numbers[number], lambda value: value + 3):
+            depends = {output: found != before[output] for output, found in find().items()}
+        with changed(run.numbers[number], lambda value: math.nan):
+            for way, outputs in ways.items():
+                for output, found in outputs().items():
+                    lost = (depends[output] & ~found.isnan()).sum().item()
+                    assert not lost, f"{way}: {number} does not reach {lost} numbers of {output}"
+
+
+@pytest.mark.parametrize("name", ["xl-segment-clamp", "xl-segment-learned", "xl-segment"])
+@torch.no_grad()
+def test_nan_passes_embedding_and_head(name: str) -> None:
+    """Adaptive, not tied, and neither: logits and losses."""
+    exact, model = CASES[name].model(), CASES[name].model(torch.float32)
+    tokens = torch.arange(11).view(1, -1)
+
+    def outputs(model: nn.Module) -> tuple[Tensor, Tensor]:
+        return model(tokens).logits, model(tokens, targets=tokens.flip(1)).losses
+
+    before = outputs(exact)
+    numbers = dict(model.named_parameters())
+    for number, tensor in exact.named_parameters():
+        if number.startswith("backbone"):
+            continue
+        with changed(tensor, lambda value: value + 3):
+            depends = [found != b for found, b in zip(outputs(exact), before, strict=True)]
+        with changed(numbers[number], lambda value: math.nan):
+            for found, dependent in zip(outputs(model), depends, strict=True):
+                assert found.isnan()[dependent].all(), number
