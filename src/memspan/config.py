@@ -14,6 +14,9 @@ import tyro
 
 from memspan.errors import MemspanError
 
+MOST_TOKENS = 1 << 24
+"""Ids of a vocabulary at most."""
+
 
 @dataclass(frozen=True)
 class TransformerXLConfig:
@@ -82,6 +85,11 @@ class TransformerXLConfig:
     @property
     def head_width(self) -> int:
         return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of a layer's position table."""
+        return (self.max_distance or 0) if self.positions == "learned" else 0
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,11 @@ class CompressiveConfig:
     @property
     def head_width(self) -> int:
         return self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of a layer's position table."""
+        return (self.max_distance or 0) if self.positions == "learned" else 0
 
 
 @dataclass(frozen=True)
@@ -350,6 +363,11 @@ class FastWeightsConfig:
         return self.d_head if self.d_head is not None else self.d_model // self.n_heads
 
     @property
+    def table_rows(self) -> int:
+        """Rows of a layer's position table."""
+        return 0
+
+    @property
     def n_projections(self) -> int:
         """Random projections m of feature_map favor."""
         return self.head_width if self.favor_features is None else self.favor_features
@@ -406,6 +424,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.vocab_size is not None:
             _at_least(2, self, "vocab_size")
+            refuse_oversized_vocabulary(self.vocab_size)
             if self.tokenizer in ("bytes", "characters"):
                 raise MemspanError(
                     f"vocab_size belongs to the tokenizers words and subwords, not {self.tokenizer}: "
@@ -595,6 +614,12 @@ class RunConfig(Generic[ModelConfig]):
                 f"architecture {self.architecture} goes with a {kind.__name__}, not a "
                 f"{type(self.model).__name__}: change one of them"
             )
+
+
+def refuse_oversized_vocabulary(vocab_size: int) -> None:
+    """Raise :class:`MemspanError` for a vocabulary that no machine trains: tables are as long."""
+    if vocab_size > MOST_TOKENS:
+        raise MemspanError(f"vocab_size must be at most {MOST_TOKENS:,}, not {vocab_size}")
 
 
 def _at_least(low: float, config: object, *names: str) -> None:

@@ -85,7 +85,7 @@ def check_fit(
         try:
             with torch.device("meta"):
                 model = LanguageModel(vocab_size, config.model, config.embedding)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, MemspanError) as error:
             # A size beyond all arithmetic.
             reason = " ".join(str(error).split())[:200]
         else:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from memspan.config import refuse_oversized_vocabulary
 from memspan.errors import MemspanError
 from memspan.files import read_limited, write_atomically
 
@@ -219,6 +220,8 @@ def train_tokenizer(
         MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
             vocabulary of sub-words that cannot hold the 256 bytes.
     """
+    # The sub-word library makes room for all of them, and aborts the process where it cannot.
+    refuse_oversized_vocabulary(vocab_size or 0)
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "characters":

@@ -25,6 +25,7 @@ from memspan.models.relative_self_attention import RelativeSelfAttention, table_
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops import compression as ops
 from memspan.ops.relative_attention import attend_one, relative_attention
+from memspan.sizes import refuse_oversized_model
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,7 @@ class Compressive(nn.Module):
 
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__()
+        refuse_oversized_model(config)
         self.config = config
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(CompressiveLayer(config) for _ in range(config.n_layers))

@@ -28,6 +28,7 @@ from memspan.ops import delta_rule_loop
 from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
 from memspan.ops.delta_rule_loop import CompiledStep
 from memspan.ops.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection, sum_to_one
+from memspan.sizes import refuse_oversized_model
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,7 @@ class FastWeights(nn.Module):
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__()
+        refuse_oversized_model(config)
         self.config = config
         _refuse_too_large(self.config, 1, torch.device("cpu"))
         self.dropout = dropout_layer(config.dropout)

@@ -27,6 +27,7 @@ from memspan.ops.feedback_buffers import Folded
 from memspan.ops.feedback_loop import CompiledReader
 from memspan.ops.feedback_recurrence import recurrence
 from memspan.ops.feedback_steps import TokenStep
+from memspan.sizes import refuse_oversized_model
 
 Implementation = Literal["reference", "fused", "compiled"]
 
@@ -101,6 +102,7 @@ class Feedback(nn.Module):
 
     def __init__(self, config: FeedbackConfig) -> None:
         super().__init__()
+        refuse_oversized_model(config)
         self.config = config
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers

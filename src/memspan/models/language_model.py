@@ -16,6 +16,7 @@ from memspan.models.output import Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
 from memspan.nn import NOT_SCORED, Embedding, Head, initialise
+from memspan.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.tensor_files import digest
 
 
@@ -33,11 +34,13 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         embedding = embedding or EmbeddingConfig()
+        refuse_oversized_model(backbone, vocab_size, embedding)
         self.vocab_size = vocab_size
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
         initialise(self)
-        self.backbone: Any = backbone_for(backbone)
+        with refuse_impossible("the model"):
+            self.backbone: Any = backbone_for(backbone)
 
     def initial_memory(self, batch_size: int, **options: Any) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
@@ -47,6 +50,14 @@ class LanguageModel(nn.Module):
                 f"{', '.join(sorted(unknown))} is no option of a {type(self.backbone).__name__}'s "
                 f"memory: leave it out"
             )
+        with refuse_impossible("the memory"):
+            row = self.backbone.initial_memory(1, **options)
+        refuse_oversized(
+            f"the memory of {batch_size:,} rows",
+            batch_size * row.nbytes,
+            row.tokens_seen.device,
+            "lower the number of rows, or memory_length",
+        )
         return self.backbone.initial_memory(batch_size, **options)
 
     def forward(

@@ -21,6 +21,7 @@ from memspan.models.output import BackboneOutput
 from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops.relative_attention import attend_one, relative_attention
+from memspan.sizes import refuse_oversized_model
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class TransformerXL(nn.Module):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
+        refuse_oversized_model(config)
         self.config = config
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layers))

@@ -24,6 +24,7 @@ from memspan.errors import MemspanError
 from memspan.health import Health
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.sizes import refuse_oversized_training
 from memspan.training.optimisation import adamw
 from memspan.warm_start import initialise_from
 
@@ -60,9 +61,9 @@ class TrainingState:
             options.segment_length,
             text.document_starts if config.data.document_reset else None,
         )
-        self.model = LanguageModel(
-            prepared.tokenizer.vocab_size, config.model, config.embedding
-        ).to(device)
+        vocab_size = prepared.tokenizer.vocab_size
+        refuse_oversized_training(config, vocab_size, self.rows.stop - self.rows.start, device)
+        self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
         if start is not None:
             console.print(initialise_from(self.model, prepared.tokenizer, start).summary())
         self.memory: Memory = self.model.initial_memory(self.rows.stop - self.rows.start)

@@ -1,0 +1,136 @@
+"""Sizes that no machine holds are refused before they take memory or time."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memspan import cli, sizes
+from memspan.config import (
+    MODELS,
+    CompressiveConfig,
+    DataConfig,
+    EmbeddingConfig,
+    FeedbackConfig,
+    RunConfig,
+    TrainConfig,
+    TransformerXLConfig,
+)
+from memspan.data.tokenizers import train_tokenizer
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.models.registry import backbone_for
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_layers": 10**8},
+        {"n_layers": 10**400},
+        {"n_layers": 20_000, "d_model": 4, "d_ff": 1},
+        {"d_model": 10**7},
+        {"d_model": 10**18},
+        {"d_ff": 10**12},
+        {"n_heads": 10**9, "d_model": 10**9},
+    ],
+    ids=str,
+)
+def test_layers_that_do_not_fit(architecture: str, changes: dict[str, int]) -> None:
+    config = MODELS[architecture](**changes)
+    for make in (backbone_for, lambda config: LanguageModel(10, config)):
+        with pytest.raises(MemspanError, match=r"lower (it|n_layers)"):
+            make(config)
+
+
+def test_the_bound_is_below_what_models_have() -> None:
+    embedding = EmbeddingConfig(tie=False, cutoffs=(100, 300), div_val=4, d_embed=32)
+    for name, kind in MODELS.items():
+        for changes in ({}, {"n_layers": 1, "d_ff": 2000}, {"d_model": 64, "n_heads": 1}):
+            config = kind(**changes)
+            if name in ("transformer-xl", "compressive"):
+                config = dataclasses.replace(config, positions="learned", max_distance=3000)
+            for table in (EmbeddingConfig(), embedding):
+                model = LanguageModel(500, config, table)
+                count = sum(p.numel() for p in model.parameters())
+                assert count / 4 < sizes.parameters(config, 500, table) <= count, name
+
+
+def test_embeddings_and_memories_that_do_not_fit() -> None:
+    model = TransformerXLConfig(n_layers=1, d_model=8, d_ff=8)
+    with pytest.raises(MemspanError, match="lower n_layers"):
+        LanguageModel(10**12, model)
+    made = LanguageModel(10, model)
+    for rows, options in (
+        (10**10, {}),
+        (1, {"memory_length": 10**15}),
+        (1, {"memory_length": 10**25}),
+    ):
+        with pytest.raises(MemspanError, match="lower"):
+            made.initial_memory(rows, **options)
+    huge = CompressiveConfig(compression_rate=10**20, memory_length=10**20)
+    with pytest.raises(MemspanError, match="cannot be made in these sizes"):
+        LanguageModel(10, huge)
+    with pytest.raises(MemspanError, match="lower"):
+        LanguageModel(10, FeedbackConfig(n_layers=1, d_model=8, d_ff=8, memory_length=10**15))
+
+
+def test_training_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: RunConfig[Any] = RunConfig(TransformerXLConfig())
+    sizes.refuse_oversized_training(config, 256, 12, CPU)
+    long = dataclasses.replace(config, train=TrainConfig(segment_length=10**6))
+    with pytest.raises(MemspanError, match="activations"):
+        sizes.refuse_oversized_training(long, 256, 100, CPU)
+    # The weights would fit, and nothing else.
+    one = 4.0 * sizes.parameters(config.model, 256)
+    monkeypatch.setattr(sizes, "_machine_memory", lambda: 2 * one)
+    with pytest.raises(MemspanError, match="moments"):
+        sizes.refuse_oversized_training(config, 256, 1, CPU)
+
+
+def test_a_model_of_shapes_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "_machine_memory", lambda: 1000.0)
+    with torch.device("meta"):
+        LanguageModel(10, TransformerXLConfig())
+    with pytest.raises(MemspanError, match="lower n_layers"):
+        LanguageModel(10, TransformerXLConfig())
+
+
+@pytest.mark.parametrize("vocab_size", [10**9, 10**12, 10**18, 2**63, 10**40])
+def test_vocabularies_that_no_machine_holds(vocab_size: int) -> None:
+    """The sub-word library aborts the process."""
+    with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
+        DataConfig("x", "subwords", vocab_size)
+    with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
+        train_tokenizer("subwords", [b"x"], vocab_size)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model.n-layers", "1000000000"],
+        ["--model.memory-length", str(10**15)],
+        ["--train.batch-size", "10000000000"],
+        ["--train.segment-length", "10000000000"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_the_command_line_says_so(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("some text " * 500)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "--data.corpus", "text.txt", "--train.device", "cpu", *flags])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lower" in line
