@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -152,6 +154,8 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
     assert holder.stdout is not None
     holder.stdout.readline()
     before = content(Path("r"))
+    # What earlier versions locked, and whoever cleans up may remove.
+    Path("r/.lock").unlink(missing_ok=True)
     with pytest.raises(MemspanError, match="another process is training in r"):
         train.resume(Path("r"), QUIET)
     with pytest.raises(MemspanError, match="another process is training in r"):
@@ -159,28 +163,24 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
     assert content(Path("r")) == before
     holder.kill()
     holder.communicate()
-    assert Path("r/.lock").exists()
-    # The system has lifted the claim; what is left of it is taken over and removed.
+    # The system has lifted the claim.
     with pytest.raises(MemspanError, match="is finished"):
         train.resume(Path("r"), QUIET)
-    assert not Path("r/.lock").exists()
 
 
-def test_a_claim_that_is_given_up_meanwhile_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner removes the file after we opened it and before we lock it."""
-    flock, calls = files.fcntl.flock, 0
+def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over NFS."""
+    flock = files.fcntl.flock
 
-    def late(handle: int, how: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            Path("r/.lock").unlink()
+    def only_files(handle: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
         flock(handle, how)
 
-    monkeypatch.setattr(files.fcntl, "flock", late)
-    with files.only_writer(Path("r")):
-        assert calls == 2
+    monkeypatch.setattr(files.fcntl, "flock", only_files)
+    for _ in range(2):
         with (
+            files.only_writer(Path("r")),
             pytest.raises(MemspanError, match="another process"),
             files.only_writer(Path("r")),
         ):

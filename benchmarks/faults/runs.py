@@ -178,7 +178,6 @@ def make_reference(root: Path, architecture: str) -> Reference:
     shutil.rmtree(home / "run")
     # The run that damage is done to was killed in the middle, so that all of its files are in use.
     assert run(train_arguments(architecture), home, stop_at(STOPPED_AT)).code == -signal.SIGKILL
-    (home / "run" / ".lock").unlink(missing_ok=True)
     evaluated = run(EVALUATE, home)
     assert evaluated.code == 0, evaluated
     memory = ["generate", "run", "--tokens", "20", "--seed", "1", "--save-memory", "read.memory"]

@@ -170,7 +170,6 @@ def fails_from(number: int) -> Callable[..., str]:
         done = run(train_arguments(name), home, hook)
         if done.refused is None and done.code != 0:
             raise Failure(str(done))
-        (home / "run" / ".lock").unlink(missing_ok=True)
         finish(home, name, reference.result, max(steps_of(home / "run"), default=0))
         return "refused" if done.code else "survived"
 

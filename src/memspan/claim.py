@@ -121,11 +121,5 @@ def claim(folder: Path) -> Iterator[Claim]:
             f"{folder / 'checkpoints'} is a link out of the run's folder, where old checkpoints "
             "would be deleted: put the folder itself there"
         )
-    with only_writer(folder):
-        # Without locks nothing has made it yet.
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            yield Claim(folder, handle)
-        finally:
-            os.close(handle)
+    with only_writer(folder) as handle:
+        yield Claim(folder, handle)

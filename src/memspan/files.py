@@ -68,54 +68,54 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Refuse ``folder`` to a second process while this one writes there.
+def only_writer(folder: Path) -> Iterator[int]:
+    """Refuse ``folder`` to a second process while this one writes there; a handle of the folder.
 
-    The system ends the claim with the process, however that dies. Without such locks on the platform
-    or the file system there is no claim.
+    The folder itself is locked, not a file in it that could be removed or replaced. The system lifts
+    the lock with the process, however that dies. Without locks on the platform or the file system
+    nothing is refused.
 
     Raises:
         MemspanError: another process has it, or the folder cannot be written.
     """
-    if not LOCKS:
-        yield
-        return
-    path = folder / ".lock"
-    handle = _claim(folder, path)
-    try:
-        yield
-    finally:
-        # Removed while it is still ours; whoever waits for it then finds that it has gone.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        os.close(handle)
+    with contextlib.ExitStack() as opened:
+
+        def held(path: Path, how: int) -> int:
+            handle = os.open(path, how | os.O_CLOEXEC, 0o644)
+            opened.callback(os.close, handle)
+            return handle
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(0, "it is read-only")
+            handle = held(folder, os.O_RDONLY)
+            if LOCKS and not _lock(handle):
+                # Network file systems lock files only. It stays: removing it would let others in.
+                _lock(held(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
+        except BlockingIOError:
+            raise MemspanError(
+                f"another process is training in {folder}: wait until it ends, stop it, or "
+                "choose another folder"
+            ) from None
+        except OSError as error:
+            raise MemspanError(
+                f"cannot write in {folder} ({error.strerror}): check its permissions, free some "
+                "space or choose another folder"
+            ) from None
+        yield handle
 
 
-def _claim(folder: Path, path: Path) -> int:
-    handle = -1
+def _lock(handle: int) -> bool:
+    """Whether there are locks for what is open.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise MemspanError(
-                    f"another process is training in {folder}: wait until it ends, stop it, or "
-                    "choose another folder"
-                ) from None
-            except OSError:
-                return handle  # a file system without locks
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), os.stat(path)):
-                    return handle
-            os.close(handle)  # its last owner removed it while we opened it
-            handle = -1
-    except MemspanError:
-        os.close(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         raise
-    except OSError as error:
-        raise MemspanError(
-            f"cannot write in {folder} ({error.strerror}): check its permissions, free some space "
-            "or choose another folder"
-        ) from None
+    except OSError:
+        return False
+    return True
