@@ -208,7 +208,13 @@ def test_generate_is_seeded_and_continues_from_a_memory(
         (["train", "--data.vocab-size", "500"], "words and subwords"),
         (["train", "--model", "feedback", "--preset", "mine.toml"], "is for compressive"),
         (["evaluate", "run", "--split", "all of it"], "invalid choice 'all of it'"),
-        (["generate", "run", "--temperature", "nan"], "temperature must be at least 0"),
+        (["generate", "run", "--temperature", "nan"], "temperature must be 0 (greedy) or at least"),
+        (["generate", "run", "--temperature", "1e-320"], "temperature must be 0 (greedy)"),
+        (["generate", "run", "--seed", f"{10**30}"], "seed must lie in 0 .. 2^63 - 1"),
+        (["generate", "run", "--samples", f"{10**30}"], "--samples must be at most 2^63 - 1"),
+        (["train", "--train.seed", f"{10**30}"], "seed must be at most 2^63 - 1"),
+        (["train", "--train.seed", "-1"], "seed must be at least 0"),
+        (["train", "--train.steps", f"{10**400}"], "steps must be at most 2^63 - 1"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -220,6 +226,13 @@ def test_bad_input_is_one_line(
     Path("broken.toml").write_text("[train\nsteps=")
     Path("mine.toml").write_text('architecture = "compressive"')
     assert says in refused(capsys, *arguments)
+
+
+def test_a_launchers_numbers_are_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    assert "the environment has WORLD_SIZE=abc" in refused(capsys, "train")
 
 
 def test_bytes_that_are_no_utf8_work() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from memspan.data.download import read_member
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files import read_limited
+from memspan.tensor_files import load_tensors
 
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
@@ -241,6 +243,27 @@ def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.R
     start = b'{"x":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
     said = readers["weights"](struct.pack("<Q", len(start)) + start)
     assert said is not None
+
+
+@pytest.mark.parametrize("step", [rb"\"stop\": \"2\"", rb"\"step\": \"x\""])
+def test_weights_without_a_step_are_refused(
+    readers: dict[str, hostile.Reader], step: bytes
+) -> None:
+    for kind, says in (("weights", "does not say its step"), ("training", "another checkpoint's")):
+        content = readers[kind].valid.replace(rb"\"step\": \"2\"", step)
+        assert content != readers[kind].valid
+        assert says in (readers[kind](content) or "")
+
+
+def test_a_file_of_very_many_tensors_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    listed = json.dumps({str(n): entry for n in range(100_000)}).encode()
+    path.write_bytes(struct.pack("<Q", len(listed)) + listed)
+    start = time.process_time()
+    with pytest.raises(MemspanError, match="lists more than 65,536 tensors"):
+        load_tensors(path)
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

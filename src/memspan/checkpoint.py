@@ -242,7 +242,7 @@ def latest(folder: Path, target: Target | None = None, verify: bool = True) -> C
         found = {}
         for name in TENSORS:
             found[name], header = load_tensors(source / name)
-            if header[SEAL] != state["files"].get(name) or header["step"] != str(state["step"]):
+            if header[SEAL] != state["files"].get(name) or header.get("step") != str(state["step"]):
                 raise MemspanError(f"{source / name} is another checkpoint's: restore its own")
         return Checkpoint(found[WEIGHTS], found[TENSORS[1]], state)
 
@@ -283,7 +283,7 @@ def recover(folder: Path, state: dict[str, Any]) -> None:
     with contextlib.suppress(MemspanError):
         header = load_tensors(published)[1]
         refuse_changes(folder, header)
-        if header["step"] == str(step):
+        if header.get("step") == str(step):
             return
     if not source.parent.exists():
         # Moved away, as the message below says: the newest weights stand in for the best.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, Ty
 import tyro
 
 from memspan import __version__
-from memspan.config import MODELS, DataConfig, RunConfig
+from memspan.config import MODELS, MOST, DataConfig, RunConfig
 from memspan.config_files import PRESETS, architecture_of, flags_from_toml, parsed, preset_file
 from memspan.distributed import reports
 from memspan.errors import MemspanError
@@ -547,6 +547,8 @@ def _at_least(low: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < low:
             raise MemspanError(f"--{name.replace('_', '-')} must be at least {low}, not {value}")
+        if value is not None and value > MOST:
+            raise MemspanError(f"--{name.replace('_', '-')} must be at most 2^63 - 1")
 
 
 VERBS: dict[str, Callable[[list[str]], None]] = {

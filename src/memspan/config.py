@@ -16,6 +16,8 @@ from memspan.errors import MemspanError
 
 MOST_TOKENS = 1 << 24
 """Ids of a vocabulary at most."""
+MOST = (1 << 63) - 1
+"""Integers at most."""
 
 
 @dataclass(frozen=True)
@@ -579,6 +581,7 @@ class TrainConfig:
                 "flow within one update; raise accumulate, or lower gradient_segments"
             )
         _at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
+        _at_least(0, self, "seed")
 
 
 MODELS: dict[str, type] = {
@@ -627,6 +630,8 @@ def _at_least(low: float, config: object, *names: str) -> None:
         value = getattr(config, name)
         if not low <= value < math.inf:
             raise MemspanError(f"{name} must be at least {low} and finite, not {value}")
+        if isinstance(value, int) and value > MOST:
+            raise MemspanError(f"{name} must be at most 2^63 - 1, the largest integer of PyTorch")
 
 
 def _probability(config: object, *names: str) -> None:

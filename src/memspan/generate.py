@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memspan.config import MOST
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import Reader
 
+LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less may overflow."""
 PROMPT_SEGMENT = 256
 """Tokens of a prompt that are read at once."""
 
@@ -32,8 +35,13 @@ class Sampling:
     """Seed of the draws (None: different each time)."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise MemspanError(f"temperature must be at least 0, not {self.temperature}")
+        if self.temperature != 0 and not self.temperature >= LOWEST_TEMPERATURE:
+            raise MemspanError(
+                f"temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE}, not "
+                f"{self.temperature}"
+            )
+        if self.seed is not None and not 0 <= self.seed <= MOST:
+            raise MemspanError(f"seed must lie in 0 .. 2^63 - 1, not {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise MemspanError(f"top_k must be at least 1, not {self.top_k}")
         for name in ("top_p", "min_p"):

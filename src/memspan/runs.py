@@ -59,7 +59,15 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         corpus = recorded(json.loads(header.get("corpus", "{}")))
     except (ValueError, RecursionError) as error:
         raise MemspanError(f"{folder / WEIGHTS} is damaged ({error}): restore it") from None
-    return Run(folder, config, tokenizer, model.to(device).eval(), int(header["step"]), corpus)
+    return Run(folder, config, tokenizer, model.to(device).eval(), _step(folder, header), corpus)
+
+
+def _step(folder: Path, header: dict[str, str]) -> int:
+    """The step of published weights, from their header."""
+    try:
+        return int(header["step"])
+    except (KeyError, ValueError):
+        raise MemspanError(f"{folder / WEIGHTS} does not say its step: restore it") from None
 
 
 def load_config(folder: Path) -> RunConfig[Any]:

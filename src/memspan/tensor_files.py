@@ -16,6 +16,10 @@ from memspan.errors import MemspanError
 from memspan.files import write_atomically
 
 SEAL = "sha256"
+MOST_TENSORS = 1 << 16
+"""Of one file: reading takes time for each, however small."""
+HEADER_LIMIT = 1 << 25
+"""Bytes of a file's list of tensors at most."""
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -47,6 +51,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if not path.is_file():
         raise MemspanError(f"{path} is missing: check the path, or restore the file")
     try:
+        _check_list(path)
         with safe_open(path, framework="pt") as file:
             header = dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -69,10 +74,27 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def read_header(path: Path) -> dict[str, object]:
     """The header of a file of ours, unchecked and without its tensors; empty for any other file."""
     try:
+        _check_list(path)
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
     except (SafetensorError, OSError, ValueError, TypeError):
         return {}
+
+
+def _check_list(path: Path) -> None:
+    """Refuse a list of tensors that would take long to parse, before it is parsed.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    with open(path, "rb") as file:
+        # Safetensors' own format: the list's length, then the list as JSON, an object per tensor.
+        length = int.from_bytes(file.read(8), "little")
+        listed = file.read(min(length, HEADER_LIMIT))
+    if listed.count(b"{") > MOST_TENSORS + 2:
+        raise ValueError(f"it lists more than {MOST_TENSORS:,} tensors")
+    if len(listed) == HEADER_LIMIT:
+        raise ValueError(f"its list of tensors is longer than {HEADER_LIMIT:,} bytes")
 
 
 def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:

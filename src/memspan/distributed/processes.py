@@ -161,9 +161,21 @@ def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
 
 
 def launched() -> bool:
-    """Whether a launcher, torchrun's or ours, has started this process as one of several."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    return all(os.environ.get(name) for name in names) and int(os.environ["WORLD_SIZE"]) > 1
+    """Whether a launcher, torchrun's or ours, has started this process as one of several.
+
+    Raises:
+        MemspanError: one of the numbers that launchers set is none.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    for name in names:
+        value = os.environ.get(name)
+        if value and not (value.isdecimal() and len(value) < 10):
+            raise MemspanError(
+                f"the environment has {name}={value}, which is no number: unset it, or start with "
+                "torchrun or --nproc"
+            )
+    found = all(os.environ.get(name) for name in (*names, "MASTER_ADDR"))
+    return found and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -20,7 +20,8 @@ LOST = 3
 
 def is_worker() -> bool:
     """Whether a launcher started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ
+    size = os.environ.get("WORLD_SIZE", "")
+    return size.isdecimal() and int(size) > 1 and "RANK" in os.environ
 
 
 def leave(line: str, status: int) -> None:
