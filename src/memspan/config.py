@@ -65,23 +65,11 @@ class TransformerXLConfig:
         _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
         _at_least(0, self, "memory_length")
         _probability(self, "dropout", "attention_dropout")
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise MemspanError(
-                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
-                "change one of them, or set d_head"
-            )
-        for name in ("d_head", "max_distance", "clamp_length"):
-            if getattr(self, name) is not None:
-                _at_least(1, self, name)
+        _check_attention(self)
         if self.attention_span == "fixed" and self.memory_length < 1:
             raise MemspanError(
                 "attention_span fixed sees the last memory_length positions, so memory_length "
                 "must be at least 1: raise it, or use attention_span segment"
-            )
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise MemspanError(
-                f"sinusoidal positions need an even d_model, not {self.d_model}: "
-                "change it, or use positions learned"
             )
 
     @property
@@ -104,6 +92,8 @@ class CompressiveConfig:
     """Width of the residual stream."""
     n_heads: int = 4
     """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
     d_ff: int = 512
     """Inner width of the feed-forward sub-layer."""
     activation: Literal["relu", "gelu"] = "relu"
@@ -125,11 +115,18 @@ class CompressiveConfig:
     task_gradient: bool = False
     """Let the task's loss train the compression too. It needs gradients over several segments:
     set train.accumulate and train.gradient_segments to 2 or more."""
+    attention_span: Literal["segment", "fixed"] = "segment"
+    """segment: a query sees both memories and its segment's past. fixed: exactly the last M + C
+    slots, itself included."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """Position term: projected sinusoids of the distance in slots, or learned tables."""
     max_distance: int | None = None
     """Rows of the learned position tables: the longest span in use, both memories and segment
     together (None: what training needs). Only for learned positions."""
+    clamp_length: int | None = None
+    """Distances over this many slots share one position code (None: no clamping)."""
+    tie_position_biases: bool = False
+    """Share the position biases u and v over all layers."""
     normalisation: Literal["pre", "post"] = "pre"
     """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
     final_norm: bool = True
@@ -156,18 +153,7 @@ class CompressiveConfig:
                 f"{self.compression_rate} slots into one: raise it to at least "
                 f"{self.compression_rate - 1}, or lower compression_rate"
             )
-        if self.d_model % self.n_heads:
-            raise MemspanError(
-                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
-                "change one of them"
-            )
-        if self.max_distance is not None:
-            _at_least(1, self, "max_distance")
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise MemspanError(
-                f"sinusoidal positions need an even d_model, not {self.d_model}: "
-                "change it, or use positions learned"
-            )
+        _check_attention(self)
         learns = "convolution" in self.compression and self.compressed_length > 0
         if learns and self.auxiliary_loss == "none" and not self.task_gradient:
             raise MemspanError(
@@ -177,7 +163,7 @@ class CompressiveConfig:
 
     @property
     def head_width(self) -> int:
-        return self.d_model // self.n_heads
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
 
     @property
     def table_rows(self) -> int:
@@ -623,6 +609,23 @@ def refuse_oversized_vocabulary(vocab_size: int) -> None:
     """Raise :class:`MemspanError` for a vocabulary that no machine trains: tables are as long."""
     if vocab_size > MOST_TOKENS:
         raise MemspanError(f"vocab_size must be at most {MOST_TOKENS:,}, not {vocab_size}")
+
+
+def _check_attention(config: TransformerXLConfig | CompressiveConfig) -> None:
+    """What the architectures with relative positions ask of their options."""
+    if config.d_head is None and config.d_model % config.n_heads:
+        raise MemspanError(
+            f"d_model {config.d_model} is not divisible by n_heads {config.n_heads}: "
+            "change one of them, or set d_head"
+        )
+    for name in ("d_head", "max_distance", "clamp_length"):
+        if getattr(config, name) is not None:
+            _at_least(1, config, name)
+    if config.positions == "sinusoidal" and config.d_model % 2:
+        raise MemspanError(
+            f"sinusoidal positions need an even d_model, not {config.d_model}: "
+            "change it, or use positions learned"
+        )
 
 
 def _at_least(low: float, config: object, *names: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,15 @@ from memspan.config import CompressiveConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
-from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
+from memspan.models.relative_self_attention import (
+    AttentionPass,
+    ReaderAttention,
+    RelativeBackbone,
+    RelativeLayer,
+    Span,
+)
+from memspan.models.segments import Documents, Padding, documents_of
 from memspan.ops import compression as ops
-from memspan.ops.relative_attention import attend_one, relative_attention
-from memspan.sizes import refuse_oversized_model
 
 
 @dataclass(frozen=True)
@@ -107,42 +112,16 @@ class Step:
     kept_valid: Tensor
     """Bool ``[B, C, 1]``: which of these are slots; ``hidden_valid [B, M, 1]`` for memory."""
     hidden_valid: Tensor
+    documents: Documents | None
 
 
-class CompressiveLayer(nn.Module):
-    """Attention and feed-forward sub-layers, each with its residual and norm; the compression."""
+class CompressiveLayer(RelativeLayer):
+    """Attention over both memories and the segment, the feed-forward sub-layer, the compression."""
 
     def __init__(self, config: CompressiveConfig) -> None:
-        super().__init__()
-        self.pre = config.normalisation == "pre"
-        self.attention = RelativeSelfAttention(
-            config.d_model,
-            config.n_heads,
-            config.head_width,
-            table_rows=table_rows(config.positions, config.max_distance),
-            bias=config.attention_bias,
-            dropout=config.attention_dropout,
-        )
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation, config.dropout
-        )
-        self.attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = dropout_layer(config.dropout)
+        super().__init__(config)
         self.compression = Compression(config) if config.compressed_length else None
         self.auxiliary_loss, self.task_gradient = config.auxiliary_loss, config.task_gradient
-
-    def normalise_context(self, context: Tensor) -> Tensor:
-        """What keys and values are computed from: with pre-norm, the normalised context."""
-        return self.attention_norm(context) if self.pre else context
-
-    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
-        """All that follows the attention."""
-        if self.pre:
-            x = x + self.dropout(attended)
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + self.dropout(attended))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
     def forward(
         self,
@@ -150,8 +129,7 @@ class CompressiveLayer(nn.Module):
         memory: Tensor,
         compressed: Tensor,
         step: Step,
-        codes: Tensor,
-        mask: Tensor,
+        shared: AttentionPass,
         content_bias: Tensor,
         position_bias: Tensor | None,
         received: Tensor | None,
@@ -166,12 +144,10 @@ class CompressiveLayer(nn.Module):
         Returns:
             The output ``[B, T, D]``, the new compressed memory ``[B, C, D]``, the auxiliary loss.
         """
-        q, k, v = self.attention.project(self.normalise_context(x), self.normalise_context(memory))
-        attended = self.attention.attend(
-            q, k, v, codes, mask, content_bias, position_bias, received
-        )
+        q, k, v = self.project(x, memory)
+        attended = self.attention.attend(q, k, v, shared, content_bias, position_bias, received)
         loss = x.new_zeros(())
-        if self.compression is not None and compressed.shape[1]:
+        if self.compression is not None and compressed.shape[1] and step.valid.shape[1]:
             # Detached: neither loss goes through what is compressed to what computed it.
             old = ops.pick(torch.cat([memory, x], 1).detach(), step.sources)
             use = None if received is None else ops.pick(received, step.sources)
@@ -180,7 +156,14 @@ class CompressiveLayer(nn.Module):
                 old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
                 new_k, new_v = self.frozen_keys_and_values(new)
                 loss = ops.attention_reconstruction(
-                    q.detach(), old_k, old_v, new_k, new_v, step.valid
+                    q.detach(),
+                    old_k,
+                    old_v,
+                    new_k,
+                    new_v,
+                    step.valid,
+                    None if step.documents is None else step.documents.last(),
+                    implementation=shared.implementation,
                 )
             elif self.auxiliary_loss == "auto-encoding":
                 decoder = self.compression.decoder_weight, self.compression.decoder_bias
@@ -204,7 +187,7 @@ class CompressiveLayer(nn.Module):
         return attention.heads(keys), attention.heads(values)
 
 
-class Compressive(nn.Module):
+class Compressive(RelativeBackbone):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     The sizes ``M`` and ``C`` are the memory's own, so other ones may be used with the same weights:
@@ -217,23 +200,10 @@ class Compressive(nn.Module):
     the layers that computed it.
     """
 
+    config: CompressiveConfig
+
     def __init__(self, config: CompressiveConfig) -> None:
-        super().__init__()
-        refuse_oversized_model(config)
-        self.config = config
-        self.dropout = dropout_layer(config.dropout)
-        self.layers = nn.ModuleList(CompressiveLayer(config) for _ in range(config.n_layers))
-        self.final_norm = (
-            nn.LayerNorm(config.d_model)
-            if config.normalisation == "pre" and config.final_norm
-            else nn.Identity()
-        )
-        biases = (config.n_layers, config.n_heads, config.head_width)
-        self.content_bias = nn.Parameter(torch.zeros(biases))
-        self.position_bias = (
-            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
-        )
-        initialise(self)
+        super().__init__(config, (CompressiveLayer(config) for _ in range(config.n_layers)))
         for layer in self.stack():
             if layer.compression is not None:
                 layer.compression.initialise()
@@ -241,10 +211,6 @@ class Compressive(nn.Module):
     def stack(self) -> Iterator[CompressiveLayer]:
         """The layers, first to last, under their own type."""
         return iter(self.layers)  # type: ignore[arg-type]
-
-    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
-        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
         """What the auxiliary loss trains."""
@@ -256,6 +222,7 @@ class Compressive(nn.Module):
         batch_size: int,
         memory_length: int | None = None,
         compressed_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
     ) -> CompressiveMemory:
         """A memory before the first token.
 
@@ -263,6 +230,7 @@ class Compressive(nn.Module):
             batch_size: rows, B.
             memory_length: slots of memory, M (None: as configured); may differ from training's.
             compressed_length: compressed slots, C (None: as configured); likewise.
+            start: ``empty``, nothing to attend to; ``zeros``, M and C all-zero slots that are attended.
         """
         config = self.config
         slots = config.memory_length if memory_length is None else memory_length
@@ -277,7 +245,6 @@ class Compressive(nn.Module):
                 "the model was made with compressed_length 0, without compression functions: "
                 "train one with a larger --model.compressed-length"
             )
-        self._check_span(compressed + slots + 1)
         weight = self.content_bias
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         sizes = (batch_size, config.n_layers)
@@ -285,18 +252,36 @@ class Compressive(nn.Module):
             tokens_seen=counts,
             hidden=weight.new_zeros(*sizes, slots, config.d_model),
             compressed=weight.new_zeros(*sizes, compressed, config.d_model),
-            length=counts,
-            compressed_length=counts,
+            length=counts + slots * (start == "zeros"),
+            compressed_length=counts + compressed * (start == "zeros"),
         )
 
     def forward(
-        self, x: Tensor, memory: CompressiveMemory | None = None
+        self,
+        x: Tensor,
+        memory: CompressiveMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+        attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
         """Read a segment.
 
         Args:
             x: ``[B, T, D]``.
             memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins (None: nowhere): it sees nothing
+                before, neither in the segment nor in memory. Only a row's last document is
+                compressed and has an auxiliary loss, for nothing of the others stays.
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
+            padding: the side that padding is on.
+            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            attention_weights: a list that is given each layer's weights, ``[B, H, T, C + M + T]``,
+                before dropout; for inspection. Valid slots stand right-most before the segment:
+                ``compressed_length`` compressed ones, then ``length`` of memory. Left padding counts
+                as right padding in it.
 
         Returns:
             As every backbone; ``statistics`` has per layer the auxiliary loss and, in evaluation mode,
@@ -304,30 +289,42 @@ class Compressive(nn.Module):
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory, x)
+        self._check_memory(memory.hidden, x)
+        x, documents = documents_of(x, starts, lengths, padding)
         slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
         old_slots, n_tokens = compressed_slots + slots, x.shape[1]
-        codes = self.dropout_codes(self.position_codes(old_slots + n_tokens))
         used = memory.length + memory.compressed_length
-        mask = visible(used, n_tokens, old_slots)
-        step = self._step(memory, n_tokens)
+        shared = self.attention_pass(
+            used, n_tokens, old_slots, documents, implementation, attention_weights
+        )
+        step = self._step(memory, n_tokens, documents)
         context = in_one_row(memory)
 
         h = self.dropout(x)
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
-            recent = torch.cat([old, h], 1)[:, old_slots + n_tokens - slots :]
+            both = torch.cat([old, h], 1)
+            recent = (
+                both[:, old_slots + n_tokens - slots :]
+                if documents is None
+                else documents.newest(both, slots)
+            )
             hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
             received = self._counter(h, old_slots + n_tokens)
-            h, older, loss = layer(h, old, older, step, codes, mask, *self.biases(n), received)
+            h, older, loss = layer(h, old, older, step, shared, *self.biases(n), received)
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens))
 
+        tokens_seen = memory.tokens_seen
+        if documents is None:
+            tokens_seen = tokens_seen + n_tokens
+        else:
+            tokens_seen = documents.unless_fresh(tokens_seen) + documents.n_last
         memory = CompressiveMemory(
-            tokens_seen=memory.tokens_seen + n_tokens,
+            tokens_seen=tokens_seen,
             hidden=torch.stack(hidden, 1),
             compressed=torch.stack(compressed, 1),
             length=step.after.length,
@@ -338,22 +335,29 @@ class Compressive(nn.Module):
         if shares:
             names = ("attention_compressed", "attention_memory", "attention_segment")
             statistics |= dict(zip(names, torch.stack(shares, 1), strict=True))
-        return BackboneOutput(self.final_norm(h), memory, by_layer.sum(), statistics)
+        out = self.final_norm(h)
+        if documents is not None:
+            out = documents.put_back(out)
+        return BackboneOutput(out, memory, by_layer.sum(), statistics)
 
-    def reader(self, memory: CompressiveMemory | None, batch_size: int) -> CompressiveReader:
-        """Reads on without gradients, keeping the keys and values of both memories."""
-        return CompressiveReader(self, memory or self.initial_memory(batch_size))
+    def reader(
+        self,
+        memory: CompressiveMemory | None,
+        batch_size: int,
+        *,
+        attention_span: str | None = None,
+        clamp_length: int | None = None,
+    ) -> CompressiveReader:
+        """Reads on without gradients, keeping the keys and values of both memories.
 
-    def position_codes(self, span: int) -> Tensor:
-        """Codes of the distances ``0 .. span-1``: sinusoids ``[S, D]`` or table rows ``int64 [S]``."""
-        self._check_span(span)
-        distance = torch.arange(span, device=self.content_bias.device)
-        if self.position_bias is None:
-            return distance
-        return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
-
-    def dropout_codes(self, codes: Tensor) -> Tensor:
-        return self.dropout(codes) if codes.is_floating_point() else codes
+        Args:
+            memory: what was read before (None: nothing, in ``batch_size`` rows).
+            batch_size: rows, B.
+            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
+            clamp_length: read with this clamp (None: as configured).
+        """
+        span = self.span(attention_span, clamp_length)
+        return CompressiveReader(self, memory or self.initial_memory(batch_size), span)
 
     @property
     def needs_received(self) -> bool:
@@ -365,57 +369,38 @@ class Compressive(nn.Module):
         wanted = self.needs_received or not self.training
         return x.new_zeros(len(x), span) if wanted else None
 
-    def _step(self, memory: CompressiveMemory, n_tokens: int) -> Step:
+    def _step(self, memory: CompressiveMemory, n_tokens: int, documents: Documents | None) -> Step:
         rate = self.config.compression_rate
         slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        length, compressed_length = memory.length, memory.compressed_length
+        added: int | Tensor = n_tokens
+        end: int | Tensor = compressed_slots + slots + n_tokens
+        if documents is not None:
+            length = documents.unless_fresh(length)
+            compressed_length = documents.unless_fresh(compressed_length)
+            added, end = documents.n_last, compressed_slots + slots + documents.lengths
         after = ops.append(
-            memory.length,
-            memory.compressed_length,
-            n_tokens,
+            length,
+            compressed_length,
+            added,
             memory_slots=slots,
             compressed_slots=compressed_slots,
             rate=rate,
         )
         # As many runs as any phase can ask for: sizes do not depend on the counts.
         runs = -(-n_tokens // rate)
-        end = compressed_slots + slots + n_tokens - after.length
-        back = torch.arange(runs * rate, 0, -1, device=end.device)
+        back = torch.arange(runs * rate, 0, -1, device=length.device)
         return Step(
             after,
-            sources=(end[:, None] - back).clamp(min=0),
+            sources=((end - after.length)[:, None] - back).clamp(min=0),
             valid=ops.in_use(runs, after.n_compressed),
             kept=ops.newest(
                 compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
             ),
             kept_valid=ops.in_use(compressed_slots, after.compressed_length)[..., None],
             hidden_valid=ops.in_use(slots, after.length)[..., None],
+            documents=documents,
         )
-
-    def _check_span(self, span: int) -> None:
-        rows = self.config.max_distance
-        if self.position_bias is None and rows is not None and span > rows:
-            raise MemspanError(
-                f"a span of {span} slots, compressed memory, memory and segment together, exceeds "
-                f"the learned position table of {rows} rows: lower --memory-length, "
-                "--compressed-length or --segment-length, or train with a larger "
-                "--model.max-distance"
-            )
-
-    def _check_memory(self, memory: CompressiveMemory, x: Tensor) -> None:
-        wanted = (x.shape[0], len(self.layers), self.config.d_model)
-        b, n, _, d = memory.hidden.shape
-        if (b, n, d) != wanted:
-            raise MemspanError(
-                f"the memory is for (rows, layers, width) {(b, n, d)} and the input needs "
-                f"{wanted}: use memory.select for rows, or this model's initial_memory"
-            )
-
-
-def visible(used: Tensor, n_queries: int, old_slots: int) -> Tensor:
-    """Mask ``[B, T, S]``: the right-most ``used [B]`` of the old slots, and the segment's past."""
-    query = torch.arange(old_slots, old_slots + n_queries, device=used.device)[:, None]
-    key = torch.arange(old_slots + n_queries, device=used.device)
-    return (key <= query) & (key >= old_slots - used[:, None, None])
 
 
 def in_one_row(memory: CompressiveMemory) -> Tensor:
@@ -434,10 +419,11 @@ def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
 
 def _shares(received: Tensor, length: Tensor, n_tokens: int) -> Tensor:
     """Shares of the attention on compressed slots, memory and segment: ``[B, S] -> [3]``."""
-    old, segment = received[:, :-n_tokens], received[:, -n_tokens:]
+    old, segment = received.split([received.shape[1] - n_tokens, n_tokens], 1)
     memory = old.where(ops.in_use(old.shape[1], length), 0).sum()
     parts = torch.stack([old.sum() - memory, memory, segment.sum()])
-    return parts / parts.sum()
+    # 0 where nothing was read.
+    return parts / parts.sum().clamp(min=torch.finfo(parts.dtype).tiny)
 
 
 class CompressiveReader:
@@ -449,31 +435,24 @@ class CompressiveReader:
     ``c`` tokens at most, so the cost per token is constant.
     """
 
-    def __init__(self, backbone: Compressive, memory: CompressiveMemory) -> None:
+    def __init__(self, backbone: Compressive, memory: CompressiveMemory, span: Span) -> None:
         self.backbone = backbone
         self.rate = backbone.config.compression_rate
         self.slots, self.compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
-        self.tokens_seen = memory.tokens_seen
+        self._attention = ReaderAttention(list(backbone.stack()), backbone, span)
+        self._end = self.slots + self.compressed_slots
+        self._attention.cover(self._end + 1, self._end)
+        self._tokens_seen = memory.tokens_seen
         self._device = memory.length.device
         # Counts stay on the CPU: the shapes of a pass depend on them.
         self._length, self._compressed = memory.length.cpu(), memory.compressed_length.cpu()
-        self._weights = [
-            _fused_projection(layer, backbone.biases(n)[0]) for n, layer in self._stack()
-        ]
-        self._nearest_first: list[tuple[Tensor, Tensor]] = []
-        self._farthest_first: list[tuple[Tensor, Tensor]] = []
-        self._covered = 0
-        self._end = self.slots + self.compressed_slots
         dtype = backbone.content_bias.dtype
         self._hidden = list(in_one_row(memory).detach().to(dtype).unbind(1))
         self._keys, self._values = [], []
-        for n, layer in self._stack():
-            keys, values = self._project(layer, self._hidden[n])
+        for n, hidden in enumerate(self._hidden):
+            keys, values = self._attention.keys_and_values(n, hidden)
             self._keys.append(keys)
             self._values.append(values)
-
-    def _stack(self) -> Iterator[tuple[int, CompressiveLayer]]:
-        return enumerate(self.backbone.stack())
 
     @property
     def memory(self) -> CompressiveMemory:
@@ -484,7 +463,7 @@ class CompressiveReader:
         older = torch.stack([ops.pick(h, recent) for h in self._hidden], 1)
         zero = hidden.new_zeros(())
         return CompressiveMemory(
-            tokens_seen=self.tokens_seen,
+            tokens_seen=self._tokens_seen,
             hidden=hidden.where(ops.in_use(self.slots, length)[:, None, :, None], zero),
             compressed=older.where(
                 ops.in_use(self.compressed_slots, compressed)[:, None, :, None], zero
@@ -493,77 +472,56 @@ class CompressiveReader:
             compressed_length=compressed,
         )
 
-    def read(self, x: Tensor) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
-        n_new = x.shape[1]
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if not x.numel():
+            return self.backbone.final_norm(x)
+        n_new, slots = x.shape[1], self.slots + self.compressed_slots
+        _, documents = documents_of(x, starts)
         self._make_room(n_new)
-        self._cover(self.slots + self.compressed_slots + n_new)
+        self._attention.cover(slots + n_new, slots)
         # Only slots that some row uses are looked at; rows that use the same need no mask over them.
         used = self._length + self._compressed
         most = int(used.max())
         mask = None
-        if n_new > 1 or int(used.min()) < most:
-            mask = visible(used.to(self._device), n_new, most)
+        span = self._attention.span
+        same = int(used.min()) == most
+        if n_new > 1 or not same or span.attention == "fixed" or documents is not None:
+            mask = span.visible(used.to(self._device), n_new, most, slots, documents)
         seen, new = slice(self._end - most, self._end + n_new), slice(self._end, self._end + n_new)
         received: list[Tensor] = []
         h = x
-        for n, layer in self._stack():
+        for n, layer in enumerate(self.backbone.stack()):
             self._hidden[n][:, new] = h
-            projected = F.linear(layer.normalise_context(h), *self._weights[n])
-            q, k, v = layer.attention.heads(projected).chunk(3, 1)
+            q, k, v = self._attention.project(n, h)
             self._keys[n][:, :, new] = k
             self._values[n][:, :, new] = v
             if self.backbone.needs_received:
                 received.append(h.new_zeros(len(h), most + n_new))
-            attended = self._attend(
-                n,
-                q,
-                self._keys[n][:, :, seen],
-                self._values[n][:, :, seen],
-                mask,
-                received[n] if received else None,
-            )
-            h = layer.residual(h, layer.attention.output(attended.transpose(1, 2).flatten(2)))
+            k, v = self._keys[n][:, :, seen], self._values[n][:, :, seen]
+            counted = received[n] if received else None
+            h = layer.residual(h, self._attention.attend(n, q, k, v, mask, counted))
         self._end += n_new
-        self.tokens_seen = self.tokens_seen + n_new
-        self._append(n_new, received)
+        self._append(n_new, documents, received)
         return self.backbone.final_norm(h)
 
-    def _attend(
-        self,
-        n: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        received: Tensor | None,
-    ) -> Tensor:
-        span = k.shape[2]
-        if q.shape[2] > 1 or received is not None:
-            keys, scores = self._nearest_first[n]
-            return relative_attention(
-                q,
-                k,
-                v,
-                keys[:, :span],
-                position_scores=scores[:, :span],
-                mask=mask,
-                received=received,
-            )
-        keys, scores = self._farthest_first[n]
-        start = self._covered - span
-        one = None if mask is None else mask[:, 0]
-        scale = q.shape[-1] ** -0.5
-        return attend_one(
-            q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one, scale
-        ).unsqueeze(2)
-
-    def _append(self, n_new: int, received: list[Tensor]) -> None:
+    def _append(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
         """Count the new tokens, and compress what no longer fits."""
+        added: int | Tensor = n_new
+        if documents is None:
+            self._tokens_seen = self._tokens_seen + n_new
+        else:
+            self._tokens_seen = documents.unless_fresh(self._tokens_seen) + documents.n_last
+            fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
+            self._length = self._length.where(~fresh, 0)
+            self._compressed = self._compressed.where(~fresh, 0)
         after = ops.append(
             self._length,
             self._compressed,
-            n_new,
+            added,
             memory_slots=self.slots,
             compressed_slots=self.compressed_slots,
             rate=self.rate,
@@ -589,7 +547,7 @@ class CompressiveReader:
             1, ops.newest(width, width, length, self.compressed_slots)
         )
         by_head = columns.clamp(min=0).repeat_interleave(self.backbone.config.n_heads, 0)
-        for n, layer in self._stack():
+        for n, layer in enumerate(self.backbone.stack()):
             assert layer.compression is not None
             hidden = self._hidden[n][:, first : self._end]
             use = None
@@ -599,7 +557,7 @@ class CompressiveReader:
                 use = ops.pick(received[n], (sources - looked_at).clamp(min=0))
             new = layer.compression(ops.pick(hidden, sources), use)
             self._hidden[n][:, :width] = ops.pick(torch.cat([hidden, new], 1), columns.clamp(min=0))
-            fresh = self._project(layer, new)
+            fresh = self._attention.keys_and_values(n, new)
             for buffer, slots in zip((self._keys[n], self._values[n]), fresh, strict=True):
                 both = torch.cat([buffer[:, :, first : self._end], slots], 2)
                 picked = ops.pick(both.flatten(0, 1), by_head)
@@ -609,12 +567,6 @@ class CompressiveReader:
     def _recent(self, end: int, length: Tensor, width: int) -> Tensor:
         """Columns of each row's ``width`` newest compressed slots."""
         return ops.newest(width, 0, torch.zeros_like(length), end - length)
-
-    def _project(self, layer: CompressiveLayer, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[B, H, N, K]`` of slots ``[B, N, D]``."""
-        context = layer.normalise_context(hidden.to(self.backbone.content_bias.dtype))
-        attention = layer.attention
-        return attention.heads(attention.key(context)), attention.heads(attention.value(context))
 
     def _make_room(self, n_new: int) -> None:
         width = self.slots + self.compressed_slots
@@ -633,28 +585,3 @@ class CompressiveReader:
         self._keys = [moved(t, 2) for t in self._keys]
         self._values = [moved(t, 2) for t in self._values]
         self._end = width
-
-    def _cover(self, span: int) -> None:
-        """Project the distances once; again only if a longer segment comes."""
-        if span <= self._covered:
-            return
-        codes = self.backbone.position_codes(span)
-        self._nearest_first, self._farthest_first, self._covered = [], [], span
-        for n, layer in self._stack():
-            keys, scores = layer.attention.distances(codes)
-            u, v = self.backbone.biases(n)
-            # The projected query holds u already: what is left of v is v - u.
-            shift = -u if v is None else v - u
-            by_distance = (keys @ shift[:, :, None]).squeeze(-1)
-            scores = by_distance if scores is None else by_distance + scores
-            self._nearest_first.append((keys.contiguous(), scores))
-            self._farthest_first.append((keys.flip(1), scores.flip(1)))
-
-
-def _fused_projection(layer: CompressiveLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Query, key and value weights as one, with ``u`` as the query's bias."""
-    attention = layer.attention
-    zero = torch.zeros_like(content_bias.flatten())
-    value_bias = zero if attention.value.bias is None else attention.value.bias
-    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
-    return torch.cat(weights), torch.cat([content_bias.flatten(), zero, value_bias])

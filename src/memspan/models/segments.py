@@ -8,10 +8,12 @@ segment is padding, on the right or on the left. A row with padding reads exactl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.memory import Memory
@@ -47,6 +49,76 @@ def padding_mask(lengths: Tensor, n_tokens: int, padding: Padding = "right") -> 
     if padding == "right":
         return columns < lengths[:, None]
     return columns >= n_tokens - lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a segment whose padding is on the right, for architectures that mask attention.
+
+    Padding counts as one more document: nothing else sees it, and it sees nothing else.
+    """
+
+    number: Tensor
+    """int64 ``[B, T]``: the document a column belongs to; 0 is the one that memory belongs to."""
+    fresh: Tensor
+    """Bool ``[B]``: whether a document starts in the segment, so that memory before it is forgotten."""
+    lengths: Tensor
+    """Tokens of each row, int64 ``[B]``."""
+    n_last: Tensor
+    """Tokens of each row's last document in the segment, int64 ``[B]``."""
+
+    moved: bool
+    """Whether padding was on the left, see :func:`documents_of`."""
+
+    def unless_fresh(self, counts: Tensor) -> Tensor:
+        """``counts [B]`` of what was there before the segment: 0 where it is forgotten."""
+        return counts.where(~self.fresh, 0)
+
+    def mask(self, mask: Tensor) -> Tensor:
+        """Of a mask ``[B or 1, T, S]`` over memory and segment what lies in the query's document."""
+        n_tokens = self.number.shape[1]
+        of_key = F.pad(self.number, (mask.shape[2] - n_tokens, 0))
+        return mask & (self.number[:, :, None] == of_key[:, None])
+
+    def put_back(self, x: Tensor) -> Tensor:
+        """Outputs ``[B, T, D]`` with the padding on the side that it came on."""
+        return move_right(x, self.lengths) if self.moved else x
+
+    def last(self) -> Tensor:
+        """Bool ``[B, T]``: the columns of each row's last document."""
+        column = torch.arange(self.number.shape[1], device=self.lengths.device)
+        first = self.lengths - self.n_last
+        return (column >= first[:, None]) & (column < self.lengths[:, None])
+
+    def newest(self, x: Tensor, count: int) -> Tensor:
+        """Of ``x [B, S, D]``, memory and segment, the last ``count`` before each row's padding."""
+        end = x.shape[1] - self.number.shape[1] + self.lengths
+        columns = end[:, None] + torch.arange(-count, 0, device=x.device)
+        return x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))
+
+
+def documents_of(
+    x: Tensor, starts: Tensor | None, lengths: Tensor | None = None, padding: Padding = "right"
+) -> tuple[Tensor, Documents | None]:
+    """The documents of ``x [B, T, ...]``, and ``x`` with its padding on the right.
+
+    None where neither documents start nor rows are padded.
+    """
+    rows, n_tokens = x.shape[:2]
+    if not n_tokens or (starts is None and lengths is None):
+        return x, None
+    moved = lengths is not None and padding == "left"
+    if lengths is None:
+        lengths = torch.full((rows,), n_tokens, device=x.device)
+    if moved:
+        x = move_left(x, lengths)
+        starts = None if starts is None else move_left(starts, lengths)
+    column = torch.arange(n_tokens, device=x.device)
+    own = column < lengths[:, None]
+    begins = torch.zeros_like(own) if starts is None else starts & own
+    number = (begins | (column == lengths[:, None])).cumsum(1)
+    last_start = (begins * column).amax(1)
+    return x, Documents(number, begins.any(1), lengths, lengths - last_start, moved)
 
 
 def read_in_pieces(

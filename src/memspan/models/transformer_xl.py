@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from memspan.config import TransformerXLConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.models.relative_self_attention import RelativeSelfAttention, table_rows
-from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
-from memspan.ops.relative_attention import attend_one, relative_attention
-from memspan.sizes import refuse_oversized_model
+from memspan.models.relative_self_attention import (
+    AttentionPass,
+    ReaderAttention,
+    RelativeBackbone,
+    RelativeLayer,
+    Span,
+)
+from memspan.models.segments import Documents, Padding, documents_of
+from memspan.ops.compression import in_use
 
 
 @dataclass(frozen=True)
@@ -37,55 +41,24 @@ class TransformerXLMemory(Memory):
         return {"length": self.hidden.shape[2]}
 
 
-class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward sub-layers, each with its residual and norm."""
-
-    def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        self.pre = config.normalisation == "pre"
-        self.attention = RelativeSelfAttention(
-            config.d_model,
-            config.n_heads,
-            config.head_width,
-            table_rows=table_rows(config.positions, config.max_distance),
-            bias=config.attention_bias,
-            dropout=config.attention_dropout,
-        )
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation, config.dropout
-        )
-        self.attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = dropout_layer(config.dropout)
-
-    def normalise_context(self, context: Tensor) -> Tensor:
-        """What keys and values are computed from: with pre-norm, the normalised context."""
-        return self.attention_norm(context) if self.pre else context
-
-    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
-        """All that follows the attention."""
-        if self.pre:
-            x = x + self.dropout(attended)
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + self.dropout(attended))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+class TransformerXLLayer(RelativeLayer):
+    """Attention over memory and segment, then the feed-forward sub-layer."""
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor,
-        codes: Tensor,
-        mask: Tensor,
+        shared: AttentionPass,
         content_bias: Tensor,
         position_bias: Tensor | None,
     ) -> Tensor:
         """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
-        q, k, v = self.attention.project(self.normalise_context(x), self.normalise_context(memory))
-        attended = self.attention.attend(q, k, v, codes, mask, content_bias, position_bias)
+        q, k, v = self.project(x, memory)
+        attended = self.attention.attend(q, k, v, shared, content_bias, position_bias)
         return self.residual(x, attended)
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(RelativeBackbone):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     ``M`` is the memory's own size, so a memory of another length may be used with the same weights:
@@ -95,36 +68,14 @@ class TransformerXL(nn.Module):
     ``memory.detach()``, the paper's stop-gradient SG(.), between segments.
     """
 
+    config: TransformerXLConfig
+
     def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        refuse_oversized_model(config)
-        self.config = config
-        self.dropout = dropout_layer(config.dropout)
-        self.layers = nn.ModuleList(TransformerXLLayer(config) for _ in range(config.n_layers))
-        self.final_norm = (
-            nn.LayerNorm(config.d_model)
-            if config.normalisation == "pre" and config.final_norm
-            else nn.Identity()
-        )
-        biases = (
-            1 if config.tie_position_biases else config.n_layers,
-            config.n_heads,
-            config.head_width,
-        )
-        self.content_bias = nn.Parameter(torch.zeros(biases))
-        self.position_bias = (
-            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
-        )
-        initialise(self)
+        super().__init__(config, (TransformerXLLayer(config) for _ in range(config.n_layers)))
 
     def stack(self) -> Iterator[TransformerXLLayer]:
         """The layers, first to last, under their own type."""
         return iter(self.layers)  # type: ignore[arg-type]
-
-    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
-        n = 0 if self.config.tie_position_biases else n
-        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
 
     def initial_memory(
         self,
@@ -141,9 +92,7 @@ class TransformerXL(nn.Module):
                 the checkpoints once distributed through transformers were trained and scored.
         """
         slots = self.config.memory_length if memory_length is None else memory_length
-        if slots < (self.config.attention_span == "fixed"):
-            raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")
-        self._check_span(slots + 1, slots)
+        _check_slots(slots, self.span())
         weight = self.content_bias
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return TransformerXLMemory(
@@ -153,85 +102,98 @@ class TransformerXL(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, memory: TransformerXLMemory | None = None
+        self,
+        x: Tensor,
+        memory: TransformerXLMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+        attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[TransformerXLMemory]:
         """Read a segment.
 
         Args:
             x: ``[B, T, D]``.
             memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins (None: nowhere): it sees nothing
+                before, neither in the segment nor in memory.
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
+            padding: the side that padding is on.
+            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            attention_weights: a list that is given each layer's weights, ``[B, H, T, M + T]`` over
+                ``[memory | segment]``, before dropout; for inspection. Left padding counts as right
+                padding in it.
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory, x)
-        slots = memory.hidden.shape[2]
-        codes = self.dropout_codes(self.position_codes(slots + x.shape[1], slots))
-        mask = self.visible(memory.length, x.shape[1], slots)
+        self._check_memory(memory.hidden, x)
+        x, documents = documents_of(x, starts, lengths, padding)
+        slots, n_tokens = memory.hidden.shape[2], x.shape[1]
+        shared = self.attention_pass(
+            memory.length, n_tokens, slots, documents, implementation, attention_weights
+        )
         h = self.dropout(x)
-        kept = []
+        recent = []
         for n, layer in enumerate(self.stack()):
             old = memory.hidden[:, n].to(h.dtype)
-            kept.append(torch.cat([old, h], 1)[:, old.shape[1] + h.shape[1] - slots :])
-            h = layer(h, old, codes, mask, *self.biases(n))
-        memory = TransformerXLMemory(
-            tokens_seen=memory.tokens_seen + x.shape[1],
-            hidden=torch.stack(kept, 1),
-            length=(memory.length + x.shape[1]).clamp(max=slots),
+            both = torch.cat([old, h], 1)
+            recent.append(
+                both[:, n_tokens:] if documents is None else documents.newest(both, slots)
+            )
+            h = layer(h, old, shared, *self.biases(n))
+        hidden = self.final_norm(h)
+        memory = memory_after(memory, torch.stack(recent, 1), n_tokens, documents)
+        if documents is not None:
+            hidden = documents.put_back(hidden)
+        return BackboneOutput(hidden, memory, h.new_zeros(()))
+
+    def reader(
+        self,
+        memory: TransformerXLMemory | None,
+        batch_size: int,
+        *,
+        attention_span: str | None = None,
+        clamp_length: int | None = None,
+    ) -> TransformerXLReader:
+        """Reads on without gradients, keeping the keys and values of memory.
+
+        Args:
+            memory: what was read before (None: nothing, in ``batch_size`` rows).
+            batch_size: rows, B.
+            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
+            clamp_length: read with this clamp (None: as configured). The paper's models were trained
+                with span ``segment`` and scored with ``fixed`` and a clamp.
+        """
+        span = self.span(attention_span, clamp_length)
+        return TransformerXLReader(self, memory or self.initial_memory(batch_size), span)
+
+
+def memory_after(
+    before: TransformerXLMemory, recent: Tensor, n_tokens: int, documents: Documents | None
+) -> TransformerXLMemory:
+    """The memory whose last ``M`` columns are ``recent [B, L, M, D]``."""
+    slots = recent.shape[2]
+    if documents is None:
+        return TransformerXLMemory(
+            tokens_seen=before.tokens_seen + n_tokens,
+            hidden=recent,
+            length=(before.length + n_tokens).clamp(max=slots),
         )
-        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+    length = (documents.unless_fresh(before.length) + documents.n_last).clamp(max=slots)
+    # What an earlier document left is forgotten.
+    valid = in_use(slots, length)[:, None, :, None]
+    return TransformerXLMemory(
+        tokens_seen=documents.unless_fresh(before.tokens_seen) + documents.n_last,
+        hidden=recent.where(valid, recent.new_zeros(())),
+        length=length,
+    )
 
-    def reader(self, memory: TransformerXLMemory | None, batch_size: int) -> TransformerXLReader:
-        """Reads on without gradients, keeping the keys and values of memory."""
-        return TransformerXLReader(self, memory or self.initial_memory(batch_size))
 
-    def visible(self, length: Tensor, n_queries: int, slots: int) -> Tensor:
-        """Mask ``[B, T, M + T]``: valid memory and the segment's past, within the span."""
-        query = torch.arange(slots, slots + n_queries, device=length.device)[:, None]
-        key = torch.arange(slots + n_queries, device=length.device)
-        mask = key <= query
-        if self.config.attention_span == "fixed":
-            mask = mask & (query - key < slots)
-        return mask & (key >= slots - length[:, None, None])
-
-    def position_codes(self, span: int, slots: int) -> Tensor:
-        """Codes of the distances ``0 .. span-1``: sinusoids ``[S, D]`` or table rows ``int64 [S]``."""
-        self._check_span(span, slots)
-        distance = torch.arange(span, device=self.content_bias.device)
-        limit = self._largest_code(span, slots)
-        distance = distance.clamp(max=limit)
-        if self.position_bias is None:
-            return distance
-        return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
-
-    def dropout_codes(self, codes: Tensor) -> Tensor:
-        return self.dropout(codes) if codes.is_floating_point() else codes
-
-    def _largest_code(self, span: int, slots: int) -> int:
-        limit = span - 1
-        if self.config.attention_span == "fixed":
-            limit = min(limit, slots - 1)
-        if self.config.clamp_length is not None:
-            limit = min(limit, self.config.clamp_length)
-        return limit
-
-    def _check_span(self, span: int, slots: int) -> None:
-        rows = self.config.max_distance
-        needed = self._largest_code(span, slots) + 1
-        if self.position_bias is None and rows is not None and needed > rows:
-            raise MemspanError(
-                f"a span of {needed} tokens, memory and segment together, exceeds the learned "
-                f"position table of {rows} rows: lower --memory-length or --segment-length, or "
-                "train with a larger --model.max-distance"
-            )
-
-    def _check_memory(self, memory: TransformerXLMemory, x: Tensor) -> None:
-        wanted = (x.shape[0], len(self.layers), self.config.d_model)
-        b, n, _, d = memory.hidden.shape
-        if (b, n, d) != wanted:
-            raise MemspanError(
-                f"the memory is for (rows, layers, width) {(b, n, d)} and the input needs "
-                f"{wanted}: use memory.select for rows, or this model's initial_memory"
-            )
+def _check_slots(slots: int, span: Span) -> None:
+    if slots < (span.attention == "fixed"):
+        raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")
 
 
 class TransformerXLReader:
@@ -242,91 +204,80 @@ class TransformerXLReader:
     buffer is full its last ``M`` columns move to a fresh one, so the cost per token is constant.
     """
 
-    def __init__(self, backbone: TransformerXL, memory: TransformerXLMemory) -> None:
+    def __init__(self, backbone: TransformerXL, memory: TransformerXLMemory, span: Span) -> None:
         self.backbone = backbone
         self.slots = memory.hidden.shape[2]
-        self.length, self.tokens_seen = memory.length, memory.tokens_seen
-        self._uniform = self._uniform_length()
-        self._weights = [_fused_projection(backbone, n) for n in range(len(backbone.layers))]
-        # Of every layer, for the distances covered so far: R and (v - u).R + S, nearest first, and
-        # both again farthest first, the order in which decoding needs them.
-        self._nearest_first: list[tuple[Tensor, Tensor]] = []
-        self._farthest_first: list[tuple[Tensor, Tensor]] = []
-        self._covered = 0
+        _check_slots(self.slots, span)
+        self._attention = ReaderAttention(list(backbone.stack()), backbone, span)
+        self._attention.cover(self.slots + 1, self.slots)
+        self._tokens_seen = memory.tokens_seen
+        # Counts stay on the CPU: the shapes of a pass depend on them.
+        self._length = memory.length.cpu()
+        self._uniform = _uniform(self._length)
         # Buffers hold [memory | room]; self._end is one past the newest column.
         self._hidden = memory.hidden.detach().transpose(0, 1)
         self._keys, self._values = [], []
-        for layer, hidden in zip(backbone.stack(), self._hidden, strict=True):
-            context = layer.normalise_context(hidden.to(backbone.content_bias.dtype))
-            self._keys.append(layer.attention.heads(layer.attention.key(context)))
-            self._values.append(layer.attention.heads(layer.attention.value(context)))
+        for n, hidden in enumerate(self._hidden):
+            keys, values = self._attention.keys_and_values(n, hidden)
+            self._keys.append(keys)
+            self._values.append(values)
         self._end = self.slots
 
     @property
     def memory(self) -> TransformerXLMemory:
         """The memory after all that was read, a value of its own."""
-        recent = self._hidden[:, :, self._end - self.slots : self._end]
+        recent = self._hidden[:, :, self._end - self.slots : self._end].transpose(0, 1)
+        length = self._length.to(recent.device)
+        valid = in_use(self.slots, length)[:, None, :, None]
         return TransformerXLMemory(
-            tokens_seen=self.tokens_seen,
-            # A copy: a view would keep the whole buffer alive.
-            hidden=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
-            length=self.length,
+            tokens_seen=self._tokens_seen,
+            # A copy: a view would keep the whole buffer alive. Empty slots are zero.
+            hidden=recent.where(valid, recent.new_zeros(())).contiguous(),
+            length=length,
         )
 
-    def read(self, x: Tensor) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if not x.numel():
+            return self.backbone.final_norm(x)
         n_new = x.shape[1]
+        _, documents = documents_of(x, starts)
         self._make_room(n_new)
-        self._cover(self.slots + n_new)
+        self._attention.cover(self.slots + n_new, self.slots)
         # Rows of one length need no mask over memory: only its valid end is looked at.
         valid = self.slots if self._uniform is None else self._uniform
         mask = None
-        fixed = self.backbone.config.attention_span == "fixed"
-        if n_new > 1 or self._uniform is None or fixed:
-            mask = self.backbone.visible(self.length, n_new, self.slots)
-            mask = mask[:, :, self.slots - valid :]
+        span = self._attention.span
+        if n_new > 1 or self._uniform is None or span.attention == "fixed" or documents is not None:
+            used = self._length.to(x.device)
+            mask = span.visible(used, n_new, valid, self.slots, documents)
         seen, new = slice(self._end - valid, self._end + n_new), slice(self._end, self._end + n_new)
         h = x
         for n, layer in enumerate(self.backbone.stack()):
             self._hidden[n, :, new] = h
-            projected = F.linear(layer.normalise_context(h), *self._weights[n])
-            q, k, v = layer.attention.heads(projected).chunk(3, 1)
+            q, k, v = self._attention.project(n, h)
             self._keys[n][:, :, new] = k
             self._values[n][:, :, new] = v
             k, v = self._keys[n][:, :, seen], self._values[n][:, :, seen]
-            attended = self._attend(n, q, k, v, mask)
-            h = layer.residual(h, layer.attention.output(attended.transpose(1, 2).flatten(2)))
+            h = layer.residual(h, self._attention.attend(n, q, k, v, mask))
         self._end += n_new
-        self._count(n_new)
+        self._count(n_new, documents)
         return self.backbone.final_norm(h)
 
-    def _attend(self, n: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        span = k.shape[2]
-        if q.shape[2] > 1:
-            keys, scores = self._nearest_first[n]
-            return relative_attention(
-                q, k, v, keys[:, :span], position_scores=scores[:, :span], mask=mask
-            )
-        keys, scores = self._farthest_first[n]
-        start = self._covered - span
-        one = None if mask is None else mask[:, 0]
-        scale = q.shape[-1] ** -0.5
-        return attend_one(
-            q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one, scale
-        ).unsqueeze(2)
-
-    def _count(self, n_new: int) -> None:
-        self.tokens_seen = self.tokens_seen + n_new
-        if self._uniform is None:
-            self.length = (self.length + n_new).clamp(max=self.slots)
-            self._uniform = self._uniform_length()
-        elif self._uniform < self.slots:
-            self._uniform = min(self._uniform + n_new, self.slots)
-            self.length = torch.full_like(self.length, self._uniform)
-
-    def _uniform_length(self) -> int | None:
-        lengths = self.length.tolist()
-        return lengths[0] if len(set(lengths)) == 1 else None
+    def _count(self, n_new: int, documents: Documents | None) -> None:
+        if documents is not None:
+            self._tokens_seen = documents.unless_fresh(self._tokens_seen) + documents.n_last
+            length = documents.unless_fresh(self._length.to(documents.n_last.device))
+            self._length = (length + documents.n_last).cpu().clamp(max=self.slots)
+            self._uniform = _uniform(self._length)
+            return
+        self._tokens_seen = self._tokens_seen + n_new
+        if self._uniform != self.slots:
+            self._length = (self._length + n_new).clamp(max=self.slots)
+            self._uniform = _uniform(self._length)
 
     def _make_room(self, n_new: int) -> None:
         if self._end + n_new <= self._hidden.shape[2]:
@@ -343,29 +294,8 @@ class TransformerXLReader:
         self._values = [moved(t) for t in self._values]
         self._end = self.slots
 
-    def _cover(self, span: int) -> None:
-        """Project the distances once; again only if a longer segment comes."""
-        if span <= self._covered:
-            return
-        codes = self.backbone.position_codes(span, self.slots)
-        self._nearest_first, self._farthest_first, self._covered = [], [], span
-        for n, layer in enumerate(self.backbone.stack()):
-            keys, scores = layer.attention.distances(codes)
-            u, v = self.backbone.biases(n)
-            # The projected query holds u already: what is left of v is v - u.
-            shift = -u if v is None else v - u
-            by_distance = (keys @ shift[:, :, None]).squeeze(-1)
-            scores = by_distance if scores is None else by_distance + scores
-            self._nearest_first.append((keys.contiguous(), scores))
-            self._farthest_first.append((keys.flip(1), scores.flip(1)))
 
-
-def _fused_projection(backbone: TransformerXL, n: int) -> tuple[Tensor, Tensor]:
-    """Query, key and value weights of layer ``n`` as one, with ``u`` as the query's bias."""
-    attention = next(layer for i, layer in enumerate(backbone.stack()) if i == n).attention
-    u, _ = backbone.biases(n)
-    value_bias = attention.value.bias
-    biases = [u.flatten(), torch.zeros_like(u.flatten())]
-    biases.append(biases[1] if value_bias is None else value_bias)
-    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
-    return torch.cat(weights), torch.cat(biases)
+def _uniform(length: Tensor) -> int | None:
+    """The one number of all rows, if there is one."""
+    lengths = set(length.tolist())
+    return lengths.pop() if len(lengths) == 1 else None

@@ -37,7 +37,7 @@ class Append:
 def append(
     length: Tensor,
     compressed_length: Tensor,
-    n_tokens: int,
+    n_tokens: int | Tensor,
     *,
     memory_slots: int,
     compressed_slots: int,
@@ -47,7 +47,7 @@ def append(
 
     Args:
         length: slots of memory in use, int64 ``[B]``; ``compressed_length`` likewise.
-        n_tokens: T.
+        n_tokens: T, or each row's number, int64 ``[B]``.
         memory_slots: room for memory, M, at least ``rate - 1``.
         compressed_slots: room for compressed slots, C.
         rate: slots that are compressed into one, c.
@@ -64,7 +64,7 @@ def newest(width: int, end: int, count: Tensor, older_end: int | Tensor) -> Tens
     ``older_end`` (an int, or int64 ``[B]``). Slots that a row lacks point at some other column.
     """
     back = torch.arange(width - 1, -1, -1, device=count.device)
-    older = torch.as_tensor(older_end, device=count.device).view(-1, 1) + count[:, None]
+    older = (older_end + count)[:, None]
     return torch.where(back < count[:, None], end, older).sub(1 + back).clamp(min=0)
 
 
@@ -141,6 +141,9 @@ def attention_reconstruction(
     compressed_k: Tensor,
     compressed_v: Tensor,
     valid: Tensor,
+    queries: Tensor | None = None,
+    *,
+    implementation: str | None = None,
 ) -> Tensor:
     """``|| attn(h, old) - attn(h, f_c(old)) ||^2`` (algorithm 2): content only, no positions, no mask.
 
@@ -151,19 +154,30 @@ def attention_reconstruction(
         k: keys of what was compressed, ``[B, H, n*c, K]``; ``v`` likewise.
         compressed_k: keys of what came out, ``[B, H, n, K]``; ``compressed_v`` likewise.
         valid: bool ``[B, n]``, the runs that count.
+        queries: bool ``[B, T]``, those of them that count (None: all).
+        implementation: ``reference`` for plain autograd, which can be differentiated twice; else
+            torch's attention.
     """
+    attend = _attend if implementation == "reference" else F.scaled_dot_product_attention
     some = valid.any(1)
     # A row without any attends to everything, and its error is dropped: no row of minus infinity.
     seen = valid | ~some[:, None]
     rate = k.shape[2] // valid.shape[1]
     with torch.no_grad():
         mask = seen.repeat_interleave(rate, 1)[:, None, None]
-        target = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    found = F.scaled_dot_product_attention(
-        q, compressed_k, compressed_v, attn_mask=seen[:, None, None]
-    )
-    error = (found - target).square().mean((1, 2, 3))
+        target = attend(q, k, v, mask)
+    found = attend(q, compressed_k, compressed_v, seen[:, None, None])
+    error = (found - target).square().mean((1, 3))
+    if queries is None:
+        error = error.mean(1)
+    else:
+        error = error.where(queries, 0).sum(1) / queries.sum(1).clamp(min=1)
     return (error * some).sum() / some.sum().clamp(min=1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
 
 
 def auto_encoding(

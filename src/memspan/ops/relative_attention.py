@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.errors import refuse_unknown
+from memspan.errors import MemspanError, refuse_unknown
 
 CACHE_BYTES = 2 << 20
 """Scores that are worked on at once on a CPU; half or twice as much costs little."""
@@ -41,7 +41,7 @@ def relative_attention(
     n_future: int = 0,
     scale: float | None = None,
     dropout: float = 0.0,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
     received: Tensor | None = None,
 ) -> Tensor:
     """Attend with content and distance.
@@ -72,6 +72,7 @@ def relative_attention(
     Returns:
         ``[B, H, T, K]``.
     """
+    refuse_unknown("implementation", implementation, Implementation)
     _check_distances(q, k, position_keys, mask, n_future)
     if not q.numel():
         # No rows or no queries: the result is as empty as they are.
@@ -81,16 +82,15 @@ def relative_attention(
     wants_gradient = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in tensors
     )
-    refuse_unknown("implementation", implementation, Implementation)
     if implementation is None:
         plain = not wants_gradient and not dropout and received is None
         implementation = "sdpa" if plain else "fused"
     if implementation == "sdpa" and wants_gradient:
-        raise ValueError("sdpa is the path without gradients: use fused, or torch.no_grad()")
+        raise MemspanError("sdpa is the path without gradients: use fused, or torch.no_grad()")
     if implementation == "sdpa" and dropout:
-        raise ValueError("sdpa would draw dropout in an order of its own: use fused or reference")
+        raise MemspanError("sdpa would draw dropout in an order of its own: use fused or reference")
     if implementation == "sdpa" and received is not None:
-        raise ValueError("sdpa keeps no attention weights to sum: use fused or reference")
+        raise MemspanError("sdpa keeps no attention weights to sum: use fused or reference")
     with torch.autocast(q.device.type, enabled=False):
         q, k, v, position_keys, content_bias, position_bias, position_scores = tensors
         if implementation == "reference":
