@@ -175,6 +175,9 @@ CASES: dict[str, Case] = {
     ),
     "compressive-shortest": compressive(memory_length=2, compression_rate=3, compressed_length=1),
     "compressive-none": compressive(compressed_length=0, final_norm=False),
+    "compressive-fixed-clamp": compressive(
+        attention_span="fixed", clamp_length=4, tie_position_biases=True, d_head=3
+    ),
     "fast-delta": fast_weights(),
     "fast-delta-dpfp-3": fast_weights(UNTIED, nu=3, recompute=True, final_norm=False),
     "fast-delta-elu-attention": fast_weights(feature_map="elu", normalisation="attention"),

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from architectures import CASES, VOCABULARY, Case, randomise, transformer_xl
+from architectures import CASES, VOCABULARY, Case, compressive, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.memory import Memory
@@ -631,12 +631,14 @@ def test_compiles_as_one_graph(name: str, compile_failures: dict[str, str]) -> N
 # ----- Transformer-XL's own
 
 
-def test_initial_memory_of_zeros_is_attended() -> None:
-    """``zeros``: M slots that hold nothing but count, unlike an empty memory."""
+@pytest.mark.parametrize("make", [transformer_xl, compressive])
+def test_initial_memory_of_zeros_is_attended(make: Callable[..., Case]) -> None:
+    """``zeros``: slots that hold nothing but count, unlike an empty memory."""
     for span in ("segment", "fixed"):
-        model = transformer_xl(attention_span=span).model()
+        model = make(attention_span=span).model()
         empty, zeros = model.initial_memory(2), model.initial_memory(2, start="zeros")
-        assert zeros.length.tolist() == [5, 5]
+        for name, slots in zeros.slots().items():
+            assert fields(zeros)[name].tolist() == [slots, slots]
         assert zeros.tokens_seen.tolist() == empty.tokens_seen.tolist() == [0, 0]
         assert not zeros.hidden.any()
         out, other = model(text(2, 4), zeros), model(text(2, 4), empty)
@@ -723,7 +725,7 @@ def test_learned_table_is_never_capped_silently() -> None:
         "forward": lambda: model(text(1, 5)),
         "reader": lambda: model.reader().read(text(1, 5)),
         "segment": lambda: model(text(1, 2), memory),
-        "memory": lambda: model.initial_memory(1, memory_length=9),
+        "memory": lambda: model.reader(model.initial_memory(1, memory_length=9)),
     }
     for name, attempt in attempts.items():
         with pytest.raises(MemspanError, match="max-distance") as caught:

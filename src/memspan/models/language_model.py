@@ -44,12 +44,7 @@ class LanguageModel(nn.Module):
 
     def initial_memory(self, batch_size: int, **options: Any) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
-        known = inspect.signature(self.backbone.initial_memory).parameters
-        if unknown := set(options) - set(known):
-            raise MemspanError(
-                f"{', '.join(sorted(unknown))} is no option of a {type(self.backbone).__name__}'s "
-                f"memory: leave it out"
-            )
+        self._refuse_unknown("memory", self.backbone.initial_memory, options)
         with refuse_impossible("the memory"):
             row = self.backbone.initial_memory(1, **options)
         refuse_oversized(
@@ -59,6 +54,13 @@ class LanguageModel(nn.Module):
             "lower the number of rows, or memory_length",
         )
         return self.backbone.initial_memory(batch_size, **options)
+
+    def _refuse_unknown(self, what: str, method: Any, options: dict[str, Any]) -> None:
+        if unknown := set(options) - set(inspect.signature(method).parameters):
+            raise MemspanError(
+                f"{', '.join(sorted(unknown))} is no option of a {type(self.backbone).__name__}'s "
+                f"{what}: leave it out"
+            )
 
     def forward(
         self,
@@ -117,12 +119,18 @@ class LanguageModel(nn.Module):
             statistics=out.statistics,
         )
 
-    def reader(self, memory: Memory | None = None, batch_size: int = 1) -> Reader:
+    def reader(self, memory: Memory | None = None, batch_size: int = 1, **options: Any) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.
 
-        ``batch_size`` counts where there is no memory to take it from.
+        Args:
+            memory: what was read before (None: nothing).
+            batch_size: rows, where there is no memory to take them from.
+            options: the backbone's, such as Transformer-XL's and Compressive's ``attention_span`` and
+                ``clamp_length``: how this reader reads, where that differs from training. The model
+                and its fingerprint stay as they are.
         """
-        return Reader(self, memory, batch_size)
+        self._refuse_unknown("reader", self.backbone.reader, options)
+        return Reader(self, memory, batch_size, options)
 
     def clip_groups(self) -> list[list[nn.Parameter]]:
         """Parameters whose gradients are clipped together.
@@ -153,7 +161,13 @@ class Reader:
     on after a change of weights is refused.
     """
 
-    def __init__(self, model: LanguageModel, memory: Memory | None, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        memory: Memory | None,
+        batch_size: int,
+        options: dict[str, Any],
+    ) -> None:
         self._model = model
         # Where every parameter lives, which it is, how often it was written to, and its storage,
         # which conversions such as model.float() exchange.
@@ -164,7 +178,7 @@ class Reader:
             if parameter is not None
         ]
         with self._inference():
-            self._backbone = model.backbone.reader(memory, batch_size)
+            self._backbone = model.backbone.reader(memory, batch_size, **options)
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,165 @@
+"""What Transformer-XL and the Compressive Transformer share beyond the laws: spans that a reader
+chooses, attention weights, the reference, segments with nothing in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import CASES, VOCABULARY, Case, compressive, transformer_xl
+from golden import assert_same
+from memspan.config import CompressiveConfig, TransformerXLConfig
+from memspan.errors import MemspanError
+from test_laws import assert_memories_equal, fields, some_memory, text
+
+RELATIVE = [
+    name
+    for name, case in CASES.items()
+    if isinstance(case.backbone, TransformerXLConfig | CompressiveConfig)
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RELATIVE)
+@pytest.mark.parametrize(("rows", "length"), [(2, 0), (0, 3), (0, 0)])
+def test_nothing_to_read(name: str, rows: int, length: int) -> None:
+    """A segment without tokens, or without rows: an empty result and the same memory."""
+    model = CASES[name].model()
+    memory = some_memory(model, rows) if rows else model.initial_memory(rows)
+    out = model(text(rows, length), memory, targets=text(rows, length))
+    assert out.losses.shape == (rows, length)
+    assert out.auxiliary_loss == 0
+    assert all(not s.isnan().any() for s in out.statistics.values())
+    reader = model.reader(memory)
+    assert reader.read(text(rows, length)).shape == (rows, length, VOCABULARY)
+    for after in (out.memory, reader.memory):
+        assert_memories_equal(after, memory)
+
+
+@pytest.mark.parametrize("loss", ["attention", "auto-encoding"])
+def test_auxiliary_losses_of_documents_and_padding(loss: str) -> None:
+    """Rows whose last documents are read alone, with the mean over those that compress something."""
+    model = compressive(auxiliary_loss=loss).model()
+    backbone = model.backbone
+    with torch.no_grad():
+        memory = some_memory(model, 3)
+    x = model.embedding(text(3, 8))
+    starts = torch.zeros(3, 8, dtype=torch.bool)
+    starts[1, 1] = starts[2, 5] = True
+    lengths = torch.tensor([5, 8, 8])
+    together = backbone(x, memory, starts=starts, lengths=lengths).auxiliary_loss
+    rows = memory.reset(starts.any(1))
+    alone = [
+        backbone(x[[row], first:end], rows.select([row])).auxiliary_loss
+        for row, first, end in ((0, 0, 5), (1, 1, 8))
+    ]
+    # Auto-encoding's mean is over runs: the first row compresses two, the second one.
+    weights = torch.tensor([2.0, 1.0] if loss == "auto-encoding" else [1.0, 1.0])
+    expected = (torch.stack(alone) * weights).sum() / weights.sum()
+    assert_same(together, expected, 1e-9, "auxiliary loss")
+    parameters = backbone.auxiliary_parameters()
+    for a, b in zip(
+        *(torch.autograd.grad(t, parameters) for t in (together, expected)), strict=True
+    ):
+        assert_same(a, b, 1e-9, "gradient")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["segment", "fixed", "learned"])
+@pytest.mark.parametrize("make", [transformer_xl, compressive])
+def test_readers_may_have_another_span(make: Callable[..., Case], name: str) -> None:
+    """As a model that was made with that span, clamp and memory; the fingerprint stays."""
+    made: dict[str, Any] = {"attention_span": "fixed" if name == "fixed" else "segment"}
+    if name == "learned":
+        made |= {"positions": "learned", "max_distance": 15}
+    other = {"attention_span": "segment" if name == "fixed" else "fixed", "clamp_length": 7}
+    model, expected = make(**made).model(), make(**made | other).model()
+    fingerprint = model.fingerprint()
+    memories = [m.initial_memory(2, memory_length=9) for m in (model, expected)]
+    ours, theirs = model.reader(memories[0], **other), expected.reader(memories[1])
+    for length in (4, 1, 6, 1, 1, 7):
+        tokens = text(2, length, length)
+        assert_same(ours.read(tokens), theirs.read(tokens), 1e-12, "logits")
+    assert_memories_equal(ours.memory, theirs.memory, 1e-12)
+    assert not torch.allclose(ours.read(text(2, 3)), model.reader(theirs.memory).read(text(2, 3)))
+    assert model.fingerprint() == fingerprint
+
+
+def test_reader_options_that_are_refused() -> None:
+    model = transformer_xl().model()
+    none = model.initial_memory(1, memory_length=0)
+    attempts = {
+        "at least 1 for a fixed span": lambda: model.reader(none, attention_span="fixed"),
+        "no attention span 'whole': use segment": lambda: model.reader(attention_span="whole"),
+        "at least 1, not 0": lambda: model.reader(clamp_length=0),
+        "no option of a FastWeights": lambda: CASES["fast-delta"].model().reader(clamp_length=3),
+    }
+    for says, attempt in attempts.items():
+        with pytest.raises(MemspanError, match=says):
+            attempt()
+
+
+@pytest.mark.parametrize("make", [transformer_xl, compressive])
+def test_attention_weights_for_inspection(make: Callable[..., Case]) -> None:
+    """Of every layer, over memory and segment; those of the first layer give its values' sum."""
+    model = make().model()
+    memory, tokens = some_memory(model, 3), text(3, 4)
+    maps: list[Tensor] = []
+    x = model.embedding(tokens)
+    hidden = model.backbone(x, memory, attention_weights=maps).hidden
+    assert_same(hidden, model.backbone(x, memory).hidden, 1e-12, "hidden")
+    slots = sum(memory.slots().values())
+    assert [m.shape for m in maps] == [(3, 2, 4, slots + 4)] * 2
+    assert_same(maps[1].sum(-1), torch.ones(3, 2, 4).double(), 1e-12, "sum")
+    used = sum(fields(memory)[name] for name in memory.slots())
+    column = torch.arange(slots + 4)
+    unused = (column < slots - used[:, None])[:, None, None]
+    future = column > torch.arange(slots, slots + 4)[:, None]
+    assert torch.equal(maps[0] == 0, (unused | future).expand_as(maps[0]))
+
+
+@pytest.mark.parametrize(
+    "name", ["xl-segment", "xl-fixed-post-adaptive", "compressive", "compressive-most-used"]
+)
+def test_gradients_of_the_reference(name: str) -> None:
+    """The same numbers by plain autograd, twice differentiable."""
+    model = CASES[name].model()
+    with torch.no_grad():
+        memory = some_memory(model, 2)
+    parameters = list(model.parameters())
+    found = []
+    for implementation in ("reference", None):
+        out = model(text(2, 4), memory, targets=text(2, 4, 1), implementation=implementation)
+        loss = out.losses.mean() + out.auxiliary_loss
+        twice = implementation == "reference"
+        gradients = torch.autograd.grad(loss, parameters, create_graph=twice, allow_unused=True)
+        found.append([loss, *gradients])
+    for ours, expected in zip(*found, strict=True):
+        if expected is not None and ours is not None:
+            assert_same(ours, expected, 1e-9, "gradient")
+    norm = torch.stack([g.square().sum() for g in found[0][1:] if g is not None]).sum()
+    second = torch.autograd.grad(norm, parameters, allow_unused=True)
+    assert any(g is not None and g.any() for g in second)
+
+
+@pytest.mark.parametrize("make", [transformer_xl, compressive])
+def test_gradients_per_sample(make: Callable[..., Case]) -> None:
+    """torch.func's vmap of grad over the reference, against one row after the other."""
+    backbone = make().model().backbone
+    parameters = {n: p.detach() for n, p in backbone.named_parameters()}
+    x = torch.randn(3, 4, 8, dtype=torch.float64)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        options = {"implementation": "reference"}
+        out = torch.func.functional_call(backbone, parameters, (x[None],), options)
+        return out.hidden.square().sum()
+
+    together = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    for row in range(3):
+        alone = torch.func.grad(loss)(parameters, x[row])
+        for name, gradient in alone.items():
+            assert_same(together[name][row], gradient, 1e-9, name)
