@@ -12,6 +12,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import tyro
 
+from memspan.checks import check_types
 from memspan.errors import MemspanError
 
 MOST_TOKENS = 1 << 24
@@ -62,6 +63,7 @@ class TransformerXLConfig:
     """Dropout probability on attention weights."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
         _at_least(0, self, "memory_length")
         _probability(self, "dropout", "attention_dropout")
@@ -139,6 +141,7 @@ class CompressiveConfig:
     """Dropout probability on attention weights."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
         _at_least(0, self, "memory_length", "compressed_length")
         _probability(self, "dropout", "attention_dropout")
@@ -215,6 +218,7 @@ class FeedbackConfig:
     """Dropout probability on attention weights, likewise."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
         _probability(self, "dropout", "attention_dropout")
         if self.d_head is not None:
@@ -287,6 +291,7 @@ class FastWeightsConfig:
     """Dropout probability on embeddings and sub-layer outputs."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "chunk_size")
         _at_least(0, self, "epsilon")
         _probability(self, "dropout")
@@ -386,6 +391,7 @@ class EmbeddingConfig:
     """Which clusters' output projections are the embedding's projections."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "div_val")
         if self.d_embed is not None:
             _at_least(1, self, "d_embed")
@@ -410,6 +416,7 @@ class DataConfig:
     """Forget at document boundaries instead of reading on."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.vocab_size is not None:
             _at_least(2, self, "vocab_size")
             refuse_oversized_vocabulary(self.vocab_size)
@@ -450,6 +457,7 @@ class OptimConfig:
     """Clip the gradient to this norm (0: off)."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(0, self, "learning_rate", "min_learning_rate", "warmup_steps")
         _at_least(0, self, "weight_decay", "clip_norm")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
@@ -538,6 +546,7 @@ class TrainConfig:
         return early * self.accumulate + (step - early) * (self.accumulate_later or 0)
 
     def __post_init__(self) -> None:
+        check_types(self)
         _at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
         _at_least(1, self, "gradient_segments")
         _at_least(0, self, "curriculum_steps")
@@ -597,6 +606,7 @@ class RunConfig(Generic[ModelConfig]):
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
+        check_types(self)
         kind = MODELS[self.architecture]
         if not isinstance(self.model, kind):
             raise MemspanError(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memspan.checks import check_types
 from memspan.config import MOST
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import Reader
@@ -35,6 +36,7 @@ class Sampling:
     """Seed of the draws (None: different each time)."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.temperature != 0 and not self.temperature >= LOWEST_TEMPERATURE:
             raise MemspanError(
                 f"temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE}, not "

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memspan.checks import check_types
 from memspan.errors import MemspanError
 
 # ----- Associative retrieval
@@ -44,6 +45,7 @@ class Retrieval:
     """Draw keys and values with repetition, in twice as many pairs."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.n_keys < 1:
             raise MemspanError(f"n_keys must be at least 1, not {self.n_keys}")
 
@@ -112,6 +114,7 @@ class Programs:
     """Share of the statements that have a condition."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 1 <= self.n_variables <= len(VARIABLES):
             raise MemspanError(
                 f"n_variables must be 1 to {len(VARIABLES)}, not {self.n_variables}: change it"

@@ -1,0 +1,99 @@
+"""Options of the right type, checked against the type hints of the dataclass that declares them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, get_args, get_origin
+
+from memspan.errors import MemspanError
+
+LARGEST = 2**63 - 1
+"""Neither torch nor TOML has larger integers."""
+
+
+def check_types(options: object) -> None:
+    """Refuse a dataclass whose fields are not what their type hints say.
+
+    Call it first in ``__post_init__``. It knows bool, int, float, str, ``Literal``, ``X | None``,
+    ``tuple[X, ...]`` and dataclasses. A float may be given as an int, and must be finite; a bool is
+    neither.
+
+    Raises:
+        MemspanError: names the option, what it may be, and the value.
+    """
+    kind: Any = type(options)
+    for name, (accepts, expected) in _checks(kind).items():
+        value = getattr(options, name)
+        if not accepts(value):
+            raise MemspanError(f"{name} must be {expected}, not {_shown(value)}")
+
+
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a value will do, and in words which would."""
+
+
+@functools.cache
+def _checks(kind: type[Any]) -> dict[str, Check]:
+    hints = typing.get_type_hints(kind)
+    # A type variable stands for a dataclass, which checks itself.
+    return {
+        field.name: _check(hints[field.name])
+        for field in dataclasses.fields(kind)
+        if not isinstance(hints[field.name], typing.TypeVar)
+    }
+
+
+def _check(hint: Any) -> Check:
+    if hint in SCALARS:
+        return SCALARS[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is typing.Literal:
+        return lambda value: isinstance(value, str) and value in arguments, _listed(arguments)
+    if origin is tuple:
+        accepts, expected = _check(arguments[0])
+        return (
+            lambda value: isinstance(value, tuple) and all(map(accepts, value)),
+            f"a tuple, each of it {expected}",
+        )
+    if origin in (types.UnionType, typing.Union):
+        checks = [_check(argument) for argument in arguments]
+        return (
+            lambda value: any(accepts(value) for accepts, _ in checks),
+            _listed([expected for _, expected in checks]),
+        )
+    return lambda value: isinstance(value, hint), f"a {hint.__name__}"
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+SCALARS: dict[Any, Check] = {
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    int: (_is_integer, "an integer"),
+    float: (_is_number, "a finite number"),
+    str: (lambda value: isinstance(value, str), "text"),
+    types.NoneType: (lambda value: value is None, "None"),
+}
+
+
+def _listed(words: Sequence[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _shown(value: Any) -> str:
+    # Not with all its digits, which Python refuses to write from some thousands on.
+    return (
+        "one beyond 64 bits" if type(value) is int and abs(value) > LARGEST else reprlib.repr(value)
+    )

@@ -1,0 +1,76 @@
+"""Options made in Python are checked as those of the command line are."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memspan.config import MODELS, RunConfig
+from memspan.data.synthetic import Programs
+from memspan.errors import MemspanError
+from memspan.generate import Sampling
+
+SECTIONS = [kind for kind in typing.get_type_hints(RunConfig).values() if isinstance(kind, type)]
+CONFIGS: list[Any] = [*MODELS.values(), *SECTIONS, Sampling, Programs]
+OPTIONS = [(kind, field.name) for kind in CONFIGS for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), OPTIONS, ids=[f"{kind.__name__}-{name}" for kind, name in OPTIONS]
+)
+def test_an_option_of_another_type_is_refused(kind: Any, name: str) -> None:
+    """Of every config's every option: what none takes, then what its own type does not include."""
+    default, hint = getattr(kind(), name), str(typing.get_type_hints(kind)[name])
+    wrong: list[Any] = [b"4", float("nan"), float("inf"), 10**400, ["4"], {}, np.ones(2)]
+    if "str" not in hint:
+        wrong += ["4", "rope"]
+    if "None" not in hint:
+        wrong += [None]
+    if "bool" not in hint:
+        wrong += [True]
+    if "float" not in hint:
+        wrong += [2.5]
+    for value in wrong:
+        with pytest.raises(MemspanError, match=rf"^{name} must be ") as caught:
+            kind(**{name: value})
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 200
+    assert getattr(kind(**{name: default}), name) == default
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "message"),
+    [
+        ("transformer-xl", {"activation": "swish"}, "activation must be relu or gelu, not 'swish'"),
+        ("transformer-xl", {"n_layers": "4"}, "n_layers must be an integer, not '4'"),
+        ("transformer-xl", {"d_head": 2.5}, "d_head must be an integer or None, not 2.5"),
+        ("compressive", {"dropout": None}, "dropout must be a finite number, not None"),
+        ("feedback", {"final_norm": 1}, "final_norm must be True or False, not 1"),
+        (
+            "compressive",
+            {"compression": "svd"},
+            "compression must be convolution, mean, max, dilated-convolution or most-used, not 'svd'",
+        ),
+    ],
+)
+def test_the_message_names_the_choices(kind: str, option: dict[str, Any], message: str) -> None:
+    with pytest.raises(MemspanError) as caught:
+        MODELS[kind](**option)
+    assert str(caught.value) == message
+
+
+def test_an_integer_will_do_for_a_number() -> None:
+    assert Sampling(temperature=2).temperature == 2
+    assert Sampling(top_p=1).top_p == 1
+
+
+def test_the_parts_of_a_run_are_configs() -> None:
+    model = MODELS["transformer-xl"]()
+    with pytest.raises(MemspanError, match="train must be a TrainConfig"):
+        RunConfig(model=model, train={})  # type: ignore[arg-type]
+    with pytest.raises(MemspanError, match="architecture must be transformer-xl, compressive"):
+        RunConfig(model=model, architecture="gpt")  # type: ignore[arg-type]
