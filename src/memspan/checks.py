@@ -13,8 +13,8 @@ from typing import Any, get_args, get_origin
 
 from memspan.errors import MemspanError
 
-LARGEST = 2**63 - 1
-"""Neither torch nor TOML has larger integers."""
+MOST = (1 << 63) - 1
+"""Integers at most."""
 
 
 def check_types(options: object) -> None:
@@ -30,8 +30,11 @@ def check_types(options: object) -> None:
     kind: Any = type(options)
     for name, (accepts, expected) in _checks(kind).items():
         value = getattr(options, name)
+        # Not with its digits, which Python refuses to write when there are thousands.
+        if type(value) is int and abs(value) > MOST:
+            raise MemspanError(f"{name} must be at most 2^63 - 1, the largest integer of PyTorch")
         if not accepts(value):
-            raise MemspanError(f"{name} must be {expected}, not {_shown(value)}")
+            raise MemspanError(f"{name} must be {expected}, not {reprlib.repr(value)}")
 
 
 Check = tuple[Callable[[Any], bool], str]
@@ -59,7 +62,36 @@ def _check(hint: Any) -> Check:
         accepts, expected = _check(arguments[0])
         return (
             lambda value: isinstance(value, tuple) and all(map(accepts, value)),
-            f"a tuple, each of it {expected}",
+            f"a tuple of which each item is {expected}",
+        )
+    if origin in (types.UnionType, typing.Union):
+        checks = [_check(argument) for argument in arguments]
+        return (
+            lambda value: any(accepts(value) for accepts, _ in checks),
+            _listed([expected for _, expected in checks]),
+        )
+    return lambda value: isinstance(value, hint), f"a {hint.__name__}"
+
+
+def _is_integer(value: Any) -> bool:
+    # bool is an int to Python, but no count.
+    return type(value) is int
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+SCALARS:
+        return SCALARS[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is typing.Literal:
+        return lambda value: isinstance(value, str) and value in arguments, _listed(arguments)
+    if origin is tuple:
+        accepts, expected = _check(arguments[0])
+        return (
+            lambda value: isinstance(value, tuple) and all(map(accepts, value)),
+            f"a tuple of which each item is {expected}",
         )
     if origin in (types.UnionType, typing.Union):
         checks = [_check(argument) for argument in arguments]
@@ -90,10 +122,3 @@ SCALARS: dict[Any, Check] = {
 def _listed(words: Sequence[str]) -> str:
     *most, last = words
     return f"{', '.join(most)} or {last}" if most else last
-
-
-def _shown(value: Any) -> str:
-    # Not with all its digits, which Python refuses to write from some thousands on.
-    return (
-        "one beyond 64 bits" if type(value) is int and abs(value) > LARGEST else reprlib.repr(value)
-    )

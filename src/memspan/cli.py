@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, Ty
 import tyro
 
 from memspan import __version__
-from memspan.config import MODELS, MOST, DataConfig, RunConfig
+from memspan.checks import MOST
+from memspan.config import MODELS, DataConfig, RunConfig
 from memspan.config_files import PRESETS, architecture_of, flags_from_toml, parsed, preset_file
 from memspan.distributed import reports
 from memspan.errors import MemspanError

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from memspan.checks import check_types
-from memspan.config import MOST
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import Reader
 
@@ -37,13 +36,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.temperature != 0 and not self.temperature >= LOWEST_TEMPERATURE:
+        if self.temperature != 0 and self.temperature < LOWEST_TEMPERATURE:
             raise MemspanError(
                 f"temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE}, not "
                 f"{self.temperature}"
             )
-        if self.seed is not None and not 0 <= self.seed <= MOST:
-            raise MemspanError(f"seed must lie in 0 .. 2^63 - 1, not {self.seed}")
+        if self.seed is not None and self.seed < 0:
+            raise MemspanError(f"seed must be at least 0, not {self.seed}")
         if self.top_k is not None and self.top_k < 1:
             raise MemspanError(f"top_k must be at least 1, not {self.top_k}")
         for name in ("top_p", "min_p"):
