@@ -32,7 +32,8 @@ def check_types(options: object) -> None:
         value = getattr(options, name)
         # Not with its digits, which Python refuses to write when there are thousands.
         if type(value) is int and abs(value) > MOST:
-            raise MemspanError(f"{name} must be at most 2^63 - 1, the largest integer of PyTorch")
+            bound = "at most 2^63 - 1, the largest" if value > 0 else "at least 1 - 2^63, the least"
+            raise MemspanError(f"{name} must be {bound} integer of PyTorch")
         if not accepts(value):
             raise MemspanError(f"{name} must be {expected}, not {reprlib.repr(value)}")
 
@@ -76,34 +77,6 @@ def _check(hint: Any) -> Check:
 def _is_integer(value: Any) -> bool:
     # bool is an int to Python, but no count.
     return type(value) is int
-
-
-def _is_number(value: Any) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-SCALARS:
-        return SCALARS[hint]
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is typing.Literal:
-        return lambda value: isinstance(value, str) and value in arguments, _listed(arguments)
-    if origin is tuple:
-        accepts, expected = _check(arguments[0])
-        return (
-            lambda value: isinstance(value, tuple) and all(map(accepts, value)),
-            f"a tuple of which each item is {expected}",
-        )
-    if origin in (types.UnionType, typing.Union):
-        checks = [_check(argument) for argument in arguments]
-        return (
-            lambda value: any(accepts(value) for accepts, _ in checks),
-            _listed([expected for _, expected in checks]),
-        )
-    return lambda value: isinstance(value, hint), f"a {hint.__name__}"
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and abs(value) <= LARGEST
 
 
 def _is_number(value: Any) -> bool:
