@@ -125,6 +125,34 @@ def test_evaluate_prints_and_counts(run: Path, capsys: pytest.CaptureFixture[str
     assert "3 streams" in capsys.readouterr().out
 
 
+def test_evaluation_and_generation_with_another_span(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained with span segment, read with a fixed one and clamped distances; the run stays."""
+    weights = (run / "model.safetensors").read_bytes()
+    other = ["--attention-span", "fixed", "--clamp-length", "5"]
+
+    def nats(*options: str) -> float:
+        capsys.readouterr()
+        cli.main(["evaluate", "run", "--tokens", "90", "--memory-length", "20", "--json", *options])
+        scores = json.loads(capsys.readouterr().out)
+        reading = {"attention_span": "fixed", "clamp_length": 5} if options else {}
+        assert scores["reading"] == reading
+        return scores["nats"]
+
+    assert nats(*other) != nats()
+    # With a fixed span a score does not depend on the segments.
+    assert nats(*other, "--segment-length", "3") == pytest.approx(nats(*other), rel=1e-5)
+    cli.main(["evaluate", "run", "--tokens", "90", *other])
+    assert "memory 8, attention span fixed, clamp length 5" in capsys.readouterr().out
+    cli.main(["generate", "run", "--tokens", "5", *other])
+    assert (run / "model.safetensors").read_bytes() == weights
+    for verb in ("evaluate", "generate"):
+        assert "--clamp-length must be at least 1" in refused(
+            capsys, verb, "run", "--clamp-length", "0"
+        )
+
+
 def test_more_streams_than_tokens_are_refused_at_once(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,11 @@ class EvaluateArguments:
     """Slots of memory per layer, one per token (None: as in training)."""
     compressed_length: int | None = None
     """Compressed slots per layer, for models that have them (None: as in training)."""
+    attention_span: Literal["segment", "fixed"] | None = None
+    """What a token sees, for models with relative positions: all of memory and its segment's past, or
+    exactly the memory's length (None: as in training)."""
+    clamp_length: int | None = None
+    """Distances over this share one position code, for the same models (None: as in training)."""
     tokens: int = 0
     """Score only the first so many tokens (0: all)."""
     device: str = "auto"
@@ -127,6 +132,11 @@ class GenerateArguments:
     """Write the memory of all that was read and written here at the end (first sample's)."""
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
+    attention_span: Literal["segment", "fixed"] | None = None
+    """What a token sees, for models with relative positions: all of memory and its segment's past, or
+    exactly the memory's length (None: as in training)."""
+    clamp_length: int | None = None
+    """Distances over this share one position code, for the same models (None: as in training)."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
 
@@ -341,6 +351,7 @@ def _evaluate(arguments: list[str]) -> None:
     _at_least(1, batch_size=options.batch_size, segment_length=options.segment_length)
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
     _at_least(0, compressed_length=options.compressed_length)
+    _at_least(1, clamp_length=options.clamp_length)
     from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
     from memspan.evaluate import evaluate
@@ -390,6 +401,7 @@ def _evaluate(arguments: list[str]) -> None:
             batch_size=options.batch_size,
             segment_length=segment_length,
             memory={name: size for name, size in sizes.items() if size is not None},
+            reading=_reading(options),
             progress=show,
         )
     if options.json:
@@ -408,6 +420,7 @@ def _evaluate(arguments: list[str]) -> None:
         for name, size in sizes.items()
         if size is not None
     )
+    memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
     streams = (
         "one stream, memory carried from start to end (exact)"
         if options.batch_size == 1
@@ -423,9 +436,15 @@ def _evaluate(arguments: list[str]) -> None:
     print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")
 
 
+def _reading(options: EvaluateArguments | GenerateArguments) -> dict[str, Any]:
+    """How the model is read where that differs from training, for :meth:`LanguageModel.reader`."""
+    chosen = {"attention_span": options.attention_span, "clamp_length": options.clamp_length}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
 def _generate(arguments: list[str]) -> None:
     options = parsed(GenerateArguments, arguments, "memspan generate")
-    _at_least(1, samples=options.samples)
+    _at_least(1, samples=options.samples, clamp_length=options.clamp_length)
     _at_least(0, tokens=options.tokens)
     from memspan.generate import Sampling, generate, read_prompt
     from memspan.memory import refuse_to_overwrite
@@ -450,7 +469,7 @@ def _generate(arguments: list[str]) -> None:
         if options.memory is not None:
             device = memory.tokens_seen.device
             memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
-        reader = model.reader(memory.select([0] * rows))
+        reader = model.reader(memory.select([0] * rows), **_reading(options))
         text = tokenizer.encode_stream(_prompt(file, options.prompt))
         logits = read_prompt(reader, text, rows)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]

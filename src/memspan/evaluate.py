@@ -33,6 +33,8 @@ class Scores:
     segment_length: int
     memory: dict[str, int]
     """Sizes of the memory where they were changed for this evaluation."""
+    reading: dict[str, Any]
+    """Attention span and clamp where they were changed for this evaluation."""
     seconds: float
 
     @property
@@ -81,6 +83,7 @@ def evaluate(
     batch_size: int = 1,
     segment_length: int = 128,
     memory: dict[str, int] | None = None,
+    reading: dict[str, Any] | None = None,
     progress: Callable[[int], None] = lambda scored: None,
     processes: Processes = ALONE,
 ) -> Scores:
@@ -92,6 +95,8 @@ def evaluate(
         segment_length: tokens per step, T.
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
             in training).
+        reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
+            "clamp_length": 400}`` (None: as in training).
         progress: called with the number of tokens scored so far.
         processes: those that share the streams; each returns the whole score.
 
@@ -99,11 +104,12 @@ def evaluate(
         NonFiniteError: a loss is NaN or infinite.
     """
     device = next(model.parameters()).device
-    memory = memory or {}
+    memory, reading = memory or {}, reading or {}
     rows = processes.rows(batch_size)
     # Refuses sizes that the text does not have before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length)
-    reader = model.reader(model.initial_memory(rows.stop - rows.start, **memory))
+    empty = model.initial_memory(rows.stop - rows.start, **memory)
+    reader = model.reader(empty, **reading)
     nats, scored, start = 0.0, 0, time.perf_counter()
     overflow: NonFiniteError | None = None
     try:
@@ -132,6 +138,7 @@ def evaluate(
         streams=batch_size,
         segment_length=segment_length,
         memory=memory,
+        reading=reading,
         seconds=time.perf_counter() - start,
     )
 
