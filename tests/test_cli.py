@@ -14,7 +14,7 @@ from typing import TextIO
 
 import pytest
 
-from memspan import cli
+from memspan import cli, runs
 from memspan.config import MODELS
 from memspan.config_files import PRESETS, flags_from_toml, read_config
 from memspan.models import LanguageModel
@@ -242,6 +242,18 @@ def test_generate_is_seeded_and_continues_from_a_memory(
         (["generate", "run", "--samples", f"{10**30}"], "--samples must be at most 2^63 - 1"),
         (["train", "--train.seed", f"{10**30}"], "seed must be at most 2^63 - 1"),
         (["train", "--train.seed", "-1"], "seed must be at least 0"),
+        (["train", "--out", ""], "--out names the current folder"),
+        (["train", "--model.max-distance", "9"], "belongs to positions learned"),
+        (
+            ["train", "--model", "compressive", "--model.max-distance", "9"],
+            "belongs to positions learned",
+        ),
+        (["train", "--train.parallel", "fsdp"], "add --nproc 2"),
+        (["train", "--train.device", "cpu:7"], "there is no device 'cpu:7'"),
+        (["train", "--steps", "10"], "perhaps --train.steps is meant"),
+        (["train", "--compression-rate", "2"], "Unrecognized options: --compression-rate, 2"),
+        (["generate", "run", "--greedy", "--top-k", "5"], "--greedy always takes the likeliest"),
+        (["data", "list", "--jsn"], "takes no option but --json"),
         (["train", "--train.steps", f"{10**400}"], "steps must be at most 2^63 - 1"),
     ],
 )
@@ -274,6 +286,8 @@ def test_bytes_that_are_no_utf8_work() -> None:
         ("[model]\nn_layer = 3", "perhaps --model.n-layers is meant"),
         ('[model]\nn_layers = "many"', "n-layers"),
         ("[train]\nsteps = 0", "steps must be at least 1"),
+        ("[model]\nn_layers = true", "model.n_layers is true, and must be a number or a name"),
+        ("[model]\nfinal_norm = 3", "model.final_norm is 3, and must be true or false"),
         ('[model]\npositions = "absolute"', "absolute"),
         ('architecture = "rnn"', "rnn"),
     ],
@@ -373,6 +387,13 @@ def test_a_prompt_may_come_from_standard_input(
     assert said[0] == said[1]
 
 
+def test_a_text_that_is_not_there_is_refused_before_a_model_is_built(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "load", lambda *_: pytest.fail("the model was loaded"))
+    assert "nothere" in refused(capsys, "evaluate", run, "--corpus", "nothere")
+
+
 def test_memory_length_beyond_a_learned_table_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -415,8 +436,12 @@ def test_help_explains_without_importing_torch(verb: list[str]) -> None:
 def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["data", "list"])
     said = capsys.readouterr().out
-    for name in ("python-stdlib", "tiny-shakespeare", "enwik8", "text8", "wikitext-103"):
-        assert name in said
+    names = ["python-stdlib", "tiny-shakespeare", "enwik8", "text8", "wikitext-103"]
+    assert all(name in said for name in names)
+    cli.main(["data", "list", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == names
+    assert all(row["splits"] for row in rows)
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Generic, Literal, TypeVar
 
@@ -256,6 +256,8 @@ def _train(arguments: list[str]) -> None:
             "drop them, or start a new run without --resume"
         )
     _at_least(1, nproc=options.nproc)
+    if options.out == Path():
+        raise MemspanError("--out names the current folder: give a folder for this run alone")
     if options.nproc > 1:
         _launch(shared, options.nproc)
         return
@@ -354,17 +356,20 @@ def _evaluate(arguments: list[str]) -> None:
     _at_least(1, clamp_length=options.clamp_length)
     from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
+    from memspan.data.tokenizers import load_tokenizer
     from memspan.evaluate import evaluate
+    from memspan.runs import load_config
     from memspan.training.terminal import counting
 
-    run = _load(options.run, options.device)
-    data = run.config.data
+    # The text first: a name that is wrong is found before a model is built.
+    data = load_config(options.run).data
     prepared = prepare(
         options.corpus or data.corpus,
         data.tokenizer,
         data.vocab_size,
-        with_tokenizer=run.tokenizer,
+        with_tokenizer=load_tokenizer(options.run),
     )
+    run = _load(options.run, options.device)
     import numpy as np
 
     if options.split == "all":
@@ -454,6 +459,10 @@ def _generate(arguments: list[str]) -> None:
         refuse_to_overwrite(options.save_memory, memories=not options.force)
     elif options.force:
         raise MemspanError("--force belongs to --save-memory: drop it, or add that")
+    if options.greedy and (options.top_k, options.top_p, options.min_p) != (None, None, None):
+        raise MemspanError(
+            "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
+        )
     sampling = Sampling(
         temperature=0.0 if options.greedy else options.temperature,
         top_k=options.top_k,
@@ -538,12 +547,20 @@ def _data(arguments: list[str]) -> None:
         print(f"{usage}\n\n  list     the named corpora\n  prepare  fetch and tokenise one now")
     elif verb == "list":
         if rest in (["-h"], ["--help"]):
-            print("usage: memspan data list\n\nPrints the named corpora, their sizes and splits.")
+            print(
+                "usage: memspan data list [--json]\n\n"
+                "Prints the named corpora, their sizes and splits."
+            )
             return
+        if rest not in ([], ["--json"]):
+            raise MemspanError(f"data list takes no option but --json, not {' '.join(rest)!r}")
         from memspan.data.corpora import list_corpora
 
-        for row in list_corpora():
-            print(row)
+        rows = list_corpora()
+        if rest:
+            print(json.dumps([asdict(row) for row in rows]))
+        else:
+            print(*rows, sep="\n")
     elif verb == "prepare":
         options = parsed(PrepareArguments, rest, "memspan data prepare")
         from memspan.data.prepared import prepare

@@ -628,6 +628,10 @@ def _check_attention(config: TransformerXLConfig | CompressiveConfig) -> None:
     for name in ("d_head", "max_distance", "clamp_length"):
         if getattr(config, name) is not None:
             _at_least(1, config, name)
+    if config.max_distance is not None and config.positions != "learned":
+        raise MemspanError(
+            f"max_distance belongs to positions learned, not {config.positions}: drop one of them"
+        )
     if config.positions == "sinusoidal" and config.d_model % 2:
         raise MemspanError(
             f"sinusoidal positions need an even d_model, not {config.d_model}: "

@@ -19,12 +19,26 @@ from typing import Any, TypeVar
 
 import tyro
 
-from memspan.config import MODELS, RunConfig
+from memspan.config import (
+    MODELS,
+    DataConfig,
+    EmbeddingConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
 from memspan.errors import MemspanError
 from memspan.files import read_limited
 
-SECTIONS = ("model", "embedding", "data", "optim", "train")
-"""Tables of a file. It says how to train, not where to write: no other flag can come from it."""
+SECTIONS = {
+    "model": object,
+    "embedding": EmbeddingConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "train": TrainConfig,
+}
+"""Tables of a file and their options; the model's are its architecture's. A file says how to train,
+not where to write: no other flag can come from it."""
 LIMIT = 1 << 16
 """Bytes of a file at most; those that memspan writes have two thousand."""
 DOTS = 32
@@ -70,15 +84,27 @@ def flags_from_toml(path: Path) -> list[str]:
     flags = []
     if "architecture" in values:
         flags.append(f"--model={values.pop('architecture')}")
+    sections = _sections(flags)
     for section, options in values.items():
         if section not in SECTIONS or not isinstance(options, dict):
             raise MemspanError(
                 f"{path}: {section[:40]!r} is no table of options: use architecture = ... and "
                 f"[{'], ['.join(SECTIONS)}]"
             )
+        kinds = {f.name: f.type for f in dataclasses.fields(sections[section])}
         for name, value in options.items():
+            if name in kinds and isinstance(value, bool) != (kinds[name] == "bool"):
+                wanted = "true or false" if kinds[name] == "bool" else "a number or a name"
+                raise MemspanError(
+                    f"{path}: {section}.{name} is {json.dumps(value, default=str)[:80]}, and must "
+                    f"be {wanted}: correct it"
+                )
             flags += _flag(path, f"{section}.{name}", value)
     return flags
+
+
+def _sections(flags: list[str]) -> dict[str, type]:
+    return SECTIONS | {"model": MODELS[architecture_of(flags)]}
 
 
 def _flag(path: Path, name: str, value: Any) -> list[str]:
@@ -143,18 +169,27 @@ def _parsed(kind: type[T], arguments: list[str], program: str) -> T:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             return tyro.cli(kind, args=arguments, prog=program)
     except SystemExit:
-        raise MemspanError(_in_one_line(said.getvalue())) from None
+        raise MemspanError(_in_one_line(said.getvalue(), arguments)) from None
 
 
-def _in_one_line(box: str) -> str:
+def _in_one_line(box: str, arguments: list[str]) -> str:
     """What the parser says between lines of dashes: a title, the mistake, and flags spelt alike."""
     title, *others = re.split(r"-{9,}", " ".join(box.split()))
     mistake = others.pop(0) if others else title
     alike = [re.search(r"--\S+", part) for part in others if "Perhaps you meant" in part]
-    hints = [f"; perhaps {found[0]} is meant" for found in alike if found]
+    hints = [found[0] for found in alike if found]
+    # The parser looks at spelling only: --steps is nearer to --optim.warmup-steps.
+    bare = re.match(r"Unrecognized options: --([a-z0-9-]+)\b(?!\.)", mistake.strip())
+    if bare and hints:
+        full = [
+            f"--{section}.{bare[1]}"
+            for section, kind in _sections(arguments).items()
+            if bare[1].replace("-", "_") in {f.name for f in dataclasses.fields(kind)}
+        ]
+        hints = full or hints
     # Where an option's own check fails, its message says all.
     mistake = re.sub(r"^Error parsing config(\.\w+)?: ", "", mistake.strip()).rstrip(".")
-    return mistake + "".join(hints)
+    return mistake + "".join(f"; perhaps {hint} is meant" for hint in hints)
 
 
 def to_toml(config: RunConfig[Any]) -> str:

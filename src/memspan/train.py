@@ -62,6 +62,11 @@ def train(
     Raises:
         MemspanError: an unusable option, a folder in use, a loss that is not finite, a full disk.
     """
+    if config.train.parallel == "fsdp" and processes.size == 1:
+        raise MemspanError(
+            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
+            "2 or more, or drop it"
+        )
     device = own_device(device_for(config.train.device))
     prepared = processes.in_turn(
         lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
@@ -512,7 +517,10 @@ def device_for(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=name).item()
-        return torch.device(name)
+        device = torch.device(name)
+        if device.type != "cpu" or not device.index:
+            return device
+        raise RuntimeError("PyTorch takes any number, and means the same CPU")
     except (RuntimeError, AssertionError):
         raise MemspanError(f"there is no device {name!r} here: use cpu") from None
 
