@@ -24,7 +24,7 @@ from memspan.config import DataConfig, RunConfig, TransformerXLConfig
 from memspan.data.download import read_member
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
-from memspan.files import read_limited
+from memspan.files import read_limited, write_atomically
 from memspan.tensor_files import load_tensors
 
 EXAMPLES = hypothesis.settings(max_examples=20)
@@ -408,6 +408,32 @@ def test_pictures_are_not_drawn_through_links(tmp_path: Path) -> None:
     metrics.Metrics(run, "none").log(1, tokens=3, train_bits_per_byte=2.0)
     assert metrics.plot(run) == [run / "loss.png"]
     assert precious.read_text() == "mine"
+
+
+def test_nothing_is_written_through_links(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run, elsewhere, precious = (tmp_path / name for name in ("run", "elsewhere", "precious"))
+    run.mkdir()
+    elsewhere.mkdir()
+    precious.write_text("mine")
+    (run / "tensorboard").symlink_to(elsewhere)
+    with pytest.raises(MemspanError, match="tensorboard is a link out of the run's folder"):
+        metrics.Metrics(run, "tensorboard")
+    log = metrics.Metrics(run, "none")
+    log.path.unlink()
+    log.path.symlink_to(precious)
+    with pytest.raises(MemspanError, match="cannot write"):
+        log.log(1, tokens=3)
+    log.path.unlink()
+    os.mkfifo(log.path)
+    with pytest.raises(MemspanError, match="cannot write"):
+        log.log(1, tokens=3)
+    log.close()
+    (run / f".file.{os.getpid()}.tmp").symlink_to(precious)
+    write_atomically(run / "file", b"new")
+    assert (run / "file").read_bytes() == b"new"
+    assert precious.read_text() == "mine"
+    assert not list(elsewhere.iterdir())
 
 
 def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ class Metrics:
             self._tracker.close()
 
     def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags, 0o666, dir_fd=self._folder)
+        # Not through a link to elsewhere, nor waiting for a pipe's reader.
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=self._folder)
 
 
 class Unwritten:
@@ -148,7 +149,12 @@ class _TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        logs = folder / "tensorboard"
+        if logs.is_symlink():
+            raise MemspanError(
+                f"{logs} is a link out of the run's folder: put the folder itself there, or remove it"
+            )
+        self._writer = SummaryWriter(str(logs))
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
