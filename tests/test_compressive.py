@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from architectures import VOCABULARY, compressive, randomise
 from golden import assert_same
-from memspan.config import CompressiveConfig
+from memspan.config import CompressiveConfig, OptimConfig, RunConfig, TransformerXLConfig
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.ops import compression as ops
 from memspan.ops.relative_attention import relative_attention
+from memspan.training.optimisation import adamw, set_learning_rate
 
 FUNCTIONS = ("convolution", "mean", "max", "dilated-convolution", "most-used")
 LEARNED = ("convolution", "dilated-convolution")
@@ -237,6 +238,24 @@ def test_reconstruction_loss_is_what_it_says() -> None:
     assert ops.attention_reconstruction(q, k, v, new_k, new_v, valid & False) == 0
 
 
+def test_reconstruction_loss_by_itself() -> None:
+    """The same number as a pass whose memory had no room for what is compressed."""
+    model = compressive(n_layers=1).model()
+    layer = next(model.backbone.stack())
+    x = model.embedding(tokens(2, 4, 1))
+    full = model(tokens(2, 5)).memory
+    out = model(tokens(2, 4, 1), full)
+    old = full.hidden[:, 0, :4]
+    loss = layer.reconstruction_loss(x, old)
+    assert_same(loss, out.auxiliary_loss, 1e-12, "loss")
+    assert reached(model, loss) == {n for n, _ in model.named_parameters() if ".compression." in n}
+    with pytest.raises(MemspanError, match="a multiple of 2"):
+        layer.reconstruction_loss(x, old[:, :3])
+    none = next(compressive(compressed_length=0).model().backbone.stack())
+    with pytest.raises(MemspanError, match="no compression"):
+        none.reconstruction_loss(x, old)
+
+
 def test_auto_encoding_loss_is_what_it_says() -> None:
     torch.manual_seed(0)
     decoder = nn.ConvTranspose1d(4, 4, 3, stride=3).double()
@@ -312,6 +331,22 @@ def test_everything_keeps_moving(auxiliary: str) -> None:
         assert all(p.requires_grad for p in model.parameters())
     unmoved = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
     assert not unmoved
+
+
+def test_compression_has_a_learning_rate_of_its_own() -> None:
+    """A factor on every rate of the schedule; nothing else feels it, nor may others set it."""
+    model = compressive(compressed_length=2).model(torch.float32)
+    optimizer = adamw(model, OptimConfig(compression_learning_rate=0.25, weight_decay=0.0))
+    set_learning_rate(optimizer, 1e-2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        step = 2.5e-3 if ".compression." in name else 1e-2
+        torch.testing.assert_close(before[name] - p, torch.full_like(p, step))
+    with pytest.raises(MemspanError, match="belongs to architecture compressive"):
+        RunConfig(TransformerXLConfig(), optim=OptimConfig(compression_learning_rate=2.0))
 
 
 def test_compresses_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -452,11 +452,14 @@ class OptimConfig:
     """AdamW: decay of the squared gradient's mean."""
     clip_norm: float = 1.0
     """Clip the gradient to this norm (0: off)."""
+    compression_learning_rate: float = 1.0
+    """Learning rate of the Compressive Transformer's compression functions, as a multiple of
+    learning_rate. 0: they stay as they begin."""
 
     def __post_init__(self) -> None:
         check_types(self)
         _at_least(0, self, "learning_rate", "min_learning_rate", "warmup_steps")
-        _at_least(0, self, "weight_decay", "clip_norm")
+        _at_least(0, self, "weight_decay", "clip_norm", "compression_learning_rate")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise MemspanError("beta1 and beta2 must lie in [0, 1)")
 
@@ -609,6 +612,11 @@ class RunConfig(Generic[ModelConfig]):
             raise MemspanError(
                 f"architecture {self.architecture} goes with a {kind.__name__}, not a "
                 f"{type(self.model).__name__}: change one of them"
+            )
+        if self.architecture != "compressive" and self.optim.compression_learning_rate != 1:
+            raise MemspanError(
+                f"compression_learning_rate belongs to architecture compressive, not "
+                f"{self.architecture}: drop it"
             )
 
 

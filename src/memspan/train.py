@@ -35,7 +35,7 @@ from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
-from memspan.training.optimisation import learning_rate
+from memspan.training.optimisation import learning_rate, set_learning_rate
 from memspan.training.state import TrainingState
 from memspan.training.terminal import progress, stoppable
 
@@ -242,8 +242,7 @@ class Trainer(TrainingState):
         for group, norm in zip(groups, norms, strict=True):
             limit = self.config.optim.clip_norm or math.inf
             torch.nn.utils.clip_grads_with_norm_(group, limit, norm)
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = learning_rate(self.step - 1, self.config)
+        set_learning_rate(self.optimizer, learning_rate(self.step - 1, self.config))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss

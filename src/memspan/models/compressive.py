@@ -154,13 +154,11 @@ class CompressiveLayer(RelativeLayer):
             new = self.compression(old, use)
             if self.auxiliary_loss == "attention":
                 old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
-                new_k, new_v = self.frozen_keys_and_values(new)
                 loss = ops.attention_reconstruction(
                     q.detach(),
                     old_k,
                     old_v,
-                    new_k,
-                    new_v,
+                    *self.frozen_keys_and_values(new),
                     step.valid,
                     None if step.documents is None else step.documents.last(),
                     implementation=shared.implementation,
@@ -172,6 +170,35 @@ class CompressiveLayer(RelativeLayer):
             compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
             compressed = compressed.where(step.kept_valid, compressed.new_zeros(()))
         return self.residual(x, attended), compressed, loss
+
+    def reconstruction_loss(self, x: Tensor, old: Tensor, received: Tensor | None = None) -> Tensor:
+        """``|| attn(x, old) - attn(x, f_c(old)) ||^2`` (algorithm 2) by itself, a scalar.
+
+        Its gradient reaches the compression function and nothing else.
+
+        Args:
+            x: this layer's inputs that attend, ``[B, T, D]``.
+            old: slots to compress as memory holds them, un-normalised, ``[B, n*c, D]``.
+            received: the attention that they received, ``[B, n*c]``, for most-used.
+
+        Raises:
+            MemspanError: the layer compresses nothing, or ``old`` is no whole number of runs.
+        """
+        if self.compression is None:
+            raise MemspanError("a model with compressed_length 0 has no compression to score")
+        rate = self.compression.rate
+        if old.shape[1] % rate:
+            raise MemspanError(
+                f"{old.shape[1]} slots are no whole number of runs: give a multiple of {rate}"
+            )
+        with torch.no_grad():
+            q, k, v = self.project(x, old)
+        new = self.compression(old.detach(), received)
+        n_old = old.shape[1]
+        every = torch.ones(new.shape[:2], dtype=torch.bool, device=new.device)
+        return ops.attention_reconstruction(
+            q, k[:, :, :n_old], v[:, :, :n_old], *self.frozen_keys_and_values(new), every
+        )
 
     def frozen_keys_and_values(self, compressed: Tensor) -> tuple[Tensor, Tensor]:
         """Of ``[B, n, D]``, per head, with weights that get no gradient."""

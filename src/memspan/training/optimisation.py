@@ -13,20 +13,34 @@ from memspan.models import LanguageModel
 
 
 def adamw(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW, with weight decay for matrices and tables alone."""
-    decayed: list[Tensor] = []
-    free: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        (decayed if parameter.dim() >= 2 and "bias" not in name else free).append(parameter)
+    """AdamW, with weight decay for matrices and tables alone.
+
+    A parameter group's ``factor`` multiplies its learning rate, see :func:`set_learning_rate`.
+    """
+    groups = []
+    for parameters, factor in zip(
+        model.clip_groups(), (1.0, config.compression_learning_rate), strict=False
+    ):
+        ids = {id(p) for p in parameters}
+        decayed: list[Tensor] = []
+        free: list[Tensor] = []
+        for name, parameter in model.named_parameters():
+            if id(parameter) in ids:
+                matrix = parameter.dim() >= 2 and "bias" not in name
+                (decayed if matrix else free).append(parameter)
+        groups += [
+            {"params": decayed, "weight_decay": config.weight_decay, "factor": factor},
+            {"params": free, "weight_decay": 0.0, "factor": factor},
+        ]
     return torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": config.weight_decay},
-            {"params": free, "weight_decay": 0.0},
-        ],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
+        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True
     )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """``rate`` for every parameter, times its group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["factor"]
 
 
 def learning_rate(step: int, config: RunConfig[Any]) -> float:
