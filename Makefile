@@ -9,6 +9,7 @@ help: ## list the targets
 
 .venv: .venv/.installed ## make the environment and install memspan for development
 .venv/.installed: pyproject.toml constraints.txt
+	@echo "installing PyTorch and memspan in .venv: a minute or two"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

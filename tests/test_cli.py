@@ -87,7 +87,9 @@ def test_train_writes_a_run_and_reports(
     run = Path("run")
     cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
     said = capsys.readouterr().out
-    assert "lzma" in said
+    assert said.startswith("preparing text.txt\n")
+    assert "Lower is better" in said
+    assert "\n  memspan generate run --prompt 'the quick brown fox'" in said
     # This is no terminal: lines stand for the bar.
     assert re.search(r"^step 6/6  loss [\d.]+  [\d.]+ bits/byte  [\d,]+ tokens/s  left", said, re.M)
     assert "bits per byte" in said

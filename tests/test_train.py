@@ -432,3 +432,17 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(MemspanError, match=r"memspan\[trackio\]"):
         train.metrics.Metrics(Path(), "trackio")
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        (b"def f(x):\n    return x", "--prompt 'def f(x):'"),
+        ("Größe ist relativ, sagte er.".encode(), "--prompt 'Größe ist relativ, sagte'"),
+        (b"\n- one\n#!/\nIt's", """--prompt 'It'"'"'s'"""),
+        (b"\x00\xff\xfe", ""),
+        (b"A" * 100, ""),
+    ],
+)
+def test_the_proposed_prompt_is_from_the_text(text: bytes, prompt: str) -> None:
+    assert train.prompt_from(text) == prompt

@@ -266,11 +266,18 @@ def _train(arguments: list[str]) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from rich.console import Console
 
-    from memspan import train
-    from memspan.distributed.processes import joined
     from memspan.training.terminal import unbreakable_output
 
-    with unbreakable_output(), joined() as processes:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unbreakable_output())
+        if os.environ.get("RANK", "0") == "0":
+            # PyTorch takes seconds to import, and a text that is not in the cache longer.
+            what = options.config.data.corpus if options.resume is None else options.resume
+            print(f"preparing {what}", flush=True)
+        from memspan import train
+        from memspan.distributed.processes import joined
+
+        processes = stack.enter_context(joined())
         # Names of corpora and folders may hold brackets, which are no mark-up.
         console = Console(quiet=not processes.first, markup=False)
         if options.resume is not None:
@@ -437,7 +444,9 @@ def _evaluate(arguments: list[str]) -> None:
     print(f"  bits per character   {scores.bits_per_character:10.4f}")
     print(f"  nats per token       {scores.nats_per_token:10.4f}")
     print(f"  perplexity per token {scores.perplexity:10.2f}")
-    print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
+    if run.tokenizer.kind in ("words", "subwords"):
+        # Of bytes or characters it is a number of seven digits that nobody reports.
+        print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
     print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import lzma
 import math
+import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -466,6 +468,12 @@ class Trainer(TrainingState):
             f"(perplexity per token {scores.perplexity:.2f})"
         )
         say(f"  {'lzma':<16} {baseline:.3f} bits per byte   (the same text)")
+        say(
+            "Lower is better: the model predicts this text better than a strong compressor does."
+            if scores.bits_per_byte < baseline
+            else "Lower is better. After minutes of training it is normal not to reach lzma, a strong "
+            "compressor, yet: more --train.steps and a larger model do."
+        )
         if self.config.train.sample_tokens:
             sample = self.sample(self.config.train.sample_tokens)
             say("\nsample:", style="bold")
@@ -477,10 +485,11 @@ class Trainer(TrainingState):
             say(f"  picture     {picture}")
         if not pictures:
             say("  no picture: pip install 'memspan[plot]' for loss.png")
-        say(
-            f"next: memspan evaluate {self.folder}   or   "
-            f"memspan generate {self.folder} --prompt 'def '"
-        )
+        folder = shlex.quote(str(self.folder))
+        say("\nnext:", style="bold")
+        # Commands are copied: no line breaks or colours inside.
+        for command in (f"evaluate {folder}", f"generate {folder} {prompt_from(text)}".rstrip()):
+            say(f"  memspan {command}", soft_wrap=True, highlight=False)
 
     def _ask_to_stop(self) -> None:
         self.asked_to_stop = True
@@ -499,6 +508,15 @@ class Trainer(TrainingState):
         wanted = self.config.train.precision
         bfloat16 = wanted == "bfloat16" or (wanted == "auto" and self.device.type == "cuda")
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
+
+
+def prompt_from(text: bytes) -> str:
+    """A ``--prompt`` in the manner of ``text``: its first words, none where it has no plain ones."""
+    for line in text[:4096].decode(errors="replace").splitlines():
+        words = re.match(r"\w[\w ,.:;'()-]{2,23}(?!\w)", line.strip())
+        if words and "\N{REPLACEMENT CHARACTER}" not in words[0]:
+            return f"--prompt {shlex.quote(words[0].strip())}"
+    return ""
 
 
 def by_layer(statistics: Mapping[str, Tensor]) -> dict[str, float]:
