@@ -406,10 +406,37 @@ def test_memory_length_beyond_a_learned_table_is_refused(
     cli.main(["evaluate", "l", "--memory-length", "4"])
 
 
-def test_resume_takes_no_other_options(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, "train", "--resume", run, "--optim.learning-rate", "1")
-    assert "takes no others" in said
-    assert "finished" in refused(capsys, "train", "--resume", run)
+UNCHANGEABLE = [
+    (["--model.memory-length", "6"], "--model.memory-length cannot change from 8 to 6"),
+    (["--embedding.no-tie"], "--embedding.tie cannot change"),
+    (["--data.tokenizer", "characters"], "--data.tokenizer cannot change"),
+    (["--train.batch-size", "4"], "each row of the batch has its own memory"),
+    (["--train.seed", "5"], "--train.seed cannot change"),
+    (["--train.evaluate-tokens", "9"], "the best score so far is of those tokens"),
+    (["--train.steps", "5"], "is finished"),
+    (["--model", "feedback"], "run is a transformer-xl: drop --model feedback"),
+    (["--out", "other"], "drop --out"),
+    (["--preset", "p.toml"], "drop --preset"),
+    (["--data.corpus", "nowhere.txt"], "nowhere.txt: say where it is now with --data.corpus"),
+    (["--train.stops", "9"], "--train.steps is meant"),
+]
+
+
+def test_resume_refuses_what_a_run_cannot_change(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for flags, says in UNCHANGEABLE:
+        assert says in refused(capsys, "train", "--resume", run, *flags)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_a_finished_or_changed_run_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "train", "--resume", run)
+    assert "is finished" in said
+    assert "--train.steps 12" in said
     assert "holds a run already" in refused(
         capsys, "train", "--data.corpus", "text.txt", "--out", "run", *SMALL
     )

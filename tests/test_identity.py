@@ -13,8 +13,10 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, train
+from memspan import checkpoint, cli, history, train
+from memspan.claim import Claim
 from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from memspan.data.corpora import load_corpus, located
 from memspan.data.identity import difference
 from memspan.errors import MemspanError
 
@@ -271,10 +273,8 @@ def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
         return json.loads(out), err
 
     values, said = scored()
-    assert (values["corpus"], values["split"], values["as_in_training"], said) == (
-        *("text.txt", "validation"),
-        *(True, ""),
-    )
+    assert Path(str(values["corpus"])) == Path("text.txt").absolute()
+    assert (values["split"], values["as_in_training"], said) == ("validation", True, "")
     shutil.copy("text.txt", "copy.txt")
     assert scored("--corpus", "copy.txt")[0]["as_in_training"] is True
     Path("text.txt").write_text(TEXT + "and more")
@@ -285,4 +285,140 @@ def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
     values, said = scored("--corpus", "text.txt")
     assert (values["as_in_training"], said) == (False, "")
     cli.main(["evaluate", "r", "--split", "all"])
-    assert "r  text.txt, all: " in capsys.readouterr().out
+    assert "/text.txt, all: " in capsys.readouterr().out
+
+
+CONSTANT = OptimConfig(warmup_steps=2, schedule="constant")
+
+
+def options(**loop: object) -> RunConfig[TransformerXLConfig]:
+    changed = dataclasses.replace(OPTIONS.train, **loop)  # type: ignore[arg-type]
+    return dataclasses.replace(OPTIONS, optim=CONSTANT, train=changed)
+
+
+def test_a_finished_run_goes_on_to_more_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights are those of a run that was to make so many steps from the start."""
+    train.train(options(steps=12), Path("whole"), QUIET)
+    train.train(options(steps=6), Path("r"), QUIET)
+    published = Path("r/model.safetensors").read_bytes()
+    capsys.readouterr()
+    cli.main(["train", "--resume", "r", "--train.steps", "9", "--train.save-every", "3"])
+    assert "train.steps 6 -> 9, train.save_every 2 -> 3" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    train.resume(Path("r"), QUIET, config=options(steps=12))
+    assert_same("r", "whole")
+    assert Path("r/config.toml").read_bytes() == Path("whole/config.toml").read_bytes()
+    changed = [(c.step, c.changed) for c in history.read(Path("r"))]
+    assert changed == [
+        (6, {"train.steps": [6, 9], "train.save_every": [2, 3]}),
+        (9, {"train.steps": [9, 12], "train.save_every": [3, 2]}),
+    ]
+    # Weights that were published before the changes are still this run's.
+    Path("r/model.safetensors").unlink()
+    Path("r/model.safetensors").write_bytes(published)
+    assert memspan.load("r").config.train.steps == 12
+
+
+def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_run(monkeypatch)
+    new = dataclasses.replace(
+        options(segment_length=8, accumulate=2, precision="bfloat16", save_every=0),
+        optim=OptimConfig(learning_rate=1e-3, weight_decay=0.0, beta2=0.9, clip_norm=0.0),
+    )
+    train.resume(Path("r"), QUIET, config=new)
+    saved = checkpoint.latest(Path("r")).state
+    assert saved["environment"]["precision"] == "bfloat16"
+    # Four segments of 4, and two steps of two segments of 8.
+    assert saved["streams"]["tokens_read"] == 4 * 4 + 2 * 2 * 8
+    last = train.metrics.read(Path("r/metrics.jsonl"))[-1]
+    assert (last["step"], last["tokens"]) == (6, 2 * saved["streams"]["tokens_read"])
+
+
+@pytest.mark.parametrize("cut_before", ["history.jsonl", "config.toml", ""])
+def test_a_crash_while_options_change_is_recovered(
+    cut_before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before either file is written, or before the first save after them."""
+    train.train(options(steps=12), Path("whole"), QUIET)
+    train.train(options(steps=6), Path("r"), QUIET)
+    write = Claim.write
+
+    def writing(self: Claim, name: str, content: bytes) -> None:
+        if name == cut_before:
+            raise PowerCut
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "write", writing)
+        patch.setattr(train.Trainer, "update", lambda self: cut())
+        with pytest.raises(PowerCut):
+            train.resume(Path("r"), QUIET, config=options(steps=12))
+    memspan.load("r")
+    if cut_before:
+        # It was not made; another may be.
+        with pytest.raises(MemspanError, match="is finished"):
+            train.resume(Path("r"), QUIET)
+        train.resume(Path("r"), QUIET, config=options(steps=12))
+    else:
+        train.resume(Path("r"), QUIET)
+    assert_same("r", "whole")
+    assert [c.changed for c in history.read(Path("r"))] == [{"train.steps": [6, 12]}]
+
+
+def test_longer_segments_than_learned_positions_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = dataclasses.replace(OPTIONS.model, positions="learned")
+    monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, model=model))
+    cut_run(monkeypatch)
+    longer = memspan.runs.load_config(Path("r"))
+    longer = dataclasses.replace(longer, train=dataclasses.replace(longer.train, segment_length=5))
+    with pytest.raises(MemspanError, match=r"learned positions up to a distance of 8.* needs 9"):
+        train.resume(Path("r"), QUIET, config=longer)
+
+
+def test_another_environment_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut_run(monkeypatch)
+    shutil.copytree("r", "same")
+    train.resume(Path("same"), Console(width=900))
+    assert "another environment" not in capsys.readouterr().out
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NONE")
+    train.resume(Path("r"), Console(width=900))
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "another environment" in x]
+    assert ', now "NONE"; threads 1, now 7)' in line
+    assert "its weights may differ" in line
+    assert checkpoint.latest(Path("r")).state["environment"]["threads"] == 7
+
+
+def test_runs_work_from_any_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut_run(monkeypatch)
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    train.resume(Path("../r"), QUIET)
+    cli.main(["evaluate", "../r"])
+    Path("../text.txt").rename("book.txt")
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", "../r"])
+    assert "say where it is with --corpus PATH" in capsys.readouterr().err
+    with pytest.raises(MemspanError, match=r"say where it is now with --data.corpus PATH"):
+        train.resume(Path("../r"), QUIET)
+    more = ["--train.steps", "8", "--data.corpus", "book.txt"]
+    cli.main(["train", "--resume", "../r", *more])
+    assert memspan.load("../r").config.data.corpus == str(tmp_path / "elsewhere/book.txt")
+
+
+def test_files_of_a_glob_keep_their_splits_where_their_folder_moves() -> None:
+    Path("a/texts").mkdir(parents=True)
+    for n in range(40):
+        Path(f"a/texts/{n}.txt").write_text(f"text {n}")
+    Path("b").mkdir()
+    before = load_corpus("a/*/*.txt").splits
+    assert load_corpus(located("a/*/*.txt")).splits == before
+    Path("a/texts").rename("b/texts")
+    assert load_corpus("b/*/*.txt").splits == before

@@ -18,7 +18,14 @@ import tyro
 from memspan import __version__
 from memspan.checks import MOST
 from memspan.config import MODELS, DataConfig, RunConfig
-from memspan.config_files import PRESETS, architecture_of, flags_from_toml, parsed, preset_file
+from memspan.config_files import (
+    PRESETS,
+    architecture_of,
+    flags_from_toml,
+    parsed,
+    preset_file,
+    read_config,
+)
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 
@@ -63,7 +70,8 @@ class TrainArguments(Generic[M]):
     """Start with the weights of this run where they fit, for instance a Feedback Transformer with
     those of a Transformer-XL of the same width; says which were taken."""
     resume: Path | None = None
-    """Run folder to continue, bit for bit, with the options it was started with."""
+    """Run folder to continue, bit for bit. Options of training and the optimiser that are given with it
+    replace the run's from here on, such as --train.steps."""
     nproc: int = 1
     """Processes on this machine that share the batch's rows, which it must divide; also with --resume,
     where it may be another number than before. On several machines: torchrun -m memspan train."""
@@ -245,16 +253,12 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _train(arguments: list[str]) -> None:
-    arguments = _with_preset(arguments)
+    changed = _changes_options(arguments)
+    arguments = _with_run(arguments) if changed else _with_preset(arguments)
     architecture = MODELS[architecture_of(arguments)]
     kind: Any = TrainArguments[architecture]  # type: ignore[valid-type]
     options = parsed(kind, arguments, "memspan train")
     shared = _without(arguments, "--nproc")
-    if options.resume is not None and _without(shared, "--resume"):
-        raise MemspanError(
-            "--resume continues a run with the options it was started with and takes no others: "
-            "drop them, or start a new run without --resume"
-        )
     _at_least(1, nproc=options.nproc)
     if options.out == Path():
         raise MemspanError("--out names the current folder: give a folder for this run alone")
@@ -281,7 +285,8 @@ def _train(arguments: list[str]) -> None:
         # Names of corpora and folders may hold brackets, which are no mark-up.
         console = Console(quiet=not processes.first, markup=False)
         if options.resume is not None:
-            train.resume(options.resume, console, processes)
+            wanted = options.config if changed else None
+            train.resume(options.resume, console, processes, wanted)
         else:
             folder = processes.of_first(options.out or _new_folder(options.config))
             train.train(options.config, folder, console, options.init_from, processes)
@@ -300,6 +305,45 @@ def _launch(arguments: list[str], n_processes: int) -> None:
     except RunEndedError as error:
         print(error.line, file=sys.stderr)
         sys.exit(error.status)
+
+
+def _value_of(arguments: list[str], name: str) -> str | None:
+    """The value of the flag ``name``, the last where there are several."""
+    found = None
+    for i, argument in enumerate(arguments):
+        if argument == name and i + 1 < len(arguments):
+            found = arguments[i + 1]
+        elif argument.startswith(f"{name}="):
+            found = argument.removeprefix(f"{name}=")
+    return found
+
+
+def _changes_options(arguments: list[str]) -> bool:
+    """Whether a run is to be resumed with other options than its own."""
+    if _value_of(arguments, "--resume") is None:
+        return False
+    return bool(_without(_without(arguments, "--resume"), "--nproc"))
+
+
+def _with_run(arguments: list[str]) -> list[str]:
+    """Put the options of the run that is resumed, as flags, before the user's, which then win."""
+    for name in ("--preset", "--out", "--init-from"):
+        if _value_of(arguments, name) is not None:
+            raise MemspanError(
+                f"--resume continues a run in its own folder: drop {name}, or start a new run without "
+                "--resume"
+            )
+    folder = _value_of(arguments, "--resume")
+    path = Path(folder or "") / "config.toml"
+    if not path.is_file():
+        # What is wrong there is said where the run is loaded.
+        return arguments
+    read_config(path)
+    flags = flags_from_toml(path)
+    theirs, ours = architecture_of(flags), architecture_of(arguments, default="")
+    if ours and theirs != ours:
+        raise MemspanError(f"{folder} is a {theirs}: drop --model {ours}, or start a new run")
+    return flags + arguments
 
 
 def _without(arguments: list[str], name: str) -> list[str]:
@@ -361,6 +405,7 @@ def _evaluate(arguments: list[str]) -> None:
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
     _at_least(0, compressed_length=options.compressed_length)
     _at_least(1, clamp_length=options.clamp_length)
+    from memspan.data.corpora import is_there
     from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
     from memspan.data.tokenizers import load_tokenizer
@@ -370,8 +415,13 @@ def _evaluate(arguments: list[str]) -> None:
 
     # The text first: a name that is wrong is found before a model is built.
     data = load_config(options.run).data
+    corpus = options.corpus or data.corpus
+    if not is_there(corpus) and options.corpus is None:
+        raise MemspanError(
+            f"the corpus of {options.run} is not at {corpus}: say where it is with --corpus PATH"
+        )
     prepared = prepare(
-        options.corpus or data.corpus,
+        corpus,
         data.tokenizer,
         data.vocab_size,
         with_tokenizer=load_tokenizer(options.run),
@@ -383,12 +433,10 @@ def _evaluate(arguments: list[str]) -> None:
         tokens = np.concatenate([split.tokens for split in prepared.splits.values()])
     elif options.split not in prepared.splits:
         raise MemspanError(
-            f"{options.corpus or data.corpus} has no split {options.split}: use "
-            f"{', '.join(prepared.splits)} or all"
+            f"{corpus} has no split {options.split}: use {', '.join(prepared.splits)} or all"
         )
     else:
         tokens = prepared.splits[options.split].tokens
-    corpus = options.corpus or data.corpus
     among = None if options.split == "all" else [options.split]
     how = None
     if is_whole(run.corpus):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memspan import history
 from memspan.config import RunConfig
 from memspan.config_files import read_config
 from memspan.data.identity import Identity, recorded
@@ -156,8 +157,13 @@ def config_checksums(folder: Path) -> dict[str, str]:
 def refuse_changes(folder: Path, files: dict[str, str]) -> None:
     """``files``: checksums of ``config.toml`` and ``tokenizer.json``, among others, as saved."""
     for name, check in config_checksums(folder).items():
-        if files.get(name) != check:
-            raise MemspanError(
-                f"{name} in {folder} has changed since the run was saved: restore it, or start a "
-                "new run with the changed options"
-            )
+        if files.get(name) == check:
+            continue
+        if name == "config.toml":
+            made = history.made(history.read(folder), check)
+            if history.leads(made, files.get(name), check):
+                continue
+        raise MemspanError(
+            f"{name} in {folder} has changed since the run was saved: restore it; options of "
+            f"training are changed by flags, such as --resume {folder} --train.steps 5000"
+        )

@@ -18,9 +18,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from memspan import checkpoint, metrics, runs
+from memspan import checkpoint, history, metrics, runs
 from memspan.claim import Claim, claim
 from memspan.config import RunConfig
+from memspan.config_files import to_toml
+from memspan.data.corpora import is_there, located
 from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.prepared import prepare
 from memspan.data.streams import Segment, evaluation_segments
@@ -37,6 +39,8 @@ from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
+from memspan.training.changes import changes, describe, refuse_fixed
+from memspan.training.environment import difference as environments_differ
 from memspan.training.optimisation import learning_rate, set_learning_rate
 from memspan.training.state import TrainingState
 from memspan.training.terminal import progress, stoppable
@@ -70,6 +74,9 @@ def train(
             "2 or more, or drop it"
         )
     device = own_device(device_for(config.train.device))
+    # Runs go on from any folder.
+    corpus = located(config.data.corpus)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
     prepared = processes.in_turn(
         lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
     )
@@ -82,22 +89,60 @@ def train(
         trainer.fit()
 
 
-def resume(folder: Path, console: Console, processes: Processes = ALONE) -> None:
+def resume(
+    folder: Path,
+    console: Console,
+    processes: Processes = ALONE,
+    config: RunConfig[Any] | None = None,
+) -> None:
     """Continue a run exactly where its last checkpoint left it.
 
+    Args:
+        folder: the run's.
+        console: where to report.
+        processes: all of them call this.
+        config: the options to go on with (None: the run's own). Training and optimiser options may
+            change, and the place of the corpus; that is recorded in the run's ``history.jsonl``.
+
     Raises:
-        MemspanError: no run, a damaged, changed or finished one, or one that another process trains.
+        MemspanError: no run, a damaged, changed or finished one, or one that another process trains;
+            an option that cannot change.
     """
     # Refuses what is no run before a folder is made for the claim.
     runs.load_config(folder)
     with _claimed(folder, processes) as claimed:
-        _resume(folder, claimed, console, processes)
+        _resume(folder, claimed, console, processes, config)
 
 
-def _resume(folder: Path, claimed: Claim | None, console: Console, processes: Processes) -> None:
+def _resume(
+    folder: Path,
+    claimed: Claim | None,
+    console: Console,
+    processes: Processes,
+    wanted: RunConfig[Any] | None,
+) -> None:
     if claimed is not None:
         claimed.load()
-    config = runs.load_config(folder)
+    before = runs.load_config(folder)
+    config = before
+    if wanted is not None:
+        corpus = wanted.data.corpus
+        if corpus != before.data.corpus:
+            corpus = located(corpus)
+        config = dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, corpus=corpus))
+    changed = changes(before, config)
+    refuse_fixed(changed, folder)
+    span = _learned_span(config)
+    if "train.segment_length" in changed and span is not None and span > config.model.max_distance:
+        raise MemspanError(
+            f"{folder} has learned positions up to a distance of {config.model.max_distance}, and "
+            f"--train.segment-length {config.train.segment_length} needs {span}: lower it"
+        )
+    if not is_there(config.data.corpus):
+        raise MemspanError(
+            f"the corpus of {folder} is not at {config.data.corpus}: say where it is now with "
+            "--data.corpus PATH"
+        )
     device = own_device(device_for(config.train.device))
     # A single process looks at all of the checkpoint before the model takes memory.
     saved = checkpoint.latest(folder) if processes.size == 1 else None
@@ -135,11 +180,25 @@ def _resume(folder: Path, claimed: Claim | None, console: Console, processes: Pr
         runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if state["step"] >= config.train.steps:
         raise MemspanError(
-            f"{folder} is finished: all its {config.train.steps} steps are made; start a new run "
-            "for more"
+            f"{folder} is finished: all its {config.train.steps} steps are made; for more: "
+            f"memspan train --resume {folder} --train.steps {2 * state['step']}"
         )
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
+    if changed:
+        rates = [learning_rate(trainer.step, options) for options in (before, config)]
+        console.print(
+            f"changed, and recorded in {folder / history.NAME}: {describe(changed)}"
+            + (
+                f"; learning rate here {rates[0]:.3g} -> {rates[1]:.3g}"
+                if rates[0] != rates[1]
+                else ""
+            )
+        )
+    if claimed is not None:
+        history.record(claimed, trainer.step, changed, to_toml(config).encode())
+    if line := environments_differ(saved.state.get("environment"), trainer.environment()):
+        console.print(line)
     if not metrics.unchanged(folder, saved.state["metrics"]):
         console.print(
             f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
@@ -501,12 +560,10 @@ class Trainer(TrainingState):
         return self.interrupted
 
     def _tokens_read(self) -> int:
-        options = self.config.train
-        return options.batch_size * options.tokens_read(self.step)
+        return self.config.train.batch_size * self.streams.tokens_read
 
     def _precision(self) -> torch.autocast:
-        wanted = self.config.train.precision
-        bfloat16 = wanted == "bfloat16" or (wanted == "auto" and self.device.type == "cuda")
+        bfloat16 = self.precision is torch.bfloat16
         return torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
 
 
@@ -544,10 +601,18 @@ def device_for(name: str) -> torch.device:
 
 def _with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
     """Size learned position tables for the spans that training uses, where not set."""
-    model = config.model
-    if getattr(model, "positions", None) != "learned" or model.max_distance is not None:
+    span = _learned_span(config)
+    if span is None or config.model.max_distance is not None:
         return config
-    span = model.memory_length + getattr(model, "compressed_length", 0)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_distance=span))
+
+
+def _learned_span(config: RunConfig[Any]) -> int | None:
+    """The longest distance that training uses, where each has a learned position; else None."""
+    model = config.model
+    if getattr(model, "positions", None) != "learned":
+        return None
+    span: int = model.memory_length + getattr(model, "compressed_length", 0)
     if getattr(model, "attention_span", "segment") == "segment":
         span += config.train.segment_length
-    return dataclasses.replace(config, model=dataclasses.replace(model, max_distance=span))
+    return span

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import hashlib
+import itertools
 import os
 import platform
 import sysconfig
@@ -124,6 +125,17 @@ def load_corpus(name: str) -> Corpus:
             digest.update(f"{len(document)};".encode())
             digest.update(document)
     return Corpus(name, splits, record | {"name": name, "sha256": digest.hexdigest()})
+
+
+def located(name: str) -> str:
+    """A name of a corpus as it is; a file, folder or glob as an absolute path."""
+    return name if name in CORPORA or not name else os.path.abspath(os.path.expanduser(name))
+
+
+def is_there(name: str) -> bool:
+    """Whether there is a corpus of that name, or something at that path."""
+    path = os.path.expanduser(name)
+    return name in CORPORA or os.path.exists(path) or bool(glob.glob(path, recursive=True))
 
 
 def list_corpora() -> list[CorpusRow]:
@@ -249,8 +261,11 @@ def _find_texts(path: Path) -> list[tuple[str, Path]]:
         return [(n.as_posix(), p) for n, p in found if not any(x.startswith(".") for x in n.parts)]
     if path.is_file():
         return [(path.name, path)]
-    found_by_glob = sorted(glob.glob(str(path), recursive=True))
-    return [(p, Path(p)) for p in found_by_glob if Path(p).is_file()]
+    found_by_glob = map(Path, sorted(glob.glob(str(path), recursive=True)))
+    # A name begins where the pattern does: files keep their splits where their folder moves.
+    fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
+    root = Path(*fixed)
+    return [(p.relative_to(root).as_posix(), p) for p in found_by_glob if p.is_file()]
 
 
 def _by_file(files: list[tuple[str, bytes]]) -> Splits:

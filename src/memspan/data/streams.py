@@ -69,6 +69,8 @@ class Streams:
         """Tokens of each row read since its start."""
         self.epoch = 0
         """How often the text has been read to its end."""
+        self.tokens_read = 0
+        """Tokens of each row read in all."""
 
     def set_segment_length(self, segment_length: int) -> None:
         """Go on from here in longer or shorter segments."""
@@ -95,6 +97,7 @@ class Streams:
             reset = torch.from_numpy(high > low)
         self.position += 1
         self.offset += self.segment_length
+        self.tokens_read += self.segment_length
         self._wrap()
         return Segment(block[:, :-1], block[:, 1:], reset, torch.from_numpy(first))
 
@@ -104,13 +107,14 @@ class Streams:
             "position": self.position,
             "offset": self.offset,
             "epoch": self.epoch,
+            "tokens_read": self.tokens_read,
             "batch_size": self.batch_size,
             "segment_length": self.segment_length,
             "n_tokens": len(self.tokens),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a saved position.
+        """Go to a saved position, with the segment length that it was saved with.
 
         Raises:
             MemspanError: it is a position in another text or for other rows, or no position.
@@ -118,23 +122,25 @@ class Streams:
         mine = self.state_dict()
         # bool is an int to Python, but no count.
         whole = all(type(state.get(name)) is int for name in mine)
-        if not whole or min(state["position"], state["offset"], state["epoch"]) < 0:
+        counts = ("position", "offset", "epoch", "tokens_read")
+        if not whole or min(state[name] for name in counts) < 0 or state["segment_length"] < 1:
             raise MemspanError(
                 f"{state} is no stream position: resume from a checkpoint that is whole"
             )
-        for name in ("batch_size", "segment_length", "n_tokens"):
+        for name in ("batch_size", "n_tokens"):
             if state[name] != mine[name]:
                 raise MemspanError(
                     f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
                     "with the same text and options"
                 )
-        if state["offset"] + self.segment_length > self.row_length:
+        if state["offset"] + state["segment_length"] > self.row_length:
             raise MemspanError(
                 f"the saved position {state['offset']:,} is beyond the rows' {self.row_length:,} "
                 "tokens: resume from a checkpoint that is whole"
             )
         self.position, self.offset = state["position"], state["offset"]
-        self.epoch = state["epoch"]
+        self.epoch, self.tokens_read = state["epoch"], state["tokens_read"]
+        self.segment_length = state["segment_length"]
 
 
 def evaluation_segments(

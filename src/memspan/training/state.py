@@ -25,6 +25,7 @@ from memspan.health import Health
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.sizes import refuse_oversized_training
+from memspan.training.environment import environment
 from memspan.training.optimisation import adamw
 from memspan.warm_start import initialise_from
 
@@ -92,10 +93,22 @@ class TrainingState:
             "streams": self.streams.state_dict(),
             "corpus": identity(self.prepared.splits),
             "record": self.prepared.record,
+            "environment": self.environment(),
             "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
         }
         return Checkpoint(runs.weights_of(self.model), training, state)
+
+    def environment(self) -> dict[str, Any]:
+        """What the arithmetic depends on besides the options."""
+        return environment(self.model, self.device, self.precision, self.processes.size)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of matrix products."""
+        wanted = self.config.train.precision
+        bfloat16 = wanted == "bfloat16" or (wanted == "auto" and self.device.type == "cuda")
+        return torch.bfloat16 if bfloat16 else torch.float32
 
     def _shared(self, rows: Tensor) -> Tensor:
         """This process's rows as its part of those of all; a copy, for fields may be one tensor."""
@@ -155,9 +168,9 @@ class TrainingState:
         self.step = saved.state["step"]
         self._own_draws()
         self._restore_draws(groups["random"])
-        before = max(saved.state["step"] - 1, 0)
-        self.streams.set_segment_length(self.config.train.segment_length_at(before))
-        self.streams.load_state_dict(saved.state["streams"])
+        # Older versions did not count: the options that the run had from the start tell.
+        counted = {"tokens_read": self.config.train.tokens_read(self.step)}
+        self.streams.load_state_dict(counted | saved.state["streams"])
         self.best_step = saved.state["best_step"]
         counts = saved.state["health"]
         if not all(type(count) is int and count >= 0 for count in counts.values()):

@@ -1,0 +1,60 @@
+"""Options that a run may be resumed with instead of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from memspan.config import RunConfig
+from memspan.errors import MemspanError
+
+Changes = dict[str, list[Any]]
+"""Option, such as ``train.steps``, to its values before and after."""
+FIXED = {
+    "train.batch_size": "each row of the batch has its own memory and its own place in the text",
+    "train.evaluate_tokens": "the best score so far is of those tokens",
+    "train.seed": "the random numbers go on from it",
+}
+"""Options of training that cannot change in a run, and why."""
+
+
+def changes(before: RunConfig[Any], after: RunConfig[Any]) -> Changes:
+    """The options that differ."""
+    ours, theirs = _flat(before), _flat(after)
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return {name: [ours.get(name), theirs.get(name)] for name in names}
+
+
+def refuse_fixed(changed: Changes, folder: Path) -> None:
+    """Refuse a change of what the run is.
+
+    The corpus may lie elsewhere, since it is known by its content.
+
+    Raises:
+        MemspanError: such an option is among them.
+    """
+    for name, (before, after) in changed.items():
+        section, _, option = name.partition(".")
+        why = FIXED.get(name)
+        if section not in ("optim", "train") and name != "data.corpus":
+            why = "model, tokeniser and data make the run what it is"
+        if why:
+            flag = f"--{section}.{option.replace('_', '-')}" if option else "--model"
+            raise MemspanError(
+                f"{flag} cannot change from {before} to {after} when {folder} is resumed, for {why}: "
+                f"drop it, or start a new run (--init-from {folder} takes the weights that fit)"
+            )
+
+
+def describe(changed: Changes) -> str:
+    """``train.steps 1000 -> 5000, ...``."""
+    return ", ".join(f"{name} {before} -> {after}" for name, (before, after) in changed.items())
+
+
+def _flat(config: RunConfig[Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {"architecture": config.architecture}
+    for section, options in dataclasses.asdict(config).items():
+        if isinstance(options, dict):
+            flat |= {f"{section}.{name}": value for name, value in options.items()}
+    return flat

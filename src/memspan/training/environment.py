@@ -1,0 +1,71 @@
+"""What a run's rounding depends on besides its options: recorded at every save, compared at resume."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memspan import __version__
+from memspan.models import FastWeights, Feedback, LanguageModel
+from memspan.ops import delta_rule_loop, feedback_loop
+
+
+def environment(
+    model: LanguageModel, device: torch.device, precision: torch.dtype, n_processes: int
+) -> dict[str, Any]:
+    """By name, plain JSON values."""
+    on_gpu = device.type == "cuda"
+    return {
+        "memspan": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "processor": _processor(),
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "processes": n_processes,
+        "compiled loops": _compiled(model),
+        "precision": str(precision).removeprefix("torch."),
+        "float32 products": torch.get_float32_matmul_precision(),
+    }
+
+
+def difference(saved: Any, now: dict[str, Any]) -> str | None:
+    """One line about what differs, and what follows; None: nothing does, or it is not known."""
+    if not isinstance(saved, dict):
+        return None
+    # As JSON: what a file says may hold escapes that a terminal would obey.
+    changed = [
+        f"{name} {json.dumps(saved[name])}, now {json.dumps(value)}"
+        for name, value in now.items()
+        if name in saved and saved[name] != value
+    ]
+    if not changed:
+        return None
+    return (
+        f"the last checkpoint was made in another environment ({'; '.join(changed)}): the run goes on "
+        "from the same state, but sums may be rounded differently, so its weights may differ from "
+        "those of a run that was not interrupted"
+    )
+
+
+def _compiled(model: LanguageModel) -> bool | None:
+    """Whether the loops in C can serve; None: for this architecture there are none."""
+    like = next(model.parameters())
+    if isinstance(model.backbone, FastWeights):
+        return delta_rule_loop.available(like)
+    if isinstance(model.backbone, Feedback):
+        return feedback_loop.available(like)
+    return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
