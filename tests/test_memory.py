@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from architectures import CASES
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import TransformerXLMemory
@@ -56,6 +57,20 @@ def test_map_reaches_every_field() -> None:
     assert_equal(m, memory())
 
 
+def test_a_printed_memory_is_one_short_line() -> None:
+    """Not its tensors, whatever the architecture."""
+    assert repr(memory()) == "TransformerXLMemory(3 rows, 0 to 7 tokens seen, 336 bytes)"
+    assert "(0 rows, tokens seen, " in repr(memory().select([]))
+    assert "(3 rows, tokens seen, " in repr(memory().to("meta"))
+    for case in CASES.values():
+        assert len(repr(case.model().initial_memory(2))) < 80
+
+
+def test_an_empty_mask_is_one_for_no_rows() -> None:
+    none = memory().select([])
+    assert_equal(none.reset([]), none)
+
+
 def test_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         memory().hidden = torch.zeros(1)  # type: ignore[misc]
@@ -73,6 +88,8 @@ def test_to_converts_floats_only() -> None:
     m = memory().to(dtype=torch.float64)
     assert m.hidden.dtype == torch.float64
     assert m.length.dtype == m.tokens_seen.dtype == torch.int64
+    assert_equal(memory().to(torch.float64), memory().to(dtype=torch.float64))
+    assert_equal(memory().to("cpu", torch.bfloat16), memory().to(torch.bfloat16))
     m = memory().to("meta")
     assert {t.device.type for t in fields(m).values()} == {"meta"}
     assert_equal(memory().to(), memory())

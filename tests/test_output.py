@@ -76,6 +76,26 @@ def test_nothing_scored_is_no_loss() -> None:
     assert out.loss == out.auxiliary_loss
 
 
+@every_architecture
+def test_nothing_to_read(name: str) -> None:
+    """No tokens, or no rows: an empty result, and the memory as it was."""
+    model = CASES[name].model()
+    memory = model(text(2, 5), targets=text(2, 5)).memory
+    for tokens, before in ((text(2, 0), memory), (text(0, 3), memory.select([]))):
+        rows, length = tokens.shape
+        out = model(tokens, before, targets=tokens)
+        assert out.losses.shape == (rows, length)
+        assert out.loss == 0
+        assert out.memory is before
+        assert model(tokens, before).logits.shape == (rows, length, VOCABULARY)
+        assert model(tokens).memory.batch_size == rows
+        reader = model.reader(before)
+        assert reader.read(tokens).shape == (rows, length, VOCABULARY)
+        assert reader.read(tokens, targets=tokens).shape == (rows, length)
+        for field, tensor in reader.memory.tensors().items():
+            assert torch.equal(tensor, before.tensors()[field]), field
+
+
 def test_no_targets_no_loss() -> None:
     with pytest.raises(MemspanError, match="no loss without targets"):
         _ = model_with()(text(1, 2)).loss

@@ -299,6 +299,16 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
         torch.testing.assert_close(found[name], gradient, msg=name)
 
 
+def test_a_trainer_saves_before_it_trains() -> None:
+    trainer = trainer_of(config())
+    with pytest.raises(MemspanError, match="does not hold the folder run"):
+        trainer.save()
+    with claim(Path("run")) as trainer.claim:
+        checkpoint.create(trainer.claim, trainer.config, trainer.prepared.tokenizer)
+        trainer.save()
+    assert memspan.load("run").step == 0
+
+
 def test_weight_decay_is_for_matrices_and_tables() -> None:
     """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
     trainer = trainer_of(config())

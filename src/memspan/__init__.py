@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 from memspan.errors import MemspanError
 
 if TYPE_CHECKING:
+    from memspan.memory import Memory
     from memspan.models import LanguageModel
     from memspan.runs import Run, load
 
-__all__ = ["LanguageModel", "MemspanError", "Run", "load"]
+__all__ = ["LanguageModel", "Memory", "MemspanError", "Run", "load"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "LanguageModel": "memspan.models",
+    "Memory": "memspan.memory",
     "Run": "memspan.runs",
     "load": "memspan.runs",
 }
@@ -27,3 +29,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -43,8 +43,9 @@ class Health:
 def non_finite_rows(memory: Memory) -> Tensor | None:
     """bool ``[B]``: the rows that hold NaN or infinity; None where no row does."""
     floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]
-    # One pass for the usual case: a sum is finite only if all its terms are.
-    if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float64) for t in floats)):
+    # One pass for the usual case: a sum is finite only if all its terms are. In float32, which every
+    # device has: where it overflows, each element is looked at.
+    if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float32) for t in floats)):
         return None
     rows = torch.stack([~t.isfinite().flatten(1).all(1) for t in floats]).any(0)
     return rows if rows.any() else None

@@ -15,7 +15,7 @@ from memspan.errors import MemspanError
 from memspan.tensor_files import load_tensors, read_header, save_tensors
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Memory:
     """Base of the architectures' memories: a frozen dataclass whose fields are all tensors.
 
@@ -26,6 +26,13 @@ class Memory:
 
     tokens_seen: Tensor
     """Tokens read since the row was last empty, int64 ``[B]``."""
+
+    def __repr__(self) -> str:
+        seen = "tokens"
+        if self.batch_size and not self.tokens_seen.is_meta:
+            least, most = int(self.tokens_seen.min()), int(self.tokens_seen.max())
+            seen = f"{least:,} tokens" if least == most else f"{least:,} to {most:,} tokens"
+        return f"{type(self).__name__}({self.batch_size} rows, {seen} seen, {self.nbytes:,} bytes)"
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The memory with ``function`` applied to every field."""
@@ -38,27 +45,58 @@ class Memory:
         return self.map(Tensor.detach)
 
     def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
-        """Move to a device; ``dtype`` applies to floating-point fields only."""
+        """Move to a device; ``dtype`` applies to floating-point fields only.
+
+        As for a tensor, the dtype may stand alone: ``memory.to(torch.bfloat16)``.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
         return self.map(lambda t: t.to(device, dtype if t.is_floating_point() else None))
 
     def select(self, rows: Tensor | list[int]) -> Self:
-        """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``."""
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.tokens_seen.device)
-        return self.map(lambda t: t.index_select(0, index))
+        """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``.
+
+        Raises:
+            MemspanError: a row that there is not; on a GPU torch says so.
+        """
+        wanted = f"select needs row numbers in 0 .. {self.batch_size - 1}"
+        index = self._per_row(rows, torch.int64, wanted)
+        try:
+            return self.map(lambda t: t.index_select(0, index))
+        except IndexError:
+            raise MemspanError(f"{wanted}, not {index.tolist()}") from None
 
     def reset(self, mask: Tensor | list[bool]) -> Self:
-        """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched."""
-        empty = torch.as_tensor(mask, dtype=torch.bool, device=self.tokens_seen.device)
+        """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
+
+        Raises:
+            MemspanError: the mask is not one bool per row.
+        """
+        wanted = f"reset needs one bool per row, [{self.batch_size}]"
+        empty = self._per_row(mask, torch.bool, wanted)
         if empty.shape != (self.batch_size,):
-            raise MemspanError(
-                f"reset needs one bool per row, [{self.batch_size}], not {list(empty.shape)}"
-            )
+            raise MemspanError(f"{wanted}, not {list(empty.shape)}")
         # where, not multiplication: a row that holds NaN is to be forgotten too.
         return self.map(
             lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
         )
+
+    def _per_row(self, values: object, dtype: torch.dtype, wanted: str) -> Tensor:
+        """``values`` as a tensor ``[N]`` beside this memory, if they are of that type."""
+        try:
+            found = torch.as_tensor(values, device=self.tokens_seen.device)
+        except (TypeError, ValueError, RuntimeError):
+            raise MemspanError(f"{wanted}, not {values!r}") from None
+        # A list without entries has no type of its own.
+        found = found if found.numel() else found.to(dtype)
+        if found.dtype != dtype or found.dim() != 1:
+            kind = str(found.dtype).removeprefix("torch.")
+            raise MemspanError(f"{wanted}, not {kind} {list(found.shape)}")
+        return found
 
     def where(self, mask: Tensor, other: Self) -> Self:
         """This memory's rows where ``mask`` (bool ``[B]``) is true, those of ``other`` elsewhere."""

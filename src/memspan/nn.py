@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
 
+NO_FLOAT64 = ("mps",)
+"""Devices that have no float64: what needs it is computed on the CPU."""
 NOT_SCORED = -100
 """A target that is not scored: its loss is 0. torch's own label for it."""
 
@@ -62,9 +64,12 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
     Computed in float64: at 10,000 a float32 angle is off by a thousandth.
     """
+    device = positions.device
+    if device.type in NO_FLOAT64:
+        positions = positions.cpu()
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     angles = positions.double()[:, None] * 10000.0**-exponents
-    return torch.cat([angles.sin(), angles.cos()], -1).to(dtype)
+    return torch.cat([angles.sin(), angles.cos()], -1).to(dtype).to(device)
 
 
 class Embedding(nn.Module):
@@ -113,7 +118,10 @@ class Embedding(nn.Module):
         x = self.tables[0].new_zeros(*tokens.shape, self.d_model)
         for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
             low, high = self.edges[i], self.edges[i + 1]
-            here = (tokens >= low) & (tokens < high)
+            # The outer clusters are open: what is in none of them is an error when it is looked up.
+            here = (tokens >= low) | (i == 0)
+            if i < len(self.tables) - 1:
+                here = here & (tokens < high)
             rows = F.linear(F.embedding(tokens[here] - low, table), projection)
             x = x.index_put(here.nonzero(as_tuple=True), rows.to(x.dtype))
         return x * self.scale

@@ -220,6 +220,8 @@ class Trainer(TrainingState):
     asked_to_stop = interrupted = False
     claim: Claim | None = None
     """The run's folder; of several processes the first has it."""
+    saves: SharedSaves | None = None
+    """What several processes save with, from the first save on."""
     moved_from: Path | None = None
     """Where the folder was when the run began, if it was moved since."""
 
@@ -232,7 +234,6 @@ class Trainer(TrainingState):
         log: metrics.Metrics | metrics.Unwritten = metrics.Unwritten()
         if self.processes.first:
             log = metrics.Metrics(self.folder, options.tracker, self.step)
-        self.saves = self._shared_saves() if self.mesh else None
         with stoppable(self._ask_to_stop), progress(self.console, options.steps) as show:
             show(completed=self.step)
             recent: list[Tensor] = []
@@ -381,7 +382,8 @@ class Trainer(TrainingState):
             self._follow(self.claim)
             for line in self.claim.restore():
                 self.console.print(line)
-        if self.saves is not None:
+        if self.mesh is not None:
+            self.saves = self.saves or self._shared_saves()
             self.saves.begin(self.taken(), best)
         elif self.claim is not None:
             checkpoint.save(self.claim, self.taken(), best)

@@ -33,7 +33,7 @@ from memspan.models.segments import Documents, Padding, documents_of
 from memspan.ops import compression as ops
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CompressiveMemory(Memory):
     """Inputs of every layer, un-normalised, newest right-most: the last ones as they were, older ones
     compressed.
@@ -227,6 +227,7 @@ class Compressive(RelativeBackbone):
     the layers that computed it.
     """
 
+    memory_type = CompressiveMemory
     config: CompressiveConfig
 
     def __init__(self, config: CompressiveConfig) -> None:
@@ -316,7 +317,7 @@ class Compressive(RelativeBackbone):
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory.hidden, x)
+        self._check_memory(memory.hidden, x.shape[0])
         x, documents = documents_of(x, starts, lengths, padding)
         slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
         old_slots, n_tokens = compressed_slots + slots, x.shape[1]
@@ -384,7 +385,10 @@ class Compressive(RelativeBackbone):
             clamp_length: read with this clamp (None: as configured).
         """
         span = self.span(attention_span, clamp_length)
-        return CompressiveReader(self, memory or self.initial_memory(batch_size), span)
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory.hidden, memory.batch_size)
+        return CompressiveReader(self, memory, span)
 
     @property
     def needs_received(self) -> bool:

@@ -31,7 +31,7 @@ from memspan.ops.feature_maps import DPFP, elu_plus_one, favor, orthogonal_proje
 from memspan.sizes import refuse_oversized_model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FastWeightsMemory(Memory):
     """The fast weights of every layer and head, in float32 or better."""
 
@@ -204,6 +204,8 @@ class FastWeights(nn.Module):
     """
 
     feature_id: Tensor
+
+    memory_type = FastWeightsMemory
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ from memspan.sizes import refuse_oversized_model
 Implementation = Literal["reference", "fused", "compiled"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FeedbackMemory(Memory):
     """The memory vectors of the last ``S`` tokens, one of each for all layers, newest right-most."""
 
@@ -99,6 +99,8 @@ class Feedback(nn.Module):
     Back-propagation goes through all memory vectors of a segment. Nothing here stops it at the memory
     that is passed in, either: whoever trains calls ``memory.detach()`` between segments.
     """
+
+    memory_type = FeedbackMemory
 
     def __init__(self, config: FeedbackConfig) -> None:
         super().__init__()
@@ -206,7 +208,7 @@ class Feedback(nn.Module):
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory, x)
+        self._check_memory(memory, x.shape[0])
         implementation = self._choose(implementation)
         if implementation == "reference":
             h, vectors = self._reference(self.dropout(x), memory)
@@ -378,7 +380,10 @@ class Feedback(nn.Module):
 
     def reader(self, memory: FeedbackMemory | None, batch_size: int) -> FeedbackReader:
         """Reads on without gradients, keeping the keys and values of memory."""
-        return FeedbackReader(self, memory or self.initial_memory(batch_size))
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory, memory.batch_size)
+        return FeedbackReader(self, memory)
 
     def _check_span(self, span: int) -> None:
         if not 1 <= span <= self.config.table_rows:
@@ -388,12 +393,12 @@ class Feedback(nn.Module):
                 f"{self.config.table_rows}, or train with a larger --model.max-distance"
             )
 
-    def _check_memory(self, memory: FeedbackMemory, x: Tensor) -> None:
+    def _check_memory(self, memory: FeedbackMemory, rows: int) -> None:
         b, span, d = memory.vectors.shape
-        if (b, d) != (x.shape[0], self.config.d_model):
+        if (b, d) != (rows, self.config.d_model):
             raise MemspanError(
                 f"the memory is for (rows, width) {(b, d)} and the input needs "
-                f"{(x.shape[0], self.config.d_model)}: use memory.select for rows, or this model's "
+                f"{(rows, self.config.d_model)}: use memory.select for rows, or this model's "
                 "initial_memory"
             )
         if span > self.config.table_rows:
@@ -418,7 +423,7 @@ class FeedbackReader:
         self._start = memory
         self._count = 0
         lengths = memory.length.tolist()
-        self._shortest, self._longest = min(lengths), max(lengths)
+        self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
         weights = backbone.fold(self.span)
         self._step = self._compiled = None
         implementation = backbone._choose(None)

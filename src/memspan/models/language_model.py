@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models.output import Output
+from memspan.models.inputs import check_batch_size, check_memory, check_segment, outside
+from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
 from memspan.nn import NOT_SCORED, Embedding, Head, initialise
@@ -44,6 +45,7 @@ class LanguageModel(nn.Module):
 
     def initial_memory(self, batch_size: int, **options: Any) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
+        check_batch_size(batch_size)
         self._refuse_unknown("memory", self.backbone.initial_memory, options)
         with refuse_impossible("the memory"):
             row = self.backbone.initial_memory(1, **options)
@@ -92,15 +94,23 @@ class LanguageModel(nn.Module):
                 and ``compiled``, Fast Weights ``chunked`` and ``compiled``.
 
         Raises:
-            MemspanError: the implementation does not exist, or cannot run with this model here.
+            MemspanError: an argument is not as described here; the implementation does not exist, or
+                cannot run with this model here.
         """
-        x = self.embedding(tokens)
+        check_segment(tokens, targets, starts, lengths, padding)
+        if memory is not None:
+            check_memory(memory, self.backbone.memory_type, tokens.shape[0])
+        x = self._embed(tokens)
         options: dict[str, Any] = {}
         if starts is not None or lengths is not None:
             options |= {"starts": starts, "lengths": lengths, "padding": padding}
         if implementation is not None:
             options["implementation"] = implementation
-        out = self.backbone(x, memory, **options)
+        if tokens.numel():
+            out = self.backbone(x, memory, **options)
+        else:
+            memory = self.initial_memory(len(tokens)) if memory is None else memory
+            out = BackboneOutput(x, memory, x.new_zeros(()))
         if targets is None:
             return Output(
                 out.memory,
@@ -114,10 +124,24 @@ class LanguageModel(nn.Module):
         return Output(
             out.memory,
             out.auxiliary_loss,
-            losses=self.head.losses(out.hidden, targets),
+            losses=self._losses(out.hidden, targets),
             n_scored=(targets != NOT_SCORED).sum(),
             statistics=out.statistics,
         )
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """``int64 [B, T] -> [B, T, D]``, of which one is refused if it is not in the vocabulary."""
+        try:
+            return self.embedding(tokens)
+        except IndexError:
+            raise outside("token", tokens, self.vocab_size) from None
+
+    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """``[B, T, D], int64 [B, T] -> [B, T]`` in nats, 0 for a target of -100."""
+        try:
+            return self.head.losses(hidden, targets)
+        except IndexError:
+            raise outside("target", targets, self.vocab_size) from None
 
     def reader(self, memory: Memory | None = None, batch_size: int = 1, **options: Any) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.
@@ -169,6 +193,11 @@ class Reader:
         options: dict[str, Any],
     ) -> None:
         self._model = model
+        if memory is not None:
+            check_memory(memory, model.backbone.memory_type)
+            batch_size = memory.batch_size
+        check_batch_size(batch_size)
+        self._rows = batch_size
         # Where every parameter lives, which it is, how often it was written to, and its storage,
         # which conversions such as model.float() exchange.
         self._weights = [
@@ -197,7 +226,8 @@ class Reader:
         ``starts``: bool ``[B, T]``, true where a document begins, as in the model's call.
 
         Raises:
-            MemspanError: the weights have changed since the reader was made.
+            MemspanError: an argument is not as described here; the weights have changed since the
+                reader was made.
         """
         if any(
             home[name] is not p or p._version != version or p.data_ptr() != address
@@ -207,12 +237,16 @@ class Reader:
                 "the weights have changed since this reader was made, so what it kept is stale: "
                 "make a new one with model.reader(reader.memory)"
             )
+        check_segment(tokens, targets, starts)
+        if len(tokens) != self._rows:
+            raise MemspanError(f"the reader has {self._rows} rows, and {len(tokens)} were given")
         with self._inference():
-            x = self._model.embedding(tokens)
-            hidden = self._backbone.read(x) if starts is None else self._backbone.read(x, starts)
+            hidden = self._model._embed(tokens)
+            if tokens.numel():
+                hidden = self._backbone.read(hidden, *(() if starts is None else (starts,)))
             if targets is None:
-                return self._model.head(hidden)  # type: ignore[no-any-return]
-            return self._model.head.losses(hidden, targets)
+                return self._model.head(hidden)
+            return self._model._losses(hidden, targets)
 
     def _inference(self) -> Any:
         if self._model.training:

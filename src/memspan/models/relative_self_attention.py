@@ -304,8 +304,8 @@ class RelativeBackbone(nn.Module):
                 "train with a larger --model.max-distance"
             )
 
-    def _check_memory(self, hidden: Tensor, x: Tensor) -> None:
-        wanted = (x.shape[0], len(self.layers), self.config.d_model)
+    def _check_memory(self, hidden: Tensor, rows: int) -> None:
+        wanted = (rows, len(self.layers), self.config.d_model)
         b, n, _, d = hidden.shape
         if (b, n, d) != wanted:
             raise MemspanError(

@@ -28,7 +28,7 @@ from memspan.models.segments import Documents, Padding, documents_of
 from memspan.ops.compression import in_use
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TransformerXLMemory(Memory):
     """The last ``M`` inputs of every layer, un-normalised, newest right-most."""
 
@@ -68,6 +68,7 @@ class TransformerXL(RelativeBackbone):
     ``memory.detach()``, the paper's stop-gradient SG(.), between segments.
     """
 
+    memory_type = TransformerXLMemory
     config: TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -128,7 +129,7 @@ class TransformerXL(RelativeBackbone):
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory.hidden, x)
+        self._check_memory(memory.hidden, x.shape[0])
         x, documents = documents_of(x, starts, lengths, padding)
         slots, n_tokens = memory.hidden.shape[2], x.shape[1]
         shared = self.attention_pass(
@@ -167,7 +168,10 @@ class TransformerXL(RelativeBackbone):
                 with span ``segment`` and scored with ``fixed`` and a clamp.
         """
         span = self.span(attention_span, clamp_length)
-        return TransformerXLReader(self, memory or self.initial_memory(batch_size), span)
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory.hidden, memory.batch_size)
+        return TransformerXLReader(self, memory, span)
 
 
 def memory_after(

@@ -1,0 +1,152 @@
+"""Mistakes with tensors, from Python: each is one line that says what is wrong.
+
+They run as users run them, in a process without the type hook, which would refuse first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import CASES, VOCABULARY
+from memspan.errors import MemspanError
+
+ARCHITECTURES = {
+    "transformer-xl": "xl-segment",
+    "adaptive": "xl-segment-clamp",
+    "compressive": "compressive",
+    "feedback": "feedback",
+    "fast-weights": "fast-delta",
+}
+TOKENS = torch.arange(6).view(2, 3)
+
+
+def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
+    """Of one architecture: what is done, and what is said."""
+    model = CASES[ARCHITECTURES[name]].model()
+    other = CASES["fast-delta" if name == "compressive" else "compressive"].model()
+    memory, tall = model.initial_memory(2), TOKENS.repeat(2, 1)
+    wide = dataclasses.replace(CASES[ARCHITECTURES[name]].backbone, d_model=12, n_layers=3)
+    foreign = dataclasses.replace(CASES[ARCHITECTURES[name]], backbone=wide).model()
+
+    def read(tokens: Any = TOKENS, **options: Any) -> tuple[Callable[[], Any], ...]:
+        return (
+            lambda: model(tokens, memory, **options),
+            lambda: model.reader(memory).read(tokens, **options),
+        )
+
+    bad = TOKENS.clone()
+    bad[1, 2] = VOCABULARY
+    starts = torch.zeros(2, 3, dtype=torch.bool)
+    wanted = "tokens must be an int64 tensor [rows, length], not "
+    target = f"target {VOCABULARY} in row 1, column 2 is not in the vocabulary: ids lie in 0 .. "
+    both = {
+        "token too large": (read(bad), f"token {VOCABULARY} in row 1, column 2 is not"),
+        "token below 0": (read(TOKENS - 1), "token -1 in row 0, column 0 is not in the vocab"),
+        "token -100": (
+            read(TOKENS.masked_fill(TOKENS == 4, -100)),
+            "token -100 in row 1, column 1",
+        ),
+        "float tokens": (read(TOKENS.float()), f"{wanted}a tensor of float32 [2, 3]"),
+        "int32 tokens": (read(TOKENS.int()), f"{wanted}a tensor of int32 [2, 3]"),
+        "1-d tokens": (read(TOKENS[0]), f"{wanted}a tensor of int64 [3]"),
+        "3-d tokens": (read(TOKENS[None]), f"{wanted}a tensor of int64 [1, 2, 3]"),
+        "list": (read(TOKENS.tolist()), f"{wanted}a list"),
+        "numpy": (read(TOKENS.numpy()), f"{wanted}a ndarray"),
+        "target too large": (read(targets=bad), target),
+        "target -1": (read(targets=TOKENS - 1), "target -1 in row 0, column 0 is not"),
+        "targets of another shape": (read(targets=TOKENS[:, :2]), "int64 [2, 3], to go with"),
+        "float targets": (read(targets=TOKENS.float()), "not a tensor of float32 [2, 3]"),
+        "targets as a list": (read(targets=TOKENS.tolist()), "targets must be a tensor of int64"),
+        "starts of another shape": (read(starts=starts[0]), "starts must be a tensor of bool [2,"),
+        "int starts": (read(starts=starts.long()), "starts must be a tensor of bool [2, 3]"),
+        "other rows": (read(tall), "2 rows"),
+    }
+    lengths = {
+        "negative length": ([-1, 3], "lengths must lie in 0 .. 3"),
+        "length too large": ([1, 4], "lengths must lie in 0 .. 3"),
+        "length of every token": ([[1, 2, 3]] * 2, "lengths must be a tensor of int64 [2]"),
+        "float lengths": ([1.0, 2.0], "lengths must be a tensor of int64 [2]"),
+    }
+    found: dict[str, tuple[Callable[[], Any], str]] = {
+        "another padding": (
+            lambda: model(TOKENS, lengths=torch.tensor([1, 2]), padding="both"),
+            "there is no padding 'both': use right, left",
+        ),
+        "a memory of another kind": (
+            lambda: model(TOKENS, other.initial_memory(2)),
+            f"must be a {type(memory).__name__}, not a {type(other.initial_memory(2)).__name__}",
+        ),
+        "a reader of another kind": (
+            lambda: model.reader(other.initial_memory(2)),
+            f"must be a {type(memory).__name__}, not a",
+        ),
+        "no memory at all": (lambda: model(TOKENS, "memory"), "the memory must be a"),
+        "a memory of other sizes": (lambda: model(TOKENS, foreign.initial_memory(2)), "memory is"),
+        "a reader of other sizes": (lambda: model.reader(foreign.initial_memory(2)), "memory is"),
+        "rows -1": (lambda: model.initial_memory(-1), "batch_size must be a number of rows"),
+        "rows 2.5": (lambda: model.initial_memory(2.5), "not 2.5"),
+        "rows of a reader": (lambda: model.reader(batch_size=-1), "not -1"),
+        "reset with floats": (lambda: memory.reset([0.5, 1.0]), "needs one bool per row, [2], not"),
+        "reset with ints": (lambda: memory.reset([0, 1]), "needs one bool per row, [2], not int64"),
+        "reset of 3 rows": (lambda: memory.reset([True] * 3), "one bool per row, [2], not [3]"),
+        "reset with words": (lambda: memory.reset("all"), "needs one bool per row, [2], not 'all'"),
+        "select out of range": (lambda: memory.select([0, 2]), "0 .. 1, not [0, 2]"),
+        "select -1": (lambda: memory.select([-1]), "select needs row numbers in 0 .. 1, not [-1]"),
+        "select with floats": (lambda: memory.select([0.5]), "numbers in 0 .. 1, not float32 [1]"),
+        "select with bools": (lambda: memory.select([True, False]), "in 0 .. 1, not bool [2]"),
+        "no targets": (lambda: model(TOKENS).loss, "no loss without targets"),
+    }
+    for label, ((call, reads), said) in both.items():
+        found |= {label: (call, said), f"{label}, reader": (reads, said)}
+    for label, (values, said) in lengths.items():
+        found[label] = ((lambda v=values: model(TOKENS, lengths=torch.tensor(v))), said)
+    return found
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, dict[str, list[str]]]:
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env=os.environ | {"MEMSPAN_NO_HOOK": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_mistakes_are_one_line(name: str, said: dict[str, dict[str, list[str]]]) -> None:
+    for label, (kind, message, wanted) in said[name].items():
+        assert kind == MemspanError.__name__, (label, kind, message)
+        assert wanted in message, (label, message)
+        assert "\n" not in message, label
+
+
+def main() -> None:
+    """Make every mistake; print as JSON the error, what it said and what it should say."""
+    results: dict[str, dict[str, list[str]]] = {}
+    for name in ARCHITECTURES:
+        results[name] = {}
+        for label, (call, wanted) in calls(name).items():
+            try:
+                call()
+                outcome = ["nothing", ""]
+            except Exception as error:
+                outcome = [type(error).__name__, str(error)]
+            results[name][label] = [*outcome, wanted]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
