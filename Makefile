@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test check bench bench-learning chaos fuzz soak clean
+.PHONY: help demo test check bench bench-learning chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -41,8 +41,20 @@ fuzz: .venv ## fuzz everything that is read; installs the extra fuzz (minutes)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
 	$(BIN)/python tests/fuzz.py $(ARGS)
 
+constraints: ## write constraints.txt anew: today's versions of all that development needs (Linux)
+	rm -rf .pin-venv
+	$(PYTHON) -m venv .pin-venv
+	grep '^torch==' constraints.txt > .pin-venv/torch.txt
+	.pin-venv/bin/pip install --quiet --disable-pip-version-check -c .pin-venv/torch.txt \
+	    -e '.[dev,fuzz]' hatchling
+	{ grep '^#' constraints.txt; cat .pin-venv/torch.txt; \
+	  .pin-venv/bin/pip freeze --all --exclude-editable --exclude pip \
+	    | grep -vE '^(torch|triton|nvidia-.*|cuda-.*)=='; } > .pin-venv/constraints.txt
+	mv .pin-venv/constraints.txt constraints.txt
+	rm -rf .pin-venv
+
 soak: .venv ## train, validate and generate in one process for half an hour: do memory and speed stay?
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean: ## remove the environments and caches
-	rm -rf .venv .bench-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .bench-venv .pin-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
