@@ -419,6 +419,28 @@ def test_a_reader_reads_segments_and_tokens_alike(kind: str) -> None:
         assert torch.equal(reader.memory.tokens_seen, memory.tokens_seen)
 
 
+@pytest.mark.parametrize("options", [{}, {"normalisation": "post"}], ids=["pre", "post"])
+@torch.no_grad()
+def test_nothing_to_read(options: dict[str, Any]) -> None:
+    """No tokens: an empty result and the same memory. No rows: as many columns as were given."""
+    model = model_of(memory_length=4, **options).eval()
+    starts = torch.zeros(3, 0, dtype=torch.bool)
+    for memory in (None, memory_of(model, "rows", 3)):
+        expected = model.initial_memory(3) if memory is None else memory
+        reader = model.reader(memory, 3)
+        out = model(vectors(3, 0), memory, starts=starts, lengths=torch.zeros(3, dtype=torch.long))
+        for hidden, after in (
+            (out.hidden, out.memory),
+            (reader.read(vectors(3, 0)), reader.memory),
+        ):
+            assert hidden.shape == (3, 0, 6)
+            assert all(map(torch.equal, vars(after).values(), vars(expected).values()))
+    memory = model.initial_memory(0)
+    out, reader = model(vectors(0, 5), memory), model.reader(memory, 0)
+    assert out.hidden.shape == reader.read(vectors(0, 5)).shape == (0, 5, 6)
+    assert out.memory.vectors.shape == reader.memory.vectors.shape == (0, 4, 6)
+
+
 def test_memory_does_not_grow_without_bound() -> None:
     """Normalised before it is projected, a memory vector answers large weights with no more of them."""
     for option, bounded in ((True, True), (False, False)):

@@ -566,6 +566,7 @@ COMPILED = {
     "compressive-max-learned": False,
     "fast-delta": True,
     "fast-sum-attention": False,
+    "feedback": True,
 }
 """Cases that are compiled as one graph, and whether with gradients."""
 

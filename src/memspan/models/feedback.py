@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Literal
 
@@ -20,6 +21,7 @@ from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
+from memspan.models.segments import Padding, cuts, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer, initialise
 from memspan.ops import feedback_loop
 from memspan.ops.feedback_attention import attend
@@ -145,6 +147,10 @@ class Feedback(nn.Module):
     def device(self) -> torch.device:
         return next(self.stack()).content_bias.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.stack()).content_bias.dtype
+
     def mix(self) -> Tensor:
         """Weights ``[L + 1]`` of a token's states, embedding first, in its memory vector."""
         n_states = len(self.layers) + 1
@@ -195,6 +201,10 @@ class Feedback(nn.Module):
         self,
         x: Tensor,
         memory: FeedbackMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
         implementation: Implementation | None = None,
     ) -> BackboneOutput[FeedbackMemory]:
         """Read a segment.
@@ -202,18 +212,32 @@ class Feedback(nn.Module):
         Args:
             x: ``[B, T, D]``.
             memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
+                there on (None: no document begins in this segment).
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
+            padding: the side that padding is on.
             implementation: ``reference``, the loop; ``fused``, the same as one function, for pre-norm
                 without dropout; ``compiled``, that function with its loops in C, on a CPU with a C
                 compiler. None: the last of these that can be.
+
+        Raises:
+            MemspanError: the memory is of other sizes; the implementation does not exist or cannot run.
         """
+        self._check_implementation(implementation)
+        n_old = 0 if memory is None else _slots_in_use(memory)
         if memory is None:
             memory = self.initial_memory(x.shape[0])
         self._check_memory(memory, x.shape[0])
-        implementation = self._choose(implementation)
-        if implementation == "reference":
+        if x.numel() and (starts is not None or lengths is not None):
+            read = partial(self.forward, implementation=implementation)
+            return read_in_pieces(read, x, memory, starts, lengths, padding)
+        if not x.numel():
+            h = vectors = x.to(self.dtype)
+        elif implementation == "reference" or not self.can_fuse():
             h, vectors = self._reference(self.dropout(x), memory)
         else:
-            h, vectors = self._fused(x, memory, compiled=implementation == "compiled")
+            compiled = None if implementation is None else implementation == "compiled"
+            h, vectors = self._fused(x, memory, n_old, compiled)
         span, n_new = memory.vectors.shape[1], x.shape[1]
         kept = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
@@ -243,32 +267,22 @@ class Feedback(nn.Module):
             vectors.append(vector)
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
-    def _choose(self, wanted: Implementation | None) -> Implementation:
+    def _check_implementation(self, wanted: Implementation | None) -> None:
         refuse_unknown("implementation", wanted, Implementation)
-        compiles = feedback_loop.available(next(self.stack()).content_bias)
-        if wanted is None:
-            best: Implementation = "compiled" if compiles else "fused"
-            return best if self.can_fuse() else "reference"
-        if wanted != "reference" and not self.can_fuse():
+        if wanted in ("fused", "compiled") and not self.can_fuse():
             raise MemspanError(
                 f"the {wanted} implementation knows neither dropout nor normalisation post: drop "
                 "them, or use the reference"
             )
-        if wanted == "compiled" and not compiles:
-            raise MemspanError(
-                "the compiled implementation needs a CPU, float32 or float64, a C compiler (cc), and "
-                "MEMSPAN_COMPILE other than 0: use fused"
-            )
-        return wanted
 
-    def _fused(self, x: Tensor, memory: FeedbackMemory, compiled: bool) -> tuple[Tensor, Tensor]:
+    def _fused(
+        self, x: Tensor, memory: FeedbackMemory, n_old: int, compiled: bool | None
+    ) -> tuple[Tensor, Tensor]:
         """The same, by one function over the whole segment."""
         span = memory.vectors.shape[1]
-        dtype = next(self.stack()).content_bias.dtype
-        n_old = int(memory.length.max())
         return recurrence(
-            x.to(dtype),
-            memory.vectors[:, span - n_old :].to(dtype),
+            x.to(self.dtype),
+            memory.vectors[:, span - n_old :].to(self.dtype),
             memory.length,
             span,
             self.fold(span),
@@ -408,6 +422,13 @@ class Feedback(nn.Module):
             )
 
 
+def _slots_in_use(memory: FeedbackMemory) -> int:
+    """Slots that any row has, as far as that is known without waiting for a device."""
+    if torch.compiler.is_compiling() or memory.length.device.type != "cpu":
+        return memory.vectors.shape[1]
+    return max(memory.length.tolist(), default=0)
+
+
 class FeedbackReader:
     """Reads a stream without gradients; a token's keys and values are computed once, for all layers.
 
@@ -420,17 +441,15 @@ class FeedbackReader:
         backbone._check_span(memory.vectors.shape[1])
         self.backbone = backbone
         self._batch, self.span, _ = memory.vectors.shape
-        self._start = memory
+        self._n_heads = backbone.config.n_heads
+        self._begin(memory.tokens_seen, memory.length)
         self._count = 0
-        lengths = memory.length.tolist()
-        self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
         weights = backbone.fold(self.span)
         self._step = self._compiled = None
-        implementation = backbone._choose(None)
         activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
-        if implementation == "compiled":
+        if backbone.can_fuse() and feedback_loop.available(weights.mix):
             self._compiled = CompiledReader(weights, self._batch, self.span, activation, eps)
-        elif implementation == "fused":
+        elif backbone.can_fuse():
             self._step = TokenStep(weights, self._batch, activation, eps)
         self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
         self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
@@ -448,17 +467,48 @@ class FeedbackReader:
         """The memory after all that was read, a value of its own."""
         recent = self._vectors[self._end - self.span : self._end]
         return FeedbackMemory(
-            tokens_seen=self._start.tokens_seen + self._count,
+            tokens_seen=self._tokens_seen + self._count,
             vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
             length=self._length(),
         )
 
     @torch.no_grad()
-    def read(self, x: Tensor) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if starts is None or not starts.numel():
+            return self._read(x)
+        hidden = []
+        for start, end in cuts(starts):
+            self._forget(starts[:, start])
+            hidden.append(self._read(x[:, start:end]))
+        return torch.cat(hidden, 1)
+
+    def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
+        """Tokens seen and valid slots per row, each less the tokens read by this reader."""
+        self._tokens_seen, self._old_length = tokens_seen, length
+        lengths = length.tolist()
+        self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
+
+    def _forget(self, rows: Tensor) -> None:
+        """Empty the rows where ``rows [B]`` is true."""
+        if not rows.any():
+            return
+        self._vectors[: self._end].masked_fill_(rows[:, None], 0)
+        # What is masked is still multiplied by zero, so it must not stay if it is not finite.
+        kv = self._kv.unflatten(2, (self._n_heads, self._batch))[:, :, :, :, : self._end]
+        kv.masked_fill_(rows[:, None, None], 0)
+        self._begin(
+            self._tokens_seen.masked_fill(rows, -self._count),
+            self._length().masked_fill(rows, 0) - self._count,
+        )
+
+    def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        if self._compiled is not None:
+        if self._compiled is not None and x.shape[1]:
             return self._read_compiled(x)
         with torch.autocast(x.device.type, enabled=False):
             h = torch.empty_like(x)
@@ -489,7 +539,7 @@ class FeedbackReader:
             hidden = slot < self.span - self._length()[:, None]
         vector, place = self._vectors[self._end], self._kv[:, :, :, self._end]
         if self._step is not None:
-            place = place.unflatten(2, (-1, self._batch)).permute(3, 0, 1, 2, 4)
+            place = place.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
             h = self._step(x, kv, hidden, vector, place)
         else:
             h = self._by_layers(x, kv, hidden, vector, place)
@@ -505,7 +555,7 @@ class FeedbackReader:
         if hidden is not None:
             visible = ~hidden
         # [2, G, H * B, N, K] to keys and values [B, H, N, K] of each group.
-        grouped = kv.unflatten(2, (-1, self._batch)).transpose(2, 3)
+        grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
         states = [x]
         for n, layer in enumerate(self.backbone.stack()):
             keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
@@ -523,7 +573,7 @@ class FeedbackReader:
         return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)
 
     def _length(self) -> Tensor:
-        return (self._start.length + self._count).clamp(max=self.span)
+        return (self._old_length + self._count).clamp(max=self.span)
 
     def _make_room(self, n_new: int) -> None:
         if self._end + n_new <= len(self._vectors):

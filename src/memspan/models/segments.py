@@ -121,6 +121,15 @@ def documents_of(
     return x, Documents(number, begins.any(1), lengths, lengths - last_start, moved)
 
 
+def cuts(starts: Tensor) -> list[tuple[int, int]]:
+    """First and last-but-one columns of the pieces that no document starts inside of.
+
+    ``starts``: bool ``[B, T]``. Waits for the device.
+    """
+    inside = starts.any(0).nonzero().flatten().tolist()
+    return list(pairwise(sorted({0, *inside, starts.shape[1]})))
+
+
 def read_in_pieces(
     read: Callable[[Tensor, M], BackboneOutput[M]],
     x: Tensor,

@@ -114,7 +114,7 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
     n_heads, _, width = w.query.shape[1:]
     d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
     inner_width, size = n_heads * width, (d_model,)
-    mix = w.mix.tolist()
+    mix = w.mix.unbind(0)
 
     new = states.new_empty
     d_states = new(n_layers, n_steps, batch, d_model)
@@ -171,7 +171,7 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
             d_vector = torch.add(d_vectors[t], g, out=d_mixed[t])
         else:
             d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
-        torch.add(d_out[t], d_vector, alpha=mix[-1], out=d_state[-1][t])
+        torch.addcmul(d_out[t], d_vector, mix[-1], out=d_state[-1][t])
         for n in range(n_layers - 1, -1, -1):
             g = torch.mm(d_state[n][t], f_w[n], out=d_pre[n][t])
             _through_activation(g, post[n][t], activation)
@@ -195,7 +195,7 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
                         torch.mm(d_q[n][t], q_w[n]), state[n][t], mean[2 * n][t], rstd[2 * n][t]
                     )
             below = d_state[n - 1][t] if n else d_first[t]
-            torch.add(g, d_vector, alpha=mix[n], out=below)
+            torch.addcmul(g, d_vector, mix[n], out=below)
         if n_keys:
             # All layers at once; with shared projections their sum is the product's inner sum.
             d_a = d_scores_all.view(n_layers, n_heads * batch, n_keys)
