@@ -31,6 +31,7 @@ from memspan.models.relative_self_attention import (
 )
 from memspan.models.segments import Documents, Padding, documents_of
 from memspan.ops import compression as ops
+from memspan.ops.relative_attention import Implementation
 
 
 @dataclass(frozen=True, repr=False)
@@ -292,7 +293,7 @@ class Compressive(RelativeBackbone):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
-        implementation: str | None = None,
+        implementation: Implementation | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
         """Read a segment.

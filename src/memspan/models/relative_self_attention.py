@@ -20,7 +20,12 @@ from memspan.config import CompressiveConfig, TransformerXLConfig
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.segments import Documents
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
-from memspan.ops.relative_attention import attend_one, attention_weights, relative_attention
+from memspan.ops.relative_attention import (
+    Implementation,
+    attend_one,
+    attention_weights,
+    relative_attention,
+)
 from memspan.sizes import refuse_oversized_model
 
 RelativeConfig = TransformerXLConfig | CompressiveConfig
@@ -76,7 +81,7 @@ class AttentionPass:
     """Of the distances, see :meth:`RelativeBackbone.position_codes`."""
     mask: Tensor
     """Bool ``[B, T, S]``."""
-    implementation: str | None
+    implementation: Implementation | None
     """Of :func:`relative_attention`."""
     weights: list[Tensor] | None
     """Where each layer's attention weights ``[B, H, T, S]`` are put, if anybody asks for them."""
@@ -283,7 +288,7 @@ class RelativeBackbone(nn.Module):
         n_tokens: int,
         slots: int,
         documents: Documents | None,
-        implementation: str | None,
+        implementation: Implementation | None,
         weights: list[Tensor] | None,
     ) -> AttentionPass:
         """Of a segment after ``slots`` columns of memory, the right-most ``used [B]`` valid."""

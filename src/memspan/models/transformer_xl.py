@@ -26,6 +26,7 @@ from memspan.models.relative_self_attention import (
 )
 from memspan.models.segments import Documents, Padding, documents_of
 from memspan.ops.compression import in_use
+from memspan.ops.relative_attention import Implementation
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +111,7 @@ class TransformerXL(RelativeBackbone):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
-        implementation: str | None = None,
+        implementation: Implementation | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[TransformerXLMemory]:
         """Read a segment.

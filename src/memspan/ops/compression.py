@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.ops.relative_attention import Implementation
+
 # ----- Layout
 
 
@@ -143,7 +145,7 @@ def attention_reconstruction(
     valid: Tensor,
     queries: Tensor | None = None,
     *,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> Tensor:
     """``|| attn(h, old) - attn(h, f_c(old)) ||^2`` (algorithm 2): content only, no positions, no mask.
 

@@ -41,7 +41,7 @@ def relative_attention(
     n_future: int = 0,
     scale: float | None = None,
     dropout: float = 0.0,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
     received: Tensor | None = None,
 ) -> Tensor:
     """Attend with content and distance.
