@@ -52,6 +52,7 @@ from faults.trials import (
     kill_at_any_moment,
     kill_in_a_save,
     kill_of_two,
+    output_that_fails,
     read_only,
     second_trainer,
     started_together,
@@ -122,6 +123,9 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     add("second trainer", second_trainer, 6)
     add("two started together", started_together, 6)
     add("clock jumps", jumping_clock, 8)
+    for how in ("head", "/dev/full", "ascii", "cp1252"):
+        if how != "/dev/full" or os.path.exists(how):
+            add("output that fails", output_that_fails(how), 4, how)
     add("SIGKILL of one of two processes", kill_of_two("rank"), 6, among=two)
     add("SIGKILL of the launcher of two", kill_of_two("launcher"), 4, among=two)
     return trials

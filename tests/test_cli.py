@@ -15,7 +15,7 @@ from typing import TextIO
 import pytest
 
 from memspan import cli, runs
-from memspan.config import MODELS
+from memspan.config import MODELS, DataConfig, RunConfig, TransformerXLConfig
 from memspan.config_files import PRESETS, flags_from_toml, read_config
 from memspan.models import LanguageModel
 from memspan.training import terminal
@@ -394,6 +394,15 @@ def test_a_text_that_is_not_there_is_refused_before_a_model_is_built(
 ) -> None:
     monkeypatch.setattr(runs, "load", lambda *_: pytest.fail("the model was loaded"))
     assert "nothere" in refused(capsys, "evaluate", run, "--corpus", "nothere")
+
+
+@pytest.mark.parametrize(
+    ("corpus", "name"),
+    [("a/b c.txt", "b-c"), ("books/*.txt", "books"), ("part-*.txt", "part"), ("**/*", "text")],
+)
+def test_a_runs_folder_is_named_after_its_text(corpus: str, name: str) -> None:
+    config = RunConfig(model=TransformerXLConfig(), data=DataConfig(corpus=corpus))
+    assert cli._new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
 
 
 def test_memory_length_beyond_a_learned_table_is_refused(

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -285,6 +286,40 @@ def kill_of_two(which: str) -> Callable[..., str]:
                     raise Failure(f"{len(left)} processes are left after 90 s")
                 time.sleep(0.1)
         finish(home, name, reference.of_two, newest, two=True)
+        return "survived"
+
+    return test
+
+
+def output_that_fails(how: str) -> Callable[..., str]:
+    """Standard output's reader goes away after a few lines, its disk is full, or its encoding has
+    none of the characters that are printed."""
+
+    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+        fresh(home, reference)
+        folder, lines = "run ∞", draw.randrange(4)
+
+        def hook() -> None:
+            if how == "head":
+                head = subprocess.Popen(["head", "-n", f"{lines}"], stdin=subprocess.PIPE)
+                assert head.stdin is not None
+                os.dup2(head.stdin.fileno(), 1)
+            elif how == "/dev/full":
+                os.dup2(os.open(how, os.O_WRONLY), 1)
+            sys.stdout = open(
+                os.dup(1), "w", encoding=None if how in ("head", "/dev/full") else how
+            )
+
+        arguments = [folder if a == "run" else a for a in train_arguments(name)]
+        done = run(arguments, home, hook)
+        if done.code != 0 or len(done.err.splitlines()) > 1:
+            raise Failure(str(done))
+        os.rename(home / folder, home / "run")
+        if wrong := difference(home / "run", reference.result):
+            raise Failure(f"differs: {wrong}")
+        done = run(EVALUATE, home, hook)
+        if done.refused is None and (done.code != 0 or done.err):
+            raise Failure(f"evaluate: {done}")
         return "survived"
 
     return test

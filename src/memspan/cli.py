@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -391,8 +392,10 @@ def _with_preset(arguments: list[str]) -> list[str]:
 
 
 def _new_folder(config: RunConfig[Any]) -> Path:
-    corpus = Path(config.data.corpus).stem[:60]
-    corpus = "".join(c if c.isalnum() or c in "-_" else "-" for c in corpus) or "text"
+    # The last part of the path that has letters in it: of a glob, often the folder.
+    parts = [Path(part).stem for part in reversed(Path(config.data.corpus).parts)]
+    names = [re.sub(r"[^\w-]+", "-", part).strip("-")[:60] for part in parts]
+    corpus = next(filter(None, names), "text")
     number = 1
     while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
         number += 1
