@@ -44,19 +44,23 @@ from faults.mounts import can_be_immutable, own_mounts
 from faults.runs import ARCHITECTURES, BY_TWO, Failure, Reference, make_reference
 from faults.trials import (
     becomes_read_only,
+    corpus_changed,
     damaged,
     fails_from,
     file_size_limit,
+    files_while_training,
     full_disk,
     jumping_clock,
     kill_at_any_moment,
     kill_in_a_save,
     kill_of_two,
+    moved_while_training,
     output_that_fails,
     read_only,
     second_trainer,
     started_together,
     torn_by,
+    undeletable_checkpoint,
 )
 
 RESULTS = Path(__file__).parent / "results" / "chaos.json"
@@ -120,6 +124,10 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     for file in FILES:
         add("bit flipped", damaged(file, "flip"), 4, file)
         add("tail cut", damaged(file, "cut"), 2, file)
+    add("options change while training", files_while_training, 12)
+    add("folder moved while training", moved_while_training, 8)
+    add("corpus changed before resuming", corpus_changed, 12)
+    add("old checkpoint not deleted", undeletable_checkpoint, 4)
     add("second trainer", second_trainer, 6)
     add("two started together", started_together, 6)
     add("clock jumps", jumping_clock, 8)

@@ -27,13 +27,15 @@ ARCHITECTURES = {
     "feedback": ["--model.memory-length", "16"],
     "fast-weights": ["--model.dropout", "0.1"],
 }
+TEXT = "../text.txt"
+"""One for all trials: its absolute path is in every run's options, which are compared."""
 BY_TWO = ("transformer-xl", "fast-weights")
 """Architectures that two processes train, which takes them longer to start than to train."""
 
 
 def train_arguments(architecture: str) -> list[str]:
     return [
-        *["train", "--model", architecture, "--data.corpus", "text.txt", "--out", "run"],
+        *["train", "--model", architecture, "--data.corpus", TEXT, "--out", "run"],
         *["--model.n-layers", "2", "--model.d-model", "32", "--model.n-heads", "2"],
         *["--model.d-ff", "64", "--optim.warmup-steps", "10"],
         *["--train.batch-size", "4", "--train.segment-length", "16", "--train.device", "cpu"],
@@ -149,8 +151,8 @@ def make_reference(root: Path, architecture: str) -> Reference:
     home = root / architecture
     home.mkdir(parents=True)
     words = random.Random(7).choices(["memory", "segment", "the", "of", "a", "\n"], k=4000)
-    (home / "text.txt").write_text(" ".join(words))
-    run(["data", "prepare", "text.txt"], home)  # so that all runs find the tokens prepared
+    (home / TEXT).write_text(" ".join(words))
+    run(["data", "prepare", TEXT], home)  # so that all runs find the tokens prepared
     begin = time.monotonic()
     whole = run(train_arguments(architecture), home)
     seconds = time.monotonic() - begin
@@ -192,6 +194,6 @@ def make_reference(root: Path, architecture: str) -> Reference:
 def fresh(home: Path, reference: Reference, stopped: bool = False) -> None:
     """A place to train in, with or without the run that was stopped."""
     home.mkdir(parents=True)
-    for name in ("text.txt", "cache", *(["run", "read.memory"] if stopped else [])):
+    for name in ("cache", *(["run", "read.memory"] if stopped else [])):
         # cp keeps hard links, as between the best checkpoint and the published weights.
         subprocess.run(["cp", "-a", str(reference.home / name), str(home)], check=True)

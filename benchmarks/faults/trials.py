@@ -16,7 +16,7 @@ from pathlib import Path
 
 from faults.injection import after, at_operations, die, failing, in_saves
 from faults.mounts import mount, mounted
-from faults.processes import LIMIT, ended, new_process, run, start, started_by
+from faults.processes import LIMIT, Process, ended, new_process, run, start, started_by
 from faults.runs import (
     EVALUATE,
     GENERATE,
@@ -24,6 +24,7 @@ from faults.runs import (
     RESUME,
     SAVE_EVERY,
     STEPS,
+    TEXT,
     TWO,
     Failure,
     Reference,
@@ -223,6 +224,111 @@ def damaged(file: str, how: str) -> Callable[..., str]:
         return "refused"
 
     return test
+
+
+def training_until(home: Path, name: str, draw: random.Random) -> Process:
+    """A training process that is stopped (SIGSTOP) after a few checkpoints."""
+    process = start(train_arguments(name), home)
+    wanted, end = draw.randrange(1, 6) * SAVE_EVERY, time.monotonic() + LIMIT
+    while max(steps_of(home / "run"), default=0) < wanted:
+        if time.monotonic() > end:
+            raise Failure(f"no checkpoint after {LIMIT} s: {process.kill()}")
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGSTOP)
+    return process
+
+
+def files_while_training(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """Options or tokeniser are damaged or deleted between two saves; half are killed after the next."""
+    fresh(home, reference)
+    process = training_until(home, name, draw)
+    path = home / "run" / draw.choice(["config.toml", "tokenizer.json"])
+    how = draw.choice(["flip", "cut", "delete"])
+    path.unlink() if how == "delete" else damage(path, how, draw)
+    before = max(steps_of(home / "run"))
+    os.kill(process.pid, signal.SIGCONT)
+    end = time.monotonic() + LIMIT
+    if draw.random() < 0.5:
+        while max(steps_of(home / "run")) <= before and time.monotonic() < end:
+            time.sleep(0.005)
+        process.kill()
+    elif (done := process.wait()).code != 0:
+        raise Failure(str(done))
+    finish(home, name, reference.result, max(steps_of(home / "run")))
+    return "survived"
+
+
+def moved_while_training(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """Another run takes the folder's name: it is left alone, and the trainer saves where its own is."""
+    fresh(home, reference)
+    process = training_until(home, name, draw)
+    folder, newest = home / "run", max(steps_of(home / "run"))
+    folder.rename(home / "moved")
+    if replaced := draw.random() < 0.7:
+        shutil.copytree(reference.home / "whole", folder)
+    os.kill(process.pid, signal.SIGCONT)
+    done = process.wait()
+    finished = max(steps_of(home / "moved")) == STEPS and done.code == 0
+    if not finished and f"--resume {home / 'moved'}" not in (done.refused or ""):
+        raise Failure(str(done))
+    if replaced:
+        if wrong := difference(folder, reference.result):
+            raise Failure(f"the other run was changed: {wrong}")
+        shutil.rmtree(folder)
+    if folder.exists():
+        raise Failure("the folder was made again")
+    (home / "moved").rename(folder)
+    finish(home, name, reference.result, newest)
+    return "survived" if finished else "refused"
+
+
+def corpus_changed(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """One byte of the text, in any split, or a border between two documents."""
+    fresh(home, reference, stopped=True)
+    content = bytearray((home / TEXT).read_bytes())
+    texts = home / "texts"
+    texts.mkdir()
+    if draw.random() < 0.3:
+        cut = draw.randrange(1, len(content))
+        (texts / "a.txt").write_bytes(content[:cut])
+        (texts / "b.txt").write_bytes(content[cut:])
+    else:
+        # Half of them outside the training text.
+        low = draw.choice([0, len(content) * 9 // 10])
+        content[draw.randrange(low, len(content))] ^= 1
+        (texts / "a.txt").write_bytes(content)
+    before, newest = outcome(home / "run"), max(steps_of(home / "run"))
+    done = run([*RESUME, "--data.corpus", "texts"], home)
+    if "is not what this run was trained on" not in (done.refused or ""):
+        raise Failure(str(done))
+    if wrong := difference(home / "run", before):
+        raise Failure(f"changed though refused: {wrong}")
+    finish(home, name, reference.result, newest)
+    return "refused"
+
+
+def undeletable_checkpoint(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """Deleting an old checkpoint fails at some saves; the next save tries again."""
+    fresh(home, reference)
+
+    def hook() -> None:
+        original, failures = shutil.rmtree, draw.randrange(1, 4)
+
+        def rmtree(path: Path, **options: bool) -> None:
+            nonlocal failures
+            if ".old.tmp" in Path(path).name and failures:
+                failures -= 1
+            else:
+                original(path, **options)
+
+        shutil.rmtree = rmtree  # type: ignore[assignment]
+
+    done = run(train_arguments(name), home, hook)
+    if done.code != 0:
+        raise Failure(str(done))
+    if wrong := difference(home / "run", reference.result):
+        raise Failure(f"differs: {wrong}")
+    return "survived"
 
 
 def second_trainer(home: Path, reference: Reference, name: str, draw: random.Random) -> str:

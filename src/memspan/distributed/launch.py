@@ -40,7 +40,7 @@ class RunEndedError(Exception):
 def launch(arguments: list[str], n_processes: int) -> None:
     """Run ``memspan`` with ``arguments`` in ``n_processes`` processes; returns when all are done.
 
-    Ctrl-C and SIGTERM are passed on to them.
+    Ctrl-C, SIGTERM and SIGHUP are passed on to them.
 
     Raises:
         RunEndedError: one of them failed; the others are stopped then.
@@ -73,7 +73,7 @@ def launch(arguments: list[str], n_processes: int) -> None:
         try:
             elastic_launch(config, sys.executable)("-m", "memspan", *arguments)
         except SignalException as error:
-            if error.sigval not in (signal.SIGINT, signal.SIGTERM):
+            if error.sigval.name not in ("SIGINT", "SIGTERM", "SIGHUP"):
                 raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
         except ChildFailedError as error:
             raise _ended(error) from None
