@@ -412,9 +412,8 @@ def output_that_fails(how: str) -> Callable[..., str]:
                 os.dup2(head.stdin.fileno(), 1)
             elif how == "/dev/full":
                 os.dup2(os.open(how, os.O_WRONLY), 1)
-            sys.stdout = open(
-                os.dup(1), "w", encoding=None if how in ("head", "/dev/full") else how
-            )
+            encoding = None if how in ("head", "/dev/full") else how
+            sys.stdout = os.fdopen(os.dup(1), "w", encoding=encoding)
 
         arguments = [folder if a == "run" else a for a in train_arguments(name)]
         done = run(arguments, home, hook)
