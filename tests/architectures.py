@@ -200,11 +200,16 @@ CASES: dict[str, Case] = {
     ),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
-    "feedback-gelu": feedback(activation="gelu", attention_bias=True),
+    "feedback-gelu": feedback(activation="gelu", attention_bias=True, value_bias=False),
     "feedback-no-memory-norm": feedback(UNTIED, memory_norm=False),
     "feedback-mean-post": feedback(UNTIED, memory_vector="mean", normalisation="post"),
     "feedback-last-post": feedback(
-        memory_vector="last", normalisation="post", projections="per-layer", attention_bias=True
+        memory_vector="last",
+        normalisation="post",
+        projections="per-layer",
+        attention_bias=True,
+        adaptive_span=1e-3,
+        span_ramp=2,
     ),
     "feedback-long-table": feedback(max_distance=9, d_head=3, n_layers=3, final_norm=False),
     "feedback-shortest": feedback(n_layers=1, memory_length=2),

@@ -21,7 +21,7 @@ from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.ops import feedback_loop
-from memspan.ops.feedback_attention import attend
+from memspan.ops.feedback_attention import attend, span_mask
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -124,6 +124,40 @@ def test_attention_is_the_equation() -> None:
         expected = sum((w * v[b, h, j] for j, w in weights.items()), torch.zeros(4).double())
         assert_same(out[b, h], expected / max(sum(weights.values()), 1e-300), 1e-12, "attention")
     assert not out[2].any()
+
+
+def test_learned_spans() -> None:
+    """Weights fade out by distance and sum to one; spans that grow are penalised; ratios come back."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, r, s, u = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((1, 2, 4), (1, 2, 7, 4), (1, 2, 7, 4), (7, 2, 4), (7, 2), (2, 4))
+    )
+    mask = span_mask(torch.tensor([0.0, 1.5]).double(), 2, 7)
+    rows = [[1, 0.5, 0, 0, 0, 0, 0], [1, 1, 0.75, 0.25, 0, 0, 0]]
+    assert torch.equal(mask, torch.tensor(rows).double())
+    out = attend(q, k, v, r, s, u, torch.ones(1, 7, dtype=torch.bool), span_mask=mask)
+    for h, row in enumerate(rows):
+        scores = [
+            (q[0, h] + u[h]) @ k[0, h, -d] + q[0, h] @ r[d - 1, h] + s[d - 1, h]
+            for d in range(1, 8)
+        ]
+        weights = torch.stack(scores).div(2).exp() * torch.tensor(row)
+        expected = (weights / weights.sum()) @ v[0, h].flip(0)
+        assert_same(out[0, h], expected, 1e-6, "attention")
+
+    model = model_of(memory_length=8, adaptive_span=0.01, span_ramp=2, attention_bias=True)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.span_ratio.copy_(torch.tensor([0.25, -0.5]))
+    out = model(vectors(2, 9))
+    # Two layers whose heads look 2 and 0 tokens back before the ramp.
+    assert_same(out.auxiliary_loss, torch.tensor(2 * 0.01 * 1.0), 1e-6, "penalty")
+    out.hidden.square().sum().backward()
+    assert all(layer.span_ratio.grad.all() for layer in model.layers)
+    for implementation in ("fused", "compiled"):
+        with pytest.raises(MemspanError, match="adaptive spans"):
+            model(vectors(2, 3), implementation=implementation)
 
 
 @fast

@@ -144,8 +144,7 @@ def detached(past: list[Keys]) -> list[Keys]:
 
 
 def check_labml(g: Golden, dtype: torch.dtype) -> None:
-    """labml has no memory between calls, and its tables start at the farthest distance. Where it has
-    no bias on the values, ours has none."""
+    """labml has no memory between calls, and its tables start at the farthest distance."""
     c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
     theirs = leaves(g, dtype)
     shared = "key.linear.weight" in theirs
@@ -162,6 +161,8 @@ def check_labml(g: Golden, dtype: torch.dtype) -> None:
             projections="shared" if shared else "per-layer",
             memory_norm=False,
             attention_bias=True,
+            # Where keys and values are shared, its values have no bias.
+            value_bias=not shared,
         )
     ).to(dtype)
     ours: Theirs = {"layer_weights": theirs["weights"]} | linear("final_norm", theirs, "norm")
@@ -185,8 +186,6 @@ def check_labml(g: Golden, dtype: torch.dtype) -> None:
         there = "" if shared else f"layers.{n}.attn."
         ours |= linear(f"key.{n}", theirs, f"{there}key.linear")
         ours |= linear(f"value.{n}", theirs, f"{there}value.linear")
-        if f"value.{n}.bias" not in ours:
-            model.value[n].bias = None
 
     weights = g.input("w", dtype).transpose(0, 1)
     by_layer: dict[int, list[Tensor]] = {n: [] for n in range(c["n_layers"])}
@@ -371,11 +370,11 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
             memory_vector="last" if c.get("keep_last_hidden", False) else "learned",
             memory_norm=False,
             attention_bias=True,
+            value_bias=False,
         ),
         EmbeddingConfig(tie=False, scale=False),
     )
     backbone = model.backbone
-    backbone.value[0].bias = None
     for layer in backbone.layers:
         layer.feed_forward = Gated(c["dim"])
     model.to(dtype)

@@ -208,6 +208,14 @@ class FeedbackConfig:
     sums of normalised states). Without it they can grow from token to token without bound."""
     attention_bias: bool = False
     """Biases on the value and output projections."""
+    value_bias: bool | None = None
+    """A bias on the value projections alone (None: as attention_bias)."""
+    adaptive_span: float | None = None
+    """Each head learns how far it looks, up to memory_length (Sukhbaatar et al. 2019). The number is
+    the weight of the spans' penalty in the loss, per token of span; the authors' for enwik8 is 5e-7
+    (None: all heads look memory_length back). Only the reference knows it."""
+    span_ramp: int = 32
+    """adaptive_span: tokens over which a head's attention fades out at the end of its span."""
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs. With dropout, training takes the
     reference, which is several times slower."""
@@ -218,6 +226,13 @@ class FeedbackConfig:
         check_types(self)
         _at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
         _probability(self, "dropout", "attention_dropout")
+        _at_least(1, self, "span_ramp")
+        if self.adaptive_span is not None:
+            _at_least(0, self, "adaptive_span")
+        elif self.span_ramp != 32:
+            raise MemspanError(
+                "span_ramp belongs to adaptive spans: set adaptive_span, or leave it out"
+            )
         if self.d_head is not None:
             _at_least(1, self, "d_head")
         elif self.d_model % self.n_heads:

@@ -8,7 +8,7 @@ lowest layer of the next token. Options: :class:`memspan.config.FeedbackConfig`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Literal
@@ -24,7 +24,7 @@ from memspan.models.output import BackboneOutput
 from memspan.models.segments import Padding, cuts, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer, initialise
 from memspan.ops import feedback_loop
-from memspan.ops.feedback_attention import attend
+from memspan.ops.feedback_attention import attend, span_mask
 from memspan.ops.feedback_buffers import Folded
 from memspan.ops.feedback_loop import CompiledReader
 from memspan.ops.feedback_recurrence import recurrence
@@ -61,12 +61,25 @@ class FeedbackLayer(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(heads))
         self.position_keys = nn.Parameter(torch.empty(config.table_rows, *heads))
         self.position_scores = nn.Parameter(torch.empty(config.table_rows, config.n_heads))
+        # Of the longest span, per head.
+        self.span_ratio = (
+            None if config.adaptive_span is None else nn.Parameter(torch.zeros(config.n_heads))
+        )
+        self.longest_span, self.span_ramp = config.memory_length, config.span_ramp
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, config.activation, config.dropout
         )
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = dropout_layer(config.dropout)
+
+    def span_mask(self) -> Tensor | None:
+        """How much of each distance is seen, ``[H, P]``, where spans are learned."""
+        if self.span_ratio is None:
+            return None
+        # The gradient passes where the ratio has left 0 .. 1, so that it can come back.
+        ratio = self.span_ratio + (self.span_ratio.clamp(0, 1) - self.span_ratio).detach()
+        return span_mask(self.longest_span * ratio, self.span_ramp, len(self.position_scores))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
         """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
@@ -83,6 +96,7 @@ class FeedbackLayer(nn.Module):
             self.content_bias,
             visible,
             self.attention_dropout if self.training else 0.0,
+            self.span_mask(),
         )
         attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
         if self.pre:
@@ -110,13 +124,14 @@ class Feedback(nn.Module):
         self.config = config
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers
+        value_bias = config.attention_bias if config.value_bias is None else config.value_bias
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FeedbackLayer(config) for _ in range(config.n_layers))
         self.key = nn.ModuleList(
             nn.Linear(config.d_model, inner, bias=False) for _ in range(groups)
         )
         self.value = nn.ModuleList(
-            nn.Linear(config.d_model, inner, bias=config.attention_bias) for _ in range(groups)
+            nn.Linear(config.d_model, inner, bias=value_bias) for _ in range(groups)
         )
         self.memory_norm = (
             nn.LayerNorm(config.d_model)
@@ -230,7 +245,8 @@ class Feedback(nn.Module):
         self._check_memory(memory, x.shape[0])
         if x.numel() and (starts is not None or lengths is not None):
             read = partial(self.forward, implementation=implementation)
-            return read_in_pieces(read, x, memory, starts, lengths, padding)
+            out = read_in_pieces(read, x, memory, starts, lengths, padding)
+            return replace(out, auxiliary_loss=self.span_penalty())
         if not x.numel():
             h = vectors = x.to(self.dtype)
         elif implementation == "reference" or not self.can_fuse():
@@ -245,7 +261,16 @@ class Feedback(nn.Module):
             vectors=torch.cat(kept, 1),
             length=(memory.length + n_new).clamp(max=span),
         )
-        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+        return BackboneOutput(self.final_norm(h), memory, self.span_penalty())
+
+    def span_penalty(self) -> Tensor:
+        """What learned spans cost, a scalar: their mean over heads, summed over layers, weighted."""
+        penalty = next(self.stack()).content_bias.new_zeros(())
+        for layer in self.stack():
+            if layer.span_ratio is not None:
+                spans = layer.longest_span * layer.span_ratio.clamp(min=0)
+                penalty = penalty + (self.config.adaptive_span or 0.0) * spans.mean()
+        return penalty
 
     def _reference(self, x: Tensor, memory: FeedbackMemory) -> tuple[Tensor, Tensor]:
         """The paper, token by token: outputs and memory vectors, ``[B, T, D]`` each."""
@@ -271,8 +296,8 @@ class Feedback(nn.Module):
         refuse_unknown("implementation", wanted, Implementation)
         if wanted in ("fused", "compiled") and not self.can_fuse():
             raise MemspanError(
-                f"the {wanted} implementation knows neither dropout nor normalisation post: drop "
-                "them, or use the reference"
+                f"the {wanted} implementation knows neither dropout, normalisation post nor adaptive "
+                "spans: drop them, or use the reference"
             )
 
     def _fused(
@@ -294,7 +319,8 @@ class Feedback(nn.Module):
     def can_fuse(self) -> bool:
         """Whether the fused implementation computes what this model does now."""
         drops = self.training and max(self.config.dropout, self.config.attention_dropout) > 0
-        return self.config.normalisation == "pre" and not drops
+        fixed = self.config.adaptive_span is None
+        return self.config.normalisation == "pre" and fixed and not drops
 
     def fold(self, span: int) -> Folded:
         """The weights as the fused implementation takes them, for a span of ``span``."""
