@@ -42,8 +42,8 @@ def refuse_fixed(changed: Changes, folder: Path) -> None:
         if why:
             flag = f"--{section}.{option.replace('_', '-')}" if option else "--model"
             raise MemspanError(
-                f"{flag} cannot change from {before} to {after} when {folder} is resumed, because {why}: "
-                f"drop it, or start a new run (--init-from {folder} takes the weights that fit)"
+                f"{flag} cannot change from {before} to {after} when {folder} is resumed, because {why}"
+                f": drop it, or start a new run (--init-from {folder} takes the weights that fit)"
             )
 
 
