@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY, Case, compressive, randomise, transformer_xl
 from golden import assert_same
+from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import ARCHITECTURES, LanguageModel
@@ -714,6 +716,23 @@ def test_dropout_is_for_training_only() -> None:
     for option in ("dropout", "attention_dropout"):
         model = transformer_xl(**{option: 0.3}).model().train()
         assert not torch.allclose(model(text(2, 5)).logits, model(text(2, 5)).logits), option
+
+
+def test_output_dropout_is_the_last_thing_before_the_head() -> None:
+    """In training only; memory and the backbone's output do not see it."""
+    plain = transformer_xl().model()
+    model = transformer_xl(EmbeddingConfig(output_dropout=0.5)).model()
+    assert torch.equal(model(text(2, 5)).logits, plain(text(2, 5)).logits)
+    for options in ({}, {"targets": text(2, 5, 1)}):
+        torch.manual_seed(0)
+        out = model.train()(text(2, 5), **options)
+        torch.manual_seed(0)
+        dropped = F.dropout(plain.backbone(plain.embedding(text(2, 5))).hidden, 0.5)
+        expected = plain.head(dropped)
+        if options:
+            expected = F.cross_entropy(expected.transpose(1, 2), text(2, 5, 1), reduction="none")
+        assert_same(out.losses if options else out.logits, expected, 1e-9, "output")
+        assert_memories_equal(out.memory, plain(text(2, 5)).memory)
 
 
 def test_learned_table_is_never_capped_silently() -> None:

@@ -401,9 +401,13 @@ class EmbeddingConfig:
     """Adaptive input and softmax: each further cluster's width is divided by this."""
     tie_projections: Literal["none", "all-but-first", "all"] = "all-but-first"
     """Which clusters' output projections are the embedding's projections."""
+    output_dropout: float = 0.0
+    """Dropout probability on the last hidden state, before the output head, as in the Transformer-XL
+    authors' code."""
 
     def __post_init__(self) -> None:
         check_types(self)
+        _probability(self, "output_dropout")
         _at_least(1, self, "div_val")
         if self.d_embed is not None:
             _at_least(1, self, "d_embed")

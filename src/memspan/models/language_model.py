@@ -16,7 +16,7 @@ from memspan.models.inputs import check_batch_size, check_memory, check_segment,
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
-from memspan.nn import NOT_SCORED, Embedding, Head, initialise
+from memspan.nn import NOT_SCORED, Embedding, Head, dropout_layer, initialise
 from memspan.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.tensor_files import digest
 
@@ -39,6 +39,7 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
+        self.output_dropout = dropout_layer(embedding.output_dropout)
         initialise(self)
         with refuse_impossible("the model"):
             self.backbone: Any = backbone_for(backbone)
@@ -89,7 +90,8 @@ class LanguageModel(nn.Module):
             padding: the side that padding is on.
             implementation: how the backbone computes (None: the fastest that can run here). Every
                 architecture knows ``reference``, the paper's equations in plain autograd: slow, but
-                double backward, ``torch.func`` and ``vmap`` (gradients per sample) work with it.
+                double backward and ``torch.func``'s ``grad`` and ``vmap`` (gradients per sample) work
+                with it; vmap not with adaptive embeddings.
                 Transformer-XL and Compressive also know ``fused`` and ``sdpa``, Feedback ``fused``
                 and ``compiled``, Fast Weights ``chunked`` and ``compiled``.
 
@@ -111,11 +113,12 @@ class LanguageModel(nn.Module):
         else:
             memory = self.initial_memory(len(tokens)) if memory is None else memory
             out = BackboneOutput(x, memory, x.new_zeros(()))
+        hidden = self.output_dropout(out.hidden)
         if targets is None:
             return Output(
                 out.memory,
                 out.auxiliary_loss,
-                logits=self.head(out.hidden),
+                logits=self.head(hidden),
                 statistics=out.statistics,
             )
         if lengths is not None:
@@ -124,7 +127,7 @@ class LanguageModel(nn.Module):
         return Output(
             out.memory,
             out.auxiliary_loss,
-            losses=self._losses(out.hidden, targets),
+            losses=self._losses(hidden, targets),
             n_scored=(targets != NOT_SCORED).sum(),
             statistics=out.statistics,
         )
