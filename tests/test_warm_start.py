@@ -35,7 +35,7 @@ BYTES = ByteTokenizer()
 def run_of(model: Any, tokenizer: Tokenizer = BYTES, name: str = "transformer-xl") -> Run:
     made = randomise(LanguageModel(tokenizer.vocab_size, model, EmbeddingConfig()), seed=3)
     config = RunConfig(model=model, architecture=name)  # type: ignore[arg-type]
-    return Run(Path("source"), config, tokenizer, made, 0)
+    return Run(Path("source"), config, tokenizer, made, 0, {})
 
 
 def feedback_of(**options: Any) -> LanguageModel:

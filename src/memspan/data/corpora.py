@@ -128,8 +128,10 @@ def load_corpus(name: str) -> Corpus:
 
 
 def located(name: str) -> str:
-    """A name of a corpus as it is; a file, folder or glob as an absolute path."""
-    return name if name in CORPORA or not name else os.path.abspath(os.path.expanduser(name))
+    """A file, folder or glob as an absolute path; a name, or what is neither, as it is."""
+    if name in CORPORA or not is_there(name):
+        return name
+    return os.path.abspath(os.path.expanduser(name))
 
 
 def is_there(name: str) -> bool:
