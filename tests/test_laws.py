@@ -5,6 +5,7 @@ Lengths, cuts and rows are drawn by hypothesis. ``HYPOTHESIS_PROFILE=thorough`` 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -629,6 +630,20 @@ def compile_failures() -> dict[str, str]:
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_as_one_graph(name: str, compile_failures: dict[str, str]) -> None:
     assert not compile_failures[name], compile_failures[name]
+
+
+@pytest.mark.gradients
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("fast")])
+def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two segments and back on tensors without numbers, which cannot be looked at. Fast Weights looks at
+    which feature map wrote a memory."""
+    # It knows no such device.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    backbone = CASES[name].model().backbone.to("meta").train()
+    x = torch.randn(2, 4, backbone.config.d_model, dtype=torch.float64, device="meta")
+    out = backbone(x.requires_grad_(), backbone(x).memory)
+    (out.hidden.sum() + out.auxiliary_loss).backward()
+    assert x.grad is not None
 
 
 # ----- Transformer-XL's own
