@@ -635,9 +635,9 @@ def test_compiles_as_one_graph(name: str, compile_failures: dict[str, str]) -> N
 @pytest.mark.gradients
 @pytest.mark.parametrize("name", [n for n in CASES if not n.startswith("fast")])
 def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two segments and back on tensors without numbers, which cannot be looked at. Fast Weights looks at
-    which feature map wrote a memory."""
-    # It knows no such device.
+    """Two segments and back, on tensors without numbers: whoever looks at one fails. Fast Weights looks
+    at which feature map wrote a memory."""
+    # Autocast does not know that device.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     backbone = CASES[name].model().backbone.to("meta").train()
     x = torch.randn(2, 4, backbone.config.d_model, dtype=torch.float64, device="meta")
