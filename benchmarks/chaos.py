@@ -41,7 +41,7 @@ import torch
 import torch._dynamo  # which making an optimiser imports: here once, not in every process
 
 from faults.mounts import can_be_immutable, own_mounts
-from faults.runs import ARCHITECTURES, BY_TWO, Failure, Reference, make_reference
+from faults.runs import ARCHITECTURES, BY_TWO, COMPILED, Failure, Reference, make_reference
 from faults.trials import (
     becomes_read_only,
     corpus_changed,
@@ -58,9 +58,11 @@ from faults.trials import (
     output_that_fails,
     read_only,
     second_trainer,
+    spoiled_code,
     started_together,
     torn_by,
     undeletable_checkpoint,
+    untrusted_code,
 )
 
 RESULTS = Path(__file__).parent / "results" / "chaos.json"
@@ -92,7 +94,7 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     draw = random.Random(seed)
     trials: list[Trial] = []
 
-    two = itertools.cycle(BY_TWO)
+    two, compiled = itertools.cycle(BY_TWO), itertools.cycle(COMPILED)
 
     def add(
         kind: str,
@@ -128,6 +130,8 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     add("folder moved while training", moved_while_training, 8)
     add("corpus changed before resuming", corpus_changed, 12)
     add("old checkpoint not deleted", undeletable_checkpoint, 4)
+    add("compiled code damaged", spoiled_code, 8, among=compiled)
+    add("compiled code open to others", untrusted_code, 4, among=compiled)
     add("second trainer", second_trainer, 6)
     add("two started together", started_together, 6)
     add("clock jumps", jumping_clock, 8)

@@ -29,6 +29,8 @@ ARCHITECTURES = {
 }
 TEXT = "../text.txt"
 """One for all trials: its absolute path is in every run's options, which are compared."""
+COMPILED = ("feedback", "fast-weights")
+"""Architectures with loops in C."""
 BY_TWO = ("transformer-xl", "fast-weights")
 """Architectures that two processes train, which takes them longer to start than to train."""
 

@@ -331,6 +331,55 @@ def undeletable_checkpoint(home: Path, reference: Reference, name: str, draw: ra
     return "survived"
 
 
+def spoiled_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """A file of the compiled code is damaged or replaced: it is compiled again, and said."""
+    fresh(home, reference)
+    path = draw.choice(sorted(home.glob("cache/code-*/*")))
+    how = draw.choice(["bit", "gone", "pipe", "endless", "writable"])
+    if how == "bit":
+        damage(path, "flip", draw)
+    elif how == "writable":
+        path.chmod(0o666)
+    else:
+        path.unlink()
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "endless":
+        path.symlink_to("/dev/zero")
+    (path.parent / "tmpleft").mkdir()
+    done = run(train_arguments(name), home)
+    if done.code != 0 or "compiling" not in done.err:
+        raise Failure(f"{how} {path.name}: {done}")
+    if (path.parent / "tmpleft").exists():
+        raise Failure("what a killed compilation left is still there")
+    finish(home, name, reference.result)
+    return "survived"
+
+
+def untrusted_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """The folder of compiled code is open to others, or a link: it is not used, and said once."""
+    fresh(home, reference)
+    (folder,) = home.glob("cache/code-*")
+    if draw.choice([True, False]):
+        folder.chmod(0o777)
+    else:
+        folder.rename(home / "elsewhere")
+        folder.symlink_to(home / "elsewhere")
+    done = run(train_arguments(name), home)
+    lines = [line for line in done.err.splitlines() if "compiled code cannot be kept" in line]
+    if done.code != 0 or len(lines) != 1:
+        raise Failure(str(done))
+    # PyTorch's loops round otherwise: the weights are those of the reference in a folder of one's own.
+    shutil.rmtree(home / "run")
+    shutil.rmtree(home / "cache")
+    subprocess.run(["cp", "-a", str(reference.home / "cache"), str(home)], check=True)
+    done = run(train_arguments(name), home)
+    if done.code != 0:
+        raise Failure(str(done))
+    finish(home, name, reference.result)
+    return "refused"
+
+
 def second_trainer(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
     """While one trains, a second is refused; when the first is killed, a third goes on at once."""
     fresh(home, reference)
