@@ -179,14 +179,16 @@ CASES: dict[str, Case] = {
         attention_span="fixed", clamp_length=4, tie_position_biases=True, d_head=3
     ),
     "fast-delta": fast_weights(),
-    "fast-delta-dpfp-3": fast_weights(UNTIED, nu=3, recompute=True, final_norm=False),
+    "fast-delta-dpfp-3": fast_weights(
+        UNTIED, nu=3, recompute=True, final_norm=False, norm="feed-forward"
+    ),
     "fast-delta-elu-attention": fast_weights(feature_map="elu", normalisation="attention"),
     "fast-delta-favor": fast_weights(feature_map="favor", favor_features=6, d_head=3),
     "fast-delta-favor-redraw": fast_weights(feature_map="favor", favor_redraw=True),
     "fast-delta-softmax": fast_weights(
         ADAPTIVE, feature_map="softmax", normalisation="none", positions="sinusoidal"
     ),
-    "fast-sum": fast_weights(rule="sum", activation="gelu"),
+    "fast-sum": fast_weights(rule="sum", activation="gelu", norm="post"),
     "fast-sum-attention": fast_weights(rule="sum", feature_map="elu", normalisation="attention"),
     "fast-sum-identity": fast_weights(rule="sum", feature_map="identity", normalisation="none"),
     "fast-outer-product": fast_weights(

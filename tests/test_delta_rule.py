@@ -312,6 +312,24 @@ def test_float32_does_not_drift(implementation: str) -> None:
     assert_same(rough_weights, weights, 1e-5, "weights")
 
 
+@pytest.mark.parametrize("outlier", [1e4, 1e6])
+@every_rule
+@fast
+def test_a_large_value_leaves_gradients_of_earlier_tokens_alone(
+    implementation: str, rule: str, outlier: float
+) -> None:
+    """What the backward pass takes for the memory before a token has lost nothing to rounding."""
+    given = inputs(rule, 40)
+    given["v"][:, :, 30] *= outlier
+    found = []
+    for dtype, each in ((torch.float64, "reference"), (torch.float32, implementation)):
+        t = with_gradient({name: x.to(dtype) for name, x in given.items()})
+        y, _ = RULES[rule](**t, implementation=each)
+        y.sum().backward()
+        found.append(t["q"].grad[:, :, :30])
+    assert_same(found[1], found[0], 1e-6, "gradient of earlier queries")
+
+
 @every_rule
 @fast
 def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> None:
@@ -366,6 +384,15 @@ def test_an_unknown_implementation_is_refused() -> None:
         refuse_unknown("implementation", known, Implementation)
     with pytest.raises(MemspanError, match="no implementation 'quick': use reference, chunked, c"):
         refuse_unknown("implementation", "quick", Implementation)
+
+
+def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        forward = staticmethod(lambda *_: 0)
+
+    monkeypatch.setattr(delta_rule_loop.compiler, "functions", lambda *_: Full)
+    with pytest.raises(MemspanError, match="memory is full: use a smaller batch"):
+        delta_rule(**inputs("delta", 4), implementation="compiled")
 
 
 def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:

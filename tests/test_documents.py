@@ -5,6 +5,7 @@ What is expected is read row by row and document by document, without boundaries
 
 from __future__ import annotations
 
+import contextlib
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from architectures import CASES, Case
+from architectures import CASES, VOCABULARY, Case
 from golden import assert_same
+from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.segments import move_left, move_right, padding_mask
@@ -132,6 +134,28 @@ def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:
     assert_memories_equal(reader.memory, out.memory, 1e-9)
     out = model(after, out.memory)
     assert_same(reader.read(after), out.logits, 1e-9, "logits after")
+
+
+@every_case
+@torch.no_grad()
+def test_nothing_to_read(case: Case) -> None:
+    """An empty segment gives an empty result and the same memory; likewise no rows, or one line."""
+    model = case.model()
+    memory, tokens = some_memory(model, ROWS), text(ROWS, 0)
+    lengths = torch.zeros(ROWS, dtype=torch.long)
+    for where in ({}, {"starts": tokens.bool()}, {"lengths": lengths, "padding": "left"}):
+        out = model(tokens, memory, **where)
+        assert out.logits.shape == (ROWS, 0, VOCABULARY)
+        assert model(tokens, memory, targets=tokens, **where).losses.shape == (ROWS, 0)
+        assert_memories_equal(out.memory, memory)
+    reader = model.reader(memory)
+    for starts in (None, tokens.bool()):
+        assert reader.read(tokens, starts=starts).shape == (ROWS, 0, VOCABULARY)
+    assert_memories_equal(reader.memory, memory)
+    with contextlib.suppress(MemspanError):
+        out = model(text(0, 4), rows_of(memory))
+        assert out.logits.shape == (0, 4, VOCABULARY)
+        assert out.memory.batch_size == 0
 
 
 def test_padding_moves_from_side_to_side() -> None:

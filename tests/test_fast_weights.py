@@ -121,6 +121,8 @@ def test_options_change_what_is_computed() -> None:
             {"final_norm": False},
             {"activation": "gelu"},
             {"epsilon": 0.1},
+            {"norm": "post"},
+            {"norm": "feed-forward"},
         )
     ]
     for i, a in enumerate(logits):
@@ -137,6 +139,47 @@ def test_options_that_change_the_work_only(option: dict[str, Any]) -> None:
         results.append([out.losses, out.memory.weights, *(p.grad for p in model.parameters())])
     for ours, expected in zip(*results, strict=True):
         assert_same(ours, expected, 1e-9, str(option))
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked", None])
+def test_attention_normalisation_sums_earlier_keys_exactly(
+    implementation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z(t-1) . k(t) in float32: 0 for the first token, a sum over earlier keys for the others."""
+    model = fast_weights(feature_map="elu", normalisation="attention").model(torch.float32)
+    attention = next(model.backbone.stack()).attention
+    seen: list[Tensor] = []
+    original = attention.overlap
+    monkeypatch.setattr(attention, "overlap", lambda z_k: seen.append(z_k) or original(z_k))
+    x = torch.randn(2, 40, 8)
+    with torch.no_grad():
+        _, k, _, _ = attention.project(x)
+        attention(x, torch.zeros(2, 2, 4, 4), torch.zeros(2, 2, 4), implementation)
+    k = attention.features(k).double()
+    earlier = k.cumsum(2) - k
+    assert not seen[0][:, :, 0].any()
+    assert_same(seen[0][..., 0], (earlier * k).sum(-1), 1e-6, "z . k")
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "feed-forward"])
+def test_norms_stand_where_the_option_says(norm: str) -> None:
+    model = fast_weights(norm=norm, n_layers=1).model()
+    layer = next(model.backbone.stack())
+    names = [n for n, _ in layer.named_parameters() if "norm.weight" in n]
+    assert ("attention_norm.weight" in names) == (norm != "feed-forward")
+    x, memory = torch.randn(2, 5, 8, dtype=torch.float64), model.initial_memory(2)
+
+    def attention(x: Tensor) -> Tensor:
+        return layer.attention(x, memory.weights[:, 0], memory.key_sum[:, 0])[0]
+
+    if norm == "post":
+        h = layer.attention_norm(x + attention(x))
+        expected = layer.feed_forward_norm(h + layer.feed_forward(h))
+    else:
+        h = x + attention(x if norm == "feed-forward" else layer.attention_norm(x))
+        h = h + layer.feed_forward(layer.feed_forward_norm(h))
+        expected = model.backbone.final_norm(h)
+    assert_same(model.backbone(x).hidden, expected, 1e-12, norm)
 
 
 def test_attention_reads_the_normalised_input() -> None:
@@ -160,8 +203,9 @@ def test_attention_reads_the_normalised_input() -> None:
         {"rule": "sum", "activation": "gelu", "nu": 3, "n_layers": 3},
         {"normalisation": "none", "final_norm": False, "d_head": 9, "n_heads": 3},
         {"positions": "sinusoidal", "d_model": 40, "n_heads": 1, "d_ff": 23},
+        {"norm": "feed-forward"},
     ],
-    ids=["delta", "sum", "wide-heads", "positions"],
+    ids=["delta", "sum", "wide-heads", "positions", "norm"],
 )
 def test_a_reader_reads_single_tokens_as_the_model_does(
     options: dict[str, Any], dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +243,55 @@ def test_dropout_is_for_training_only() -> None:
     assert torch.equal(model(text(2, 5)).logits, model(text(2, 5)).logits)
     model.train()
     assert not torch.allclose(model(text(2, 5)).logits, model(text(2, 5)).logits)
+
+
+# ----- Implementations
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nu": 2},
+        {"feature_map": "elu", "normalisation": "attention"},
+        {"rule": "sum", "normalisation": "attention"},
+        {"rule": "outer-product", "feature_map": "identity", "normalisation": "none"},
+    ],
+    ids=["delta", "delta-attention", "sum-attention", "outer-product"],
+)
+def test_the_reference_does_what_plain_autograd_does(options: dict[str, Any]) -> None:
+    """The same numbers; gradients of gradients, and gradients per sample by torch.func."""
+    model = fast_weights(**options).model()
+    tokens, targets = text(3, 5), text(3, 5, 1)
+    memory = model(text(1, 4, 2)).memory.detach()
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+        given = {"targets": targets[None], "implementation": "reference"}
+        out = torch.func.functional_call(model, parameters, (tokens[None],), given)
+        return out.losses.sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, tokens, targets)
+    for row in range(3):
+        losses = model(tokens[[row]], targets=targets[[row]]).losses
+        gradients = torch.autograd.grad(losses.sum(), list(parameters.values()))
+        for name, gradient in zip(parameters, gradients, strict=True):
+            assert_same(per_sample[name][row], gradient, 1e-9, name)
+
+    x = torch.randn(1, 3, 8, dtype=torch.float64, requires_grad=True)
+
+    def hidden(x: Tensor) -> Tensor:
+        return model.backbone(x, memory, implementation="reference").hidden
+
+    assert_same(hidden(x), model.backbone(x, memory).hidden, 1e-9, "hidden")
+    assert torch.autograd.gradgradcheck(hidden, x, fast_mode=True)
+
+
+def test_unknown_and_missing_implementations_are_refused() -> None:
+    with pytest.raises(MemspanError, match="no implementation 'quick': use reference, chunked"):
+        fast_weights().model()(text(1, 2), implementation="quick")
+    outer = {"rule": "outer-product", "feature_map": "identity", "normalisation": "none"}
+    with pytest.raises(MemspanError, match="no chunked implementation: use the reference"):
+        fast_weights(**outer).model()(text(1, 2), implementation="chunked")
 
 
 # ----- Precision
@@ -274,6 +367,23 @@ def test_a_memory_of_another_feature_map_is_refused() -> None:
     for options in ({"nu": 2}, {"d_head": 3}, {"normalisation": "attention"}):
         with pytest.raises(MemspanError, match="this model needs"):
             fast_weights(**options).model()(text(2, 1), memory)
+
+
+def test_where_looking_would_wait_a_foreign_row_comes_out_as_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On other devices and in compiled graphs: no wait in a forward pass, and nothing silent."""
+    dpfp, favor = fast_weights().model(), fast_weights(feature_map="favor").model()
+    memory = dpfp(text(2, 5)).memory.reset([True, False])
+    reader = favor.reader(batch_size=2)
+    monkeypatch.setattr("memspan.models.fast_weights.can_look", lambda x: False)
+    monkeypatch.setattr(Tensor, "__bool__", lambda x: pytest.fail("a value was looked at"))
+    monkeypatch.setattr(Tensor, "item", lambda x: pytest.fail("a value was looked at"))
+    losses = favor(text(2, 3), memory, targets=text(2, 3)).losses
+    reader.read(text(2, 1))
+    reader.read(text(2, 3))
+    monkeypatch.undo()
+    assert losses.isnan().all(1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

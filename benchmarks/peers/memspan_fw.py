@@ -18,13 +18,15 @@ class MemspanFW(Side):
     def __init__(self, size: Size) -> None:
         super().__init__(size)
         config = FastWeightsConfig(
-            n_layers=size.n_layers, d_model=size.d_model, n_heads=size.n_heads, d_ff=size.d_ff
+            n_layers=size.n_layers,
+            d_model=size.d_model,
+            n_heads=size.n_heads,
+            d_ff=size.d_ff,
+            norm="feed-forward",
         )
         self.model: LanguageModel = LanguageModel(
             VOCAB_SIZE, config, EmbeddingConfig(tie=False, scale=False)
         )
-        for layer in self.model.backbone.stack():
-            layer.attention_norm = torch.nn.Identity()
 
     def forget(self, batch_size: int) -> None:
         self.reader = None if self.model.training else self.model.reader(batch_size=batch_size)

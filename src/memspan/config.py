@@ -290,6 +290,9 @@ class FastWeightsConfig:
     sum of all keys. none: neither."""
     epsilon: float = 1e-6
     """Added to what normalisation divides by."""
+    norm: Literal["pre", "post", "feed-forward"] = "pre"
+    """Layer normalisation before each sub-layer, after each residual sum, or before the feed-forward
+    only: attention then reads the residual stream as it is."""
     positions: Literal["none", "sinusoidal"] = "none"
     """Sinusoids of the absolute position, added to the input. The recurrence needs none."""
     chunk_size: int = 32
@@ -298,7 +301,7 @@ class FastWeightsConfig:
     """Training with less memory for about a third more time: compute most of the recurrence
     anew in the backward pass."""
     final_norm: bool = True
-    """Normalise the last layer's output."""
+    """Normalise the last layer's output (post-norm already ends in one)."""
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs."""
 

@@ -13,21 +13,29 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.config import FastWeightsConfig
-from memspan.errors import MemspanError, NonFiniteError
+from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
+from memspan.models.segments import Padding, cuts, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
 from memspan.ops import delta_rule_loop
-from memspan.ops.delta_rule import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.delta_rule import Implementation, delta_rule, outer_product_rule, sum_rule
 from memspan.ops.delta_rule_loop import CompiledStep
-from memspan.ops.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection, sum_to_one
+from memspan.ops.feature_maps import (
+    DPFP,
+    elu_plus_one,
+    favor,
+    in_plain_autograd,
+    orthogonal_projection,
+    sum_to_one,
+)
 from memspan.sizes import refuse_oversized_model
 
 
@@ -109,13 +117,21 @@ class FastWeightsAttention(nn.Module):
             x = x.softmax(-1)
         return x if epsilon is None else sum_to_one(x, epsilon)
 
-    def forward(self, x: Tensor, weights: Tensor, key_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: Implementation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Read ``x [B, T, D]`` after ``weights [B, H, F, V]`` and ``key_sum [B, H, F]``."""
         q, k, v, beta = self.project(x)
         # Sums over thousands of tokens need float32, whatever the precision of the products.
         q, k, v = (t.to(weights.dtype) for t in (q, k, v))
         with torch.autocast(x.device.type, enabled=False):
-            y, weights, key_sum = self.write_and_read(q, k, v, beta, weights, key_sum)
+            y, weights, key_sum = self.write_and_read(
+                q, k, v, beta, weights, key_sum, implementation
+            )
         y = self.output(y.transpose(1, 2).flatten(2).to(x.dtype))
         return y, weights, key_sum
 
@@ -127,6 +143,7 @@ class FastWeightsAttention(nn.Module):
         beta: Tensor | None,
         weights: Tensor,
         key_sum: Tensor,
+        implementation: Implementation | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The rule over a segment, and the denominator of attention normalisation."""
         config = self.config
@@ -137,6 +154,7 @@ class FastWeightsAttention(nn.Module):
             "feature_map": self.feature_map(),
             "chunk_size": config.chunk_size,
             "recompute": config.recompute and torch.is_grad_enabled(),
+            "implementation": implementation,
         }
         if beta is not None:
             beta = beta.to(weights.dtype).sigmoid()
@@ -156,24 +174,29 @@ class FastWeightsAttention(nn.Module):
             weights, after = after[..., :-1], after[..., -1:]
         else:
             features = options.pop("feature_map")
+            features = in_plain_autograd(features) if implementation == "reference" else features
             q, k = features(q), features(k)
             by_query, after = sum_rule(q, k, ones, z, **options)
-            by_key, _ = sum_rule(k, k, ones, z, **options)
-            overlap = self.overlap(by_key - k.square().sum(-1, keepdim=True))
+            # Over earlier keys alone: taking a key's own part out of a sum with it would leave
+            # rounding in its place, and the first token would divide by that.
+            earlier = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
+            by_key, _ = sum_rule(k, earlier, ones, z, **options)
+            overlap = self.overlap(by_key)
             y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
         return y / (by_query + config.epsilon), weights, after.squeeze(-1)
 
     def overlap(self, z_k: Tensor) -> Tensor:
         """``z(t-1) . k``, what attention normalisation divides a key's old value by.
 
-        One where nothing written so far overlaps with the key: its old value is zero then.
+        One where it is at most epsilon: no earlier key shares a feature with this one then, and the
+        old value is 0 as well. No product in it is negative, so what should be 0 is exactly 0.
         """
         # Not z_k > epsilon, which would take NaN for one.
         return torch.where(z_k <= self.config.epsilon, 1.0, z_k)
 
 
 class FastWeightsLayer(nn.Module):
-    """Attention and feed-forward sub-layers, each behind a norm and within a residual."""
+    """Attention and feed-forward sub-layers, each within a residual; norms by ``config.norm``."""
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__()
@@ -181,19 +204,36 @@ class FastWeightsLayer(nn.Module):
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, config.activation, config.dropout
         )
-        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.post = config.norm == "post"
+        alone = config.norm == "feed-forward"
+        self.attention_norm = nn.Identity() if alone else nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = dropout_layer(config.dropout)
 
-    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
+    def before_attention(self, x: Tensor) -> Tensor:
+        """What the attention reads."""
+        return x if self.post else self.attention_norm(x)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """All that follows the attention."""
         x = x + self.dropout(attended)
+        if self.post:
+            x = self.attention_norm(x)
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
-    def forward(self, x: Tensor, weights: Tensor, key_sum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: Implementation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Read ``x [B, T, D]``; also returns this layer's memory after it."""
-        attended, weights, key_sum = self.attention(self.attention_norm(x), weights, key_sum)
-        return self.residual(x, attended), weights, key_sum
+        attended, weights, key_sum = self.attention(
+            self.before_attention(x), weights, key_sum, implementation
+        )
+        return self.after_attention(x, attended), weights, key_sum
 
 
 class FastWeights(nn.Module):
@@ -214,8 +254,9 @@ class FastWeights(nn.Module):
         _refuse_too_large(self.config, 1, torch.device("cpu"))
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
-        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
-        self.register_buffer("feature_id", self._feature_id())
+        normalises = config.final_norm and config.norm != "post"
+        self.final_norm = nn.LayerNorm(config.d_model) if normalises else nn.Identity()
+        self.register_buffer("feature_id", self._feature_id(self._draws()))
         initialise(self)
 
     def stack(self) -> Iterator[FastWeightsLayer]:
@@ -224,24 +265,30 @@ class FastWeights(nn.Module):
 
     def redraw_features(self) -> None:
         """New random projections for favor; memories written so far are of another map then."""
+        draws = []
         for layer in self.stack():
             old = layer.attention.projection
+            draws.append(layer.attention.drawn().to(old.dtype))
             # A new tensor: the old one may be part of a graph that is still to go backward.
-            layer.attention.projection = layer.attention.drawn().to(old)
-        self.identify_features()
+            layer.attention.projection = draws[-1].to(old.device)
+        self.feature_id = self._feature_id(draws).to(self.feature_id)
 
     def identify_features(self) -> None:
         """Name the feature map anew, after its options or random projections have changed."""
-        self.feature_id = self._feature_id().to(self.feature_id)
+        self.feature_id = self._feature_id(self._draws()).to(self.feature_id)
 
-    def _feature_id(self) -> Tensor:
+    def _draws(self) -> list[Tensor]:
+        """The random projections of all layers; of none without favor."""
+        if self.config.feature_map != "favor":
+            return []
+        return [layer.attention.projection for layer in self.stack()]
+
+    def _feature_id(self, draws: list[Tensor]) -> Tensor:
         config = self.config
         options = (config.feature_map, config.nu, config.feature_width, config.normalisation)
         number = zlib.crc32(repr(options).encode())
-        if config.feature_map == "favor":
-            draws = torch.stack([layer.attention.projection.float() for layer in self.stack()])
-            if not draws.is_meta:  # a model of shapes alone has drawn nothing
-                number = zlib.crc32(draws.cpu().numpy().tobytes(), number)
+        if draws and not draws[0].is_meta:  # a model of shapes alone has drawn nothing
+            number = zlib.crc32(torch.stack(draws).float().cpu().numpy().tobytes(), number)
         # Zero is for rows that are empty.
         return torch.tensor(number + 1)
 
@@ -259,9 +306,12 @@ class FastWeights(nn.Module):
                 "fast weights have no memory length, their memory covers all that was read: drop "
                 "--memory-length"
             )
+        _refuse_too_large(self.config, batch_size, next(self.parameters()).device)
+        return self._empty_memory(batch_size)
+
+    def _empty_memory(self, batch_size: int) -> FastWeightsMemory:
         config, parameter = self.config, next(self.parameters())
         device = parameter.device
-        _refuse_too_large(config, batch_size, device)
         heads = (batch_size, config.n_layers, config.n_heads)
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         z_width = config.feature_width if config.normalisation == "attention" else 0
@@ -275,33 +325,71 @@ class FastWeights(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, memory: FastWeightsMemory | None = None
+        self,
+        x: Tensor,
+        memory: FastWeightsMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
     ) -> BackboneOutput[FastWeightsMemory]:
         """Read a segment.
 
         Args:
             x: ``[B, T, D]``.
             memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
+                there on (None: no document begins in this segment).
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
+                nothing (None: no padding).
+            padding: the side that padding is on.
+            implementation: of :func:`memspan.ops.delta_rule.delta_rule`; the outer-product rule has
+                the reference only. None: the fastest that can run here.
 
         Raises:
-            MemspanError: the memory is of another size or feature map. What is not finite, or
-                overflows in here, comes out as NaN in its row, and is no error: where processes share
-                the model, none may leave a pass before the others. Readers do refuse it.
+            MemspanError: the memory is of another size or feature map, or the implementation cannot
+                run. What is not finite, or overflows in here, comes out as NaN in its row, and is no
+                error: where processes share the model, none may leave a pass before the others.
+                Readers do refuse it. A row that another feature map wrote comes out as NaN, too,
+                where looking would wait for the device or break a compiled graph.
         """
+        chosen = self._choose(implementation)
         if memory is None:
-            memory = self.initial_memory(x.shape[0])
+            memory = self._empty_memory(x.shape[0])
         self.check_memory(memory, x.shape[0])
         if self.training and self.config.favor_redraw:
             self.redraw_features()
-            memory = self.initial_memory(x.shape[0])
-        else:
+            memory = self._empty_memory(x.shape[0])
+        elif can_look(memory.feature_map):
             self.check_feature_map(memory)
+        else:
+            x = x.masked_fill(self._foreign(memory)[:, None, None], math.nan)
+        if not x.shape[1]:
+            return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
+        read = partial(self._read, implementation=chosen)
+        if starts is None and lengths is None:
+            return read(x, memory)
+        return read_in_pieces(read, x, memory, starts, lengths, padding)
+
+    def _choose(self, wanted: str | None) -> Implementation | None:
+        refuse_unknown("implementation", wanted, Implementation)
+        if self.config.rule == "outer-product" and wanted not in (None, "reference"):
+            raise MemspanError(
+                f"the outer-product rule has no {wanted} implementation: use the reference"
+            )
+        return cast("Implementation | None", wanted)
+
+    def _read(
+        self, x: Tensor, memory: FastWeightsMemory, implementation: Implementation | None
+    ) -> BackboneOutput[FastWeightsMemory]:
+        """A segment that belongs to one document in each row."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         h = self.dropout(self.add_positions(x, memory.tokens_seen))
         weights, key_sums = [], []
         before = zip(memory.weights.unbind(1), memory.key_sum.unbind(1), strict=True)
         for layer, (old, old_sum) in zip(self.stack(), before, strict=True):
-            h, after, key_sum = layer(h, old.to(dtype), old_sum.to(dtype))
+            h, after, key_sum = layer(h, old.to(dtype), old_sum.to(dtype), implementation)
             weights.append(after)
             key_sums.append(key_sum)
         return BackboneOutput(
@@ -325,7 +413,7 @@ class FastWeights(nn.Module):
             return x
         positions = tokens_seen[:, None] + torch.arange(x.shape[1], device=x.device)
         codes = sinusoids(positions.flatten(), x.shape[-1], x.dtype)
-        return x + codes.view(*positions.shape, -1)
+        return x + codes.view(*positions.shape, x.shape[-1])
 
     def check_memory(self, memory: FastWeightsMemory, rows: int) -> None:
         """Refuse a memory of another size."""
@@ -340,12 +428,14 @@ class FastWeights(nn.Module):
                 f"{z_width}: use memory.select for rows, or this model's initial_memory"
             )
 
-    def check_feature_map(self, memory: FastWeightsMemory) -> None:
-        """Refuse a memory that another feature map wrote."""
-        if torch.compiler.is_compiling():
-            return
+    def _foreign(self, memory: FastWeightsMemory) -> Tensor:
+        """Bool ``[B]``: rows that another feature map wrote."""
         written = memory.feature_map
-        other = (written != 0) & (written != self.feature_id)
+        return (written != 0) & (written != self.feature_id)
+
+    def check_feature_map(self, memory: FastWeightsMemory) -> None:
+        """Refuse a memory that another feature map wrote. Waits for the device."""
+        other = self._foreign(memory)
         if other.any():
             raise MemspanError(
                 f"rows {_listed(other)} of the memory were written with another feature map than "
@@ -364,7 +454,7 @@ class FastWeightsReader:
         backbone.check_feature_map(memory)
         parameter = next(backbone.parameters())
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
-        self._start, self._n_read = memory, 0
+        self._tokens_seen, self._feature_map = memory.tokens_seen, memory.feature_map
         # Copies, since they are written to.
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
@@ -376,7 +466,7 @@ class FastWeightsReader:
         config = self.backbone.config
         known = config.rule != "outer-product" and config.feature_map == "dpfp"
         one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
-        can = known and config.normalisation != "attention" and one_type
+        can = known and one_type and config.normalisation != "attention" and config.norm != "post"
         return can and delta_rule_loop.available(self._weights[0])
 
     def _compiled_step(self) -> CompiledStep:
@@ -392,12 +482,12 @@ class FastWeightsReader:
                 "outer_bias": layer.feed_forward.outer.bias,
                 "memory": self._weights[n],
             }
-            # A norm that was taken out is an identity, as the stack's last one may be.
+            # A norm that the options leave out is an identity, and has no parameters.
             tensors |= dict(layer.attention_norm.named_parameters(prefix="norm"))
             tensors |= dict(layer.feed_forward_norm.named_parameters(prefix="inner_norm"))
             layers.append({name.replace(".", "_"): t.detach() for name, t in tensors.items()})
         sizes = {
-            "batch": self._start.batch_size,
+            "batch": len(self._tokens_seen),
             "d_model": config.d_model,
             "n_heads": config.n_heads,
             "width": config.head_width,
@@ -412,21 +502,46 @@ class FastWeightsReader:
     @property
     def memory(self) -> FastWeightsMemory:
         """The memory after all that was read, a value of its own."""
-        start, feature_id = self._start, self.backbone.feature_id
         return FastWeightsMemory(
-            tokens_seen=start.tokens_seen + self._n_read,
+            tokens_seen=self._tokens_seen,
             weights=torch.stack(self._weights, 1),
             key_sum=torch.stack(self._key_sums, 1),
-            feature_map=feature_id.repeat(start.batch_size) if self._n_read else start.feature_map,
+            feature_map=self._feature_map,
         )
 
-    def read(self, x: Tensor) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``."""
-        backbone, rows = self.backbone, self._start.batch_size
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins.
+
+        Raises:
+            MemspanError: other rows; what comes out is not finite. Where looking would wait for the
+                device it comes out as NaN.
+        """
+        rows = len(self._tokens_seen)
         if len(x) != rows:
             raise MemspanError(f"the reader has {rows} rows, and {len(x)} were given: give as many")
-        h = backbone.add_positions(x, self._start.tokens_seen + self._n_read)
-        self._n_read += x.shape[1]
+        if not x.shape[1]:
+            return self.backbone.final_norm(x)
+        if starts is None:
+            return self._read(x)
+        parts = []
+        for start, end in cuts(starts):
+            self._forget(starts[:, start])
+            parts.append(self._read(x[:, start:end]))
+        return torch.cat(parts, 1)
+
+    def _forget(self, rows: Tensor) -> None:
+        """Empty the rows where ``rows [B]`` is true, in place."""
+        self._tokens_seen = self._tokens_seen.where(~rows, 0)
+        for tensor in (*self._weights, *self._key_sums):
+            tensor.masked_fill_(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
+    def _read(self, x: Tensor) -> Tensor:
+        backbone = self.backbone
+        h = backbone.add_positions(x, self._tokens_seen)
+        self._tokens_seen = self._tokens_seen + x.shape[1]
+        self._feature_map = backbone.feature_id.repeat(len(x))
         if self._step is not None and x.shape[1] == 1:
             # A copy, since it is written to.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
@@ -436,7 +551,7 @@ class FastWeightsReader:
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
             if one:
-                h = layer.residual(h, self._read_one(n, layer, h))
+                h = layer.after_attention(h, self._read_one(n, layer, h))
             else:
                 h, weights, key_sum = layer(h, self._weights[n], self._key_sums[n])
                 self._weights[n].copy_(weights)
@@ -452,7 +567,7 @@ class FastWeightsReader:
         ``(q . k) u`` to what its query has read.
         """
         attention, config = layer.attention, self.backbone.config
-        x = F.linear(layer.attention_norm(h), self._projections[n])
+        x = F.linear(layer.before_attention(h), self._projections[n])
         batch, n_heads, width = len(h), config.n_heads, config.head_width
         with torch.autocast(h.device.type, enabled=False):
             x = x.view(batch, -1).to(self._dtype)
@@ -478,6 +593,8 @@ class FastWeightsReader:
 
 def refuse_non_finite(output: Tensor) -> None:
     """Where a key or value was not finite, so are its row's fast weights and all that reads them."""
+    if not can_look(output):
+        return
     if math.isfinite(output.sum(dtype=torch.float32).item()):
         return
     rows = ~output.isfinite().flatten(1).all(1)
@@ -487,6 +604,13 @@ def refuse_non_finite(output: Tensor) -> None:
             "check the input, or read on from an earlier memory; in training lower the learning rate, "
             "or use normalisation sum, without which the delta rule may diverge"
         )
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether a value may decide what Python does next: at once, and outside of any graph."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _listed(mask: Tensor) -> str:

@@ -66,7 +66,7 @@ def functions(name: str, dtype: torch.dtype) -> ctypes.CDLL | None:
         )
         return None
     code.prepare.restype = ctypes.c_void_p
-    code.forward.restype = code.backward.restype = code.release.restype = None
+    code.release.restype = None
     return code
 
 

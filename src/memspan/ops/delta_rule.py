@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.ops import delta_rule_loop
-from memspan.ops.feature_maps import DPFP
+from memspan.ops.feature_maps import DPFP, FeatureMap, in_plain_autograd
 
 CHUNK = 32
 """Tokens that are worked on at once."""
@@ -34,7 +34,6 @@ RECOMPUTED_CHUNKS = 16
 """With ``recompute``, chunks between two memories that are kept for the backward pass."""
 
 Implementation = Literal["reference", "chunked", "compiled"]
-FeatureMap = Callable[[Tensor], Tensor]
 
 
 def delta_rule(
@@ -61,11 +60,11 @@ def delta_rule(
             after the tensors are laid out in chunks, which saves a copy of the wider features; and
             of a :class:`~memspan.ops.feature_maps.DPFP` the compiled loop skips what is zero.
         chunk_size: tokens that are worked on at once; nothing to the loops.
-        recompute: keep one memory every 16 chunks (the compiled loop: every 1,024 tokens, not 64) for
+        recompute: save one memory every 16 chunks (the compiled loop: every 256 tokens, not 64) for
             the backward pass, and compute the rest anew there. Chunked it takes a third more time.
-        implementation: ``reference``, a loop over tokens; ``chunked``; ``compiled``, the loop in C, on
-            a CPU, in float32 or float64, with a C compiler. None: ``compiled`` where it can run, else
-            ``chunked``.
+        implementation: ``reference``, a loop over tokens in plain autograd; ``chunked``;
+            ``compiled``, the loop in C, on a CPU, in float32 or float64, with a C compiler. None:
+            ``compiled`` where it can run, else ``chunked``.
 
     Returns:
         ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``.
@@ -78,6 +77,7 @@ def delta_rule(
         return _compiled(q, k, v, beta, weights, feature_map, recompute)
     feature_map = feature_map or _identity
     if implementation == "reference":
+        feature_map = in_plain_autograd(feature_map)
         return _delta_reference(feature_map(q), feature_map(k), v, beta, weights)
 
     def run(
@@ -112,6 +112,7 @@ def sum_rule(
         return _compiled(q, k, v, None, weights, feature_map, recompute)
     feature_map = feature_map or _identity
     if implementation == "reference":
+        feature_map = in_plain_autograd(feature_map)
         return _sum_reference(feature_map(q), feature_map(k), v, weights)
 
     def run(weights: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ typedef struct {
     View q, k, v, beta, y, asked, d_q, d_k, d_v, d_beta, d_y;
     const REAL *before, *d_after;
     REAL *after, *d_before; /* [rows, heads, features, values], as the two above */
-    REAL *kept;             /* the memory after each span but the last, [rows, heads, spans - 1, .] */
+    REAL *saved;            /* the memory before each span but the first, [rows, heads, spans - 1, .] */
 } Loop;
 
 /* ----- Features */
@@ -30,35 +30,38 @@ typedef struct {
     long n;
     REAL scale; /* one over their sum */
     int *at, *place;
-    REAL *value, *gradient, *products;
+    const REAL *value;
+    REAL *own, *gradient, *products;
     REAL *extended; /* [x, -x, x], and its gradient */
 } Features;
 
-static Features new_features(long width, long n_features) {
-    Features f = {.at = malloc((size_t)(n_features + 1 + width) * sizeof(int))};
-    f.place = f.at + n_features + 1;
-    f.value = malloc((size_t)(3 * (n_features + 1) + 6 * width) * sizeof(REAL));
-    f.gradient = f.value + n_features + 1;
-    f.products = f.gradient + n_features + 1;
-    f.extended = f.products + n_features + 1;
-    return f;
+/* Whether there was memory for them. For keys that are features already, all are listed in order. */
+static int new_features(Features *f, long width, long n_features) {
+    f->at = malloc((size_t)(n_features + 1 + width) * sizeof(int));
+    f->own = malloc((size_t)(3 * (n_features + 1) + 6 * width) * sizeof(REAL));
+    if (!f->at || !f->own) return 0;
+    f->place = f->at + n_features + 1;
+    f->value = f->own;
+    f->gradient = f->own + n_features + 1;
+    f->products = f->gradient + n_features + 1;
+    f->extended = f->products + n_features + 1;
+    for (long m = 0; m < n_features; m++) f->at[m] = (int)m;
+    return 1;
 }
 
 static void free_features(Features *f) {
     free(f->at);
-    free(f->value);
+    free(f->own);
 }
 
 /* With e = [x, -x], which is also e_{j+K} = -e_j, feature (i, j) is relu(e_j) relu(e_{j-i}): it is not
    zero where both have one sign. Of j and j + K at most one does: K candidates a roll, not 2 K. */
 INLINE void find_features(
-    Features *f, const REAL *restrict x, long width, long nu, long divides, REAL epsilon,
-    int *given
+    Features *f, const REAL *restrict x, long width, long nu, long divides, REAL epsilon
 ) {
     if (nu == 0) {
         f->n = width;
-        f->at = given;
-        f->value = (REAL *)x;
+        f->value = x;
         return;
     }
     REAL *restrict e = f->extended, *restrict products = f->products, sum = 0;
@@ -75,7 +78,7 @@ INLINE void find_features(
             /* Not p > 0, which would leave NaN out. */
             sum += p <= 0 ? 0 : p;
         }
-    REAL *value = f->value;
+    REAL *value = f->own;
     if (sum != sum) {
         /* A coordinate that is NaN could have either sign, so any feature could be in use. */
         f->n = 2 * width * nu, f->scale = sum;
@@ -147,13 +150,24 @@ INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, con
     }
 }
 
-/* w[at[m], :] += sign value[m] u */
-INLINE void write_rows(
-    REAL *restrict w, const REAL *restrict u, long size, const Features *f, REAL sign
+/* w[at[m], :] += value[m] u */
+INLINE void write_rows(REAL *restrict w, const REAL *restrict u, long size, const Features *f) {
+    for (long m = 0; m < f->n; m++) {
+        REAL *r = w + f->at[m] * size, x = f->value[m];
+        for (long c = 0; c < size; c++) r[c] += x * u[c];
+    }
+}
+
+/* The same, after the rows were copied to old. */
+INLINE void copy_and_write_rows(
+    REAL *restrict w, REAL *restrict old, const REAL *restrict u, long size, const Features *f
 ) {
     for (long m = 0; m < f->n; m++) {
-        REAL *r = w + f->at[m] * size, x = sign * f->value[m];
-        for (long c = 0; c < size; c++) r[c] += x * u[c];
+        REAL *r = w + f->at[m] * size, x = f->value[m];
+        for (long c = 0; c < size; c++) {
+            old[m * size + c] = r[c];
+            r[c] += x * u[c];
+        }
     }
 }
 
@@ -163,7 +177,7 @@ INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
     return s;
 }
 
-/* ----- Segments. Heads first .. end - 1 of all rows' heads */
+/* ----- Segments */
 
 #define TOKEN(view, b, h, t) ((view).at + (b) * (view).row + (h) * (view).head + (t) * (view).token)
 
@@ -191,37 +205,59 @@ INLINE void back_from_read(
     }
 }
 
-/* Takes the change u out of the memory again, and goes back through it. */
+/* From the gradient of what a key has read, -d_v, and of what was written under it, to the same. The
+   rows that were written to become the old ones again. */
 INLINE void back_from_change(
-    Features *f, REAL *w, REAL *d_w, const REAL *restrict u, const REAL *restrict d_v, const long V
+    Features *f, REAL *w, const REAL *restrict old, REAL *d_w, const REAL *restrict u,
+    const REAL *restrict d_v, const long V
 ) {
     REAL *restrict gradient = f->gradient;
-    for (long m = 0; m < f->n; m++) {
+    for (long m = 0; m < f->n; m++, old += V) {
         REAL *restrict row = w + f->at[m] * V, *restrict d_row = d_w + f->at[m] * V;
         REAL x = f->value[m], s = 0;
         for (long c = 0; c < V; c++) {
-            row[c] -= x * u[c];
-            s += d_row[c] * u[c] - row[c] * d_v[c];
+            s += d_row[c] * u[c] - old[c] * d_v[c];
             d_row[c] -= x * d_v[c];
+            row[c] = old[c];
         }
         gradient[m] = s;
     }
 }
 
-/* All features in order, for keys that are features. */
-static int *in_order(long n) {
-    int *at = malloc((size_t)n * sizeof(int));
-    for (long m = 0; m < n; m++) at[m] = (int)m;
-    return at;
+/* The sum rule's: a key reads nothing. */
+INLINE void back_from_addition(
+    Features *f, REAL *w, const REAL *restrict old, const REAL *d_w, const REAL *restrict v,
+    const long V
+) {
+    REAL *restrict gradient = f->gradient;
+    for (long m = 0; m < f->n; m++, old += V) {
+        REAL *restrict row = w + f->at[m] * V;
+        const REAL *restrict d_row = d_w + f->at[m] * V;
+        REAL s = 0;
+        for (long c = 0; c < V; c++) {
+            s += d_row[c] * v[c];
+            row[c] = old[c];
+        }
+        gradient[m] = s;
+    }
 }
 
-INLINE void forward_of(const Loop *f, long first, long end, const long V) {
+/* What token t adds under its key, given what it has asked for; in u, or where it lies. */
+INLINE const REAL *change_of(const Loop *f, long b, long h, long t, REAL *restrict u, const long V) {
+    if (!f->delta) return TOKEN(f->v, b, h, t);
+    REAL beta = *TOKEN(f->beta, b, h, t);
+    const REAL *asked = TOKEN(f->asked, b, h, t);
+    for (long c = 0; c < V; c++) u[c] = beta * asked[c];
+    return u;
+}
+
+/* Heads first .. end - 1 of all rows' heads; whether there was memory for it. */
+INLINE int forward_of(const Loop *f, long first, long end, const long V) {
     long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
-    Features key = new_features(K, F), query = new_features(K, F);
-    int *all = in_order(F);
-    Features own_key = key, own_query = query;
+    Features key = {0}, query = {0};
     REAL *u = malloc((size_t)V * sizeof(REAL));
-    for (long r = first; r < end; r++) {
+    int can = new_features(&key, K, F) && new_features(&query, K, F) && u;
+    for (long r = first; can && r < end; r++) {
         long b = r / f->n_heads, h = r % f->n_heads;
         REAL *w = f->after + r * F * V;
         memcpy(w, f->before + r * F * V, F * V * sizeof(REAL));
@@ -229,91 +265,103 @@ INLINE void forward_of(const Loop *f, long first, long end, const long V) {
             fetch(&f->k, b, h, t + AHEAD, K);
             fetch(&f->q, b, h, t + AHEAD, K);
             fetch(&f->v, b, h, t + AHEAD, V);
-            if (f->kept && t && t % f->span == 0)
+            if (f->saved && t && t % f->span == 0)
                 memcpy(
-                    f->kept + (r * spans + t / f->span - 1) * F * V, w, F * V * sizeof(REAL)
+                    f->saved + (r * spans + t / f->span - 1) * F * V, w, F * V * sizeof(REAL)
                 );
-            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon, all);
-            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon, all);
-            const REAL *v = TOKEN(f->v, b, h, t), *change = v;
+            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon);
+            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon);
             if (f->delta) {
-                REAL beta = *TOKEN(f->beta, b, h, t), *asked = TOKEN(f->asked, b, h, t);
+                const REAL *v = TOKEN(f->v, b, h, t);
+                REAL *asked = TOKEN(f->asked, b, h, t);
                 read_rows(u, w, V, &key);
-                for (long c = 0; c < V; c++) asked[c] = v[c] - u[c], u[c] = beta * asked[c];
-                change = u;
+                for (long c = 0; c < V; c++) asked[c] = v[c] - u[c];
             }
-            write_rows(w, change, V, &key, 1);
+            write_rows(w, change_of(f, b, h, t, u, V), V, &key);
             read_rows(TOKEN(f->y, b, h, t), w, V, &query);
         }
     }
     free(u);
-    free(all);
-    free_features(&own_key);
-    free_features(&own_query);
+    free_features(&key);
+    free_features(&query);
+    return can;
 }
 
-/* From the last token to the first. The memory before a token is what is left when that which the token
-   wrote is taken away; at every span's end it starts afresh from what the forward pass has kept. */
-INLINE void backward_of(const Loop *f, long first, long end, const long V) {
+/* From the last span to the first. A span is read forward again from the memory before it, and the rows
+   that each token overwrites are copied: going back they are put in place, and nothing is subtracted.
+   What a write has rounded away is lost to subtraction, for good where a value is large. */
+INLINE int backward_of(const Loop *f, long first, long end, const long V) {
     long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
-    Features key = new_features(K, F), query = new_features(K, F);
-    int *all = in_order(F);
-    Features own_key = key, own_query = query;
-    REAL *w = malloc((size_t)(F * V + 2 * V) * sizeof(REAL)), *u = w + F * V, *d_u = u + V;
-    for (long r = first; r < end; r++) {
+    long span = f->steps < f->span ? f->steps : f->span;
+    Features key = {0}, query = {0};
+    REAL *w = malloc((size_t)(F * V) * sizeof(REAL)), *u = malloc((size_t)V * sizeof(REAL));
+    REAL *d_u = malloc((size_t)V * sizeof(REAL));
+    /* What is not touched takes no memory: with dpfp that is half of it, or more. */
+    REAL *overwritten = malloc((size_t)(span * F * V) * sizeof(REAL));
+    int can = new_features(&key, K, F) && new_features(&query, K, F) && w && u && d_u && overwritten;
+    for (long r = first; can && r < end; r++) {
         long b = r / f->n_heads, h = r % f->n_heads;
         /* The gradient of the memory after the token that is on. */
         REAL *d_w = f->d_before + r * F * V;
         memcpy(d_w, f->d_after + r * F * V, F * V * sizeof(REAL));
-        memcpy(w, f->after + r * F * V, F * V * sizeof(REAL));
-        for (long t = f->steps - 1; t >= 0; t--) {
-            fetch(&f->k, b, h, t - AHEAD, K);
-            fetch(&f->q, b, h, t - AHEAD, K);
-            fetch(&f->d_y, b, h, t - AHEAD, V);
-            fetch(f->delta ? &f->asked : &f->v, b, h, t - AHEAD, V);
-            if (t + 1 < f->steps && (t + 1) % f->span == 0)
-                memcpy(w, f->kept + (r * spans + t / f->span) * F * V, F * V * sizeof(REAL));
-            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon, all);
-            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon, all);
-            const REAL *d_y = TOKEN(f->d_y, b, h, t), *change = TOKEN(f->v, b, h, t);
-            back_from_read(&query, w, d_w, d_y, V);
-            back_to_key(&query, TOKEN(f->d_q, b, h, t), K, f->nu, f->divides);
-
-            REAL *d_v = TOKEN(f->d_v, b, h, t);
-            if (!f->delta) {
-                read_rows(d_v, d_w, V, &key);
-                for (long m = 0; m < key.n; m++)
-                    key.gradient[m] = dot(d_w + key.at[m] * V, change, V);
-                write_rows(w, change, V, &key, -1);
-            } else {
-                REAL beta = *TOKEN(f->beta, b, h, t), *asked = TOKEN(f->asked, b, h, t);
-                for (long c = 0; c < V; c++) u[c] = beta * asked[c];
-                read_rows(d_u, d_w, V, &key);
-                *TOKEN(f->d_beta, b, h, t) = dot(d_u, asked, V);
-                for (long c = 0; c < V; c++) d_v[c] = beta * d_u[c];
-                back_from_change(&key, w, d_w, u, d_v, V);
+        for (long s = spans; s >= 0; s--) {
+            const REAL *saved = s ? f->saved + (r * spans + s - 1) * F * V : f->before + r * F * V;
+            memcpy(w, saved, F * V * sizeof(REAL));
+            long start = s * f->span, stop = s < spans ? start + f->span : f->steps;
+            REAL *old = overwritten;
+            for (long t = start; t < stop; t++) {
+                fetch(&f->k, b, h, t + AHEAD, K);
+                fetch(f->delta ? &f->asked : &f->v, b, h, t + AHEAD, V);
+                find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon);
+                copy_and_write_rows(w, old, change_of(f, b, h, t, u, V), V, &key);
+                old += key.n * V;
             }
-            back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->divides);
+            for (long t = stop - 1; t >= start; t--) {
+                fetch(&f->q, b, h, t - AHEAD, K);
+                fetch(&f->d_y, b, h, t - AHEAD, V);
+                find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon);
+                find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon);
+                back_from_read(&query, w, d_w, TOKEN(f->d_y, b, h, t), V);
+                back_to_key(&query, TOKEN(f->d_q, b, h, t), K, f->nu, f->divides);
+
+                old -= key.n * V;
+                const REAL *change = change_of(f, b, h, t, u, V);
+                REAL *d_v = TOKEN(f->d_v, b, h, t);
+                if (!f->delta) {
+                    read_rows(d_v, d_w, V, &key);
+                    back_from_addition(&key, w, old, d_w, change, V);
+                } else {
+                    REAL beta = *TOKEN(f->beta, b, h, t);
+                    read_rows(d_u, d_w, V, &key);
+                    *TOKEN(f->d_beta, b, h, t) = dot(d_u, TOKEN(f->asked, b, h, t), V);
+                    for (long c = 0; c < V; c++) d_v[c] = beta * d_u[c];
+                    back_from_change(&key, w, old, d_w, change, d_v, V);
+                }
+                back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->divides);
+            }
         }
     }
     free(w);
-    free(all);
-    free_features(&own_key);
-    free_features(&own_query);
+    free(u);
+    free(d_u);
+    free(overwritten);
+    free_features(&key);
+    free_features(&query);
+    return can;
 }
 
 /* A width that is known when this is compiled halves the time. */
-#define BY_WIDTH(run)                                   \
-    switch (f->value_width) {                           \
-        case 16: run(f, first, end, 16); return;        \
-        case 32: run(f, first, end, 32); return;        \
-        case 64: run(f, first, end, 64); return;        \
-        default: run(f, first, end, f->value_width);    \
+#define BY_WIDTH(run)                                           \
+    switch (f->value_width) {                                   \
+        case 16: return run(f, first, end, 16);                 \
+        case 32: return run(f, first, end, 32);                 \
+        case 64: return run(f, first, end, 64);                 \
+        default: return run(f, first, end, f->value_width);     \
     }
 
-void forward(const Loop *f, long first, long end) { BY_WIDTH(forward_of) }
+int forward(const Loop *f, long first, long end) { BY_WIDTH(forward_of) }
 
-void backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
+int backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
 
 /* ----- One token of every row through all layers, without gradients */
 
@@ -338,19 +386,6 @@ typedef struct {
     Packed projections, output, inner, outer;
 } Matrices;
 
-Matrices *prepare(const Stack *s) {
-    long D = s->d_model, I = s->n_heads * s->width, P = 3 * I + (s->delta ? s->n_heads : 0);
-    Matrices *m = malloc((size_t)s->n_layers * sizeof(Matrices));
-    for (long l = 0; l < s->n_layers; l++) {
-        const Layer *layer = s->layers + l;
-        m[l].projections = pack(layer->projections, D, P, 1, D);
-        m[l].output = pack(layer->output, I, D, 1, I);
-        m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
-        m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
-    }
-    return m;
-}
-
 void release(Matrices *m, long n_layers) {
     for (long l = 0; l < n_layers; l++) {
         free(m[l].projections.panels);
@@ -359,6 +394,27 @@ void release(Matrices *m, long n_layers) {
         free(m[l].outer.panels);
     }
     free(m);
+}
+
+/* Null where there is no memory for them. */
+Matrices *prepare(const Stack *s) {
+    long D = s->d_model, I = s->n_heads * s->width, P = 3 * I + (s->delta ? s->n_heads : 0);
+    Matrices *m = calloc((size_t)s->n_layers, sizeof(Matrices));
+    if (!m) return NULL;
+    for (long l = 0; l < s->n_layers; l++) {
+        const Layer *layer = s->layers + l;
+        m[l].projections = pack(layer->projections, D, P, 1, D);
+        m[l].output = pack(layer->output, I, D, 1, I);
+        m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
+        m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
+        const Matrices *made = m + l;
+        if (!made->projections.panels || !made->output.panels || !made->inner.panels ||
+            !made->outer.panels) {
+            release(m, s->n_layers);
+            return NULL;
+        }
+    }
+    return m;
 }
 
 static void affine_norm(
@@ -374,14 +430,20 @@ static void affine_norm(
         for (long d = 0; d < size; d++) z[d] = z[d] * gain[d] + bias[d];
 }
 
-/* Whether what came out is finite. */
+/* Whether what came out is finite; -1 where there was no memory for it. */
 int step(const Stack *s, const Matrices *matrices) {
     long B = s->batch, D = s->d_model, H = s->n_heads, K = s->width, I = H * K, F = 2 * K * s->nu;
     long P = 3 * I + (s->delta ? H : 0), inside = P > s->d_ff ? P : s->d_ff;
     REAL *z = malloc((size_t)(B * (D + inside + I + 2) + K) * sizeof(REAL));
     REAL *projected = z + B * D, *attended = projected + B * inside, *moments = attended + B * I;
     REAL *u = moments + 2 * B, *x = s->x;
-    Features key = new_features(K, F), query = new_features(K, F);
+    Features key = {0}, query = {0};
+    if (!new_features(&key, K, F) || !new_features(&query, K, F) || !z) {
+        free(z);
+        free_features(&key);
+        free_features(&query);
+        return -1;
+    }
     for (long l = 0; l < s->n_layers; l++) {
         const Layer *layer = s->layers + l;
         const Matrices *m = matrices + l;
@@ -391,15 +453,15 @@ int step(const Stack *s, const Matrices *matrices) {
             long b = r / H, h = r % H;
             const REAL *q = projected + b * P + h * K, *v = q + 2 * I;
             REAL *w = layer->memory + r * F * K;
-            find_features(&key, q + I, K, s->nu, s->divides, s->epsilon, NULL);
-            find_features(&query, q, K, s->nu, s->divides, s->epsilon, NULL);
+            find_features(&key, q + I, K, s->nu, s->divides, s->epsilon);
+            find_features(&query, q, K, s->nu, s->divides, s->epsilon);
             if (s->delta) {
                 REAL beta = 1 / (1 + exp(-projected[b * P + 3 * I + h]));
                 read_rows(u, w, K, &key);
                 for (long c = 0; c < K; c++) u[c] = beta * (v[c] - u[c]);
                 v = u;
             }
-            write_rows(w, v, K, &key, 1);
+            write_rows(w, v, K, &key);
             read_rows(attended + b * I + h * K, w, K, &query);
         }
         product(attended, I, &m->output, B, layer->output_bias, x, x, D, 0);

@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.errors import MemspanError
 from memspan.ops import compiler
 from memspan.ops.feature_maps import DPFP
 
 NAME = "delta_rule_loop"
 SPAN = 64
-"""Tokens between two memories that are kept for the backward pass."""
-LONG_SPAN = 1024
+"""Tokens between two memories that are saved for the backward pass."""
+LONG_SPAN = 256
 """The same with ``recompute``."""
 LEAST_WORK = 1 << 20
 """Numbers of memory that are read per thread, at least: starting one takes some 50 microseconds."""
+_NO_MEMORY = "this machine's memory is full: use a smaller batch, or shorter segments"
 
 
 class _View(ctypes.Structure):
@@ -43,7 +45,10 @@ _LOOP_INTEGERS = (
     "n_heads", "steps", "width", "value_width", "n_features", "nu", "divides", "delta", "span",
 )  # fmt: skip
 _VIEWS = ("q", "k", "v", "beta", "y", "asked", "d_q", "d_k", "d_v", "d_beta", "d_y")
-_MEMORIES = ("before", "d_after", "after", "d_before", "kept")
+_MEMORIES = ("before", "d_after", "after", "d_before", "saved")
+
+
+_FOR_BACKWARD = ("q", "k", "v", "beta", "asked", "before", "saved")
 
 
 class _Loop(ctypes.Structure):
@@ -91,22 +96,20 @@ class CompiledRule(torch.autograd.Function):
             tensors |= {"beta": beta, "asked": torch.empty_like(tensors["y"])}
         span = LONG_SPAN if recompute else SPAN
         if any(ctx.needs_input_grad):
-            n_kept = (q.shape[2] - 1) // span
-            tensors["kept"] = weights.new_empty(*weights.shape[:2], n_kept, *weights.shape[2:])
+            n_saved = (q.shape[2] - 1) // span
+            tensors["saved"] = weights.new_empty(*weights.shape[:2], n_saved, *weights.shape[2:])
         _run("forward", tensors, dpfp, span)
         ctx.dpfp, ctx.span = dpfp, span
-        names = ("q", "k", "v", "beta", "asked", "after", "kept")
-        ctx.save_for_backward(*(tensors.get(name) for name in names))
+        ctx.save_for_backward(*(tensors.get(name) for name in _FOR_BACKWARD))
         return tensors["y"], tensors["after"]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
-        names = ("q", "k", "v", "beta", "asked", "after", "kept")
-        tensors = dict(zip(names, ctx.saved_tensors, strict=True))
+        tensors = dict(zip(_FOR_BACKWARD, ctx.saved_tensors, strict=True))
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         tensors |= {"d_y": _side_by_side(d_y), "d_after": d_after.contiguous()}
-        tensors["d_before"] = torch.empty_like(tensors["after"])
+        tensors["d_before"] = torch.empty_like(tensors["before"])
         given = [name for name in ("q", "k", "v", "beta") if name in tensors]
         tensors |= {f"d_{name}": _by_token(tensors[name]) for name in given}
         _run("backward", tensors, ctx.dpfp, ctx.span)
@@ -119,7 +122,7 @@ def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int
     code = compiler.functions(NAME, tensors["v"].dtype)
     assert code is not None
     batch, n_heads, steps, width = tensors["k"].shape
-    n_features, value_width = tensors["after"].shape[2:]
+    n_features, value_width = tensors["before"].shape[2:]
     loop = _Loop(
         n_heads=n_heads,
         steps=steps,
@@ -141,15 +144,19 @@ def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int
     work = total * steps * n_features * value_width
     n_threads = max(1, min(torch.get_num_threads(), total, work // LEAST_WORK))
     edges = [ctypes.c_long(total * n // n_threads) for n in range(n_threads + 1)]
-    threads = [
-        threading.Thread(target=run, args=(ctypes.byref(loop), *edges[n : n + 2]))
-        for n in range(1, n_threads)
-    ]
+    done = [0] * n_threads
+
+    def share(n: int) -> None:
+        done[n] = run(ctypes.byref(loop), *edges[n : n + 2])
+
+    threads = [threading.Thread(target=share, args=(n,)) for n in range(1, n_threads)]
     for thread in threads:
         thread.start()
-    run(ctypes.byref(loop), *edges[:2])
+    share(0)
     for thread in threads:
         thread.join()
+    if not all(done):
+        raise MemspanError(_NO_MEMORY)
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -228,9 +235,14 @@ class CompiledStep:
         )
         self._at = ctypes.byref(self._stack)
         self._matrices = ctypes.c_void_p(code.prepare(self._at))
+        if not self._matrices:
+            raise MemspanError(_NO_MEMORY)
         weakref.finalize(self, code.release, self._matrices, ctypes.c_long(len(layers)))
 
     def read(self, x: Tensor) -> bool:
         """Read ``x [B, 1, D]``, contiguous, and put there what comes out; whether that is finite."""
         self._stack.x = x.data_ptr()
-        return bool(self._step(self._at, self._matrices))
+        finite = self._step(self._at, self._matrices)
+        if finite < 0:
+            raise MemspanError(_NO_MEMORY)
+        return bool(finite)

@@ -13,6 +13,7 @@ All but the identity are non-negative, so that their sums can serve as denominat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError
+
+FeatureMap = Callable[[Tensor], Tensor]
 
 FAVOR_FLOOR = 1e-4
 """Added to every exponential, as the Performer's authors do: no feature underflows to zero."""
@@ -62,6 +65,13 @@ class DPFP:
     def __call__(self, x: Tensor) -> Tensor:
         return dpfp(x, self.nu, self.epsilon)
 
+    def reference(self, x: Tensor) -> Tensor:
+        """The same as the formula has it, in plain autograd."""
+        self.width(x.shape[-1])
+        r = torch.cat([x, -x], -1).relu()
+        features = torch.cat([r * r.roll(i, -1) for i in range(1, self.nu + 1)], -1)
+        return features if self.epsilon is None else sum_to_one(features, self.epsilon)
+
     def width(self, head_width: int) -> int:
         """Features of a key of width ``head_width``.
 
@@ -73,6 +83,11 @@ class DPFP:
                 f"nu must lie in 1 .. {2 * head_width}, twice the key's width, not {self.nu}"
             )
         return 2 * head_width * self.nu
+
+
+def in_plain_autograd(feature_map: FeatureMap) -> FeatureMap:
+    """The same map without custom functions, for what plain autograd alone can do."""
+    return feature_map.reference if isinstance(feature_map, DPFP) else feature_map
 
 
 def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:

@@ -34,10 +34,11 @@ typedef struct {
     long depth, columns;
 } Packed;
 
+/* Its panels are null where there is no memory for them. */
 static Packed pack(const REAL *a, long depth, long columns, long row_stride, long column_stride) {
     long n = (columns + PANEL - 1) / PANEL;
     Packed p = {calloc((size_t)(n * depth * PANEL), sizeof(REAL)), depth, columns};
-    for (long k = 0; k < depth; k++)
+    for (long k = 0; p.panels && k < depth; k++)
         for (long j = 0; j < columns; j++)
             p.panels[(j / PANEL * depth + k) * PANEL + j % PANEL] =
                 a[k * row_stride + j * column_stride];
