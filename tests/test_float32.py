@@ -44,15 +44,15 @@ EXCEPTIONS: dict[tuple[str, int], float] = {}
 """Bounds of cases that cannot meet the law, by their attention weights' factor, with the reason."""
 
 
-def implementations(config: Any) -> list[str | None]:
-    """All that an architecture has with these options, the reference first; None: what it chooses."""
+def implementations(config: Any) -> list[str]:
+    """All that an architecture has with these options, the reference first."""
     if isinstance(config, FastWeightsConfig):
         compiled = ["compiled"] if delta_rule_loop.available(torch.zeros(())) else []
         return ["reference"] + (["chunked", *compiled] if config.rule != "outer-product" else [])
     if isinstance(config, FeedbackConfig):
         compiled = ["compiled"] if feedback_loop.available(torch.zeros(())) else []
         return ["reference"] + (["fused", *compiled] if config.normalisation == "pre" else [])
-    return [None]
+    return ["reference", "fused"]
 
 
 def model_of(case: Case, factor: int) -> LanguageModel:
