@@ -75,14 +75,14 @@ def test_streams_go_on_where_they_are() -> None:
         streams.set_segment_length(length)
         segment = streams.next()
         assert segment.inputs.shape == (2, length)
-        assert segment.reset is None
+        assert segment.starts is None
         seen += segment.inputs[1].tolist()
     assert seen == list(range(50, 94))
     # 44 of 50 tokens are read, ten more do not fit.
     assert streams.epoch == 1
     segment = streams.next()
     assert segment.inputs[:, 0].tolist() == [0, 50]
-    assert segment.reset.all()
+    assert segment.starts[:, 0].all()
     streams.set_segment_length(6)
     for _ in range(6):
         streams.next()

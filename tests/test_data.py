@@ -30,6 +30,7 @@ from memspan.data.tokenizers import (
     train_tokenizer,
 )
 from memspan.errors import MemspanError
+from memspan.nn import NOT_SCORED
 
 TEXT = "Grüße, the cat sat on the mat.\n\nThe cat, it sat!\n" * 20
 
@@ -175,7 +176,7 @@ def test_rows_continue_and_targets_follow(rows: int, length: int, n: int) -> Non
     first = streams.next()
     assert torch.equal(first.targets, first.inputs + 1)
     assert first.inputs[:, 0].tolist() == [b * ((n - 1) // rows) for b in range(rows)]
-    assert first.reset is None
+    assert first.starts is None
     before = first
     for _ in range(streams.n_segments - 1):
         segment = streams.next()
@@ -183,8 +184,9 @@ def test_rows_continue_and_targets_follow(rows: int, length: int, n: int) -> Non
         before = segment
     again = streams.next()
     assert torch.equal(again.inputs, first.inputs)
-    assert again.reset is not None
-    assert again.reset.all()
+    assert again.starts is not None
+    assert again.starts[:, 0].all()
+    assert not again.starts[:, 1:].any()
 
 
 @given(st.integers(0, 30))
@@ -195,35 +197,48 @@ def test_a_position_is_all_that_resuming_needs(steps: int) -> None:
         a.next()
     b.load_state_dict(json.loads(json.dumps(a.state_dict())))
     assert torch.equal(a.next().inputs, b.next().inputs)
-    with pytest.raises(MemspanError, match="segment_length"):
-        Streams(text, 2, 8).load_state_dict(a.state_dict())
+    with pytest.raises(MemspanError, match="batch_size"):
+        Streams(text, 3, 7).load_state_dict(a.state_dict())
 
 
-def test_a_new_document_resets_its_row_only() -> None:
-    text = np.arange(41, dtype=np.uint8)
-    streams = Streams(text, 2, 5, np.array([0, 7, 30]))
-    resets = [streams.next().reset for _ in range(3)]
-    assert [r.tolist() for r in resets if r is not None] == [
-        [True, False],  # row 0 starts with the first document
-        [True, False],  # token 7 lies in 5..9
-        [False, True],  # token 30 lies in 30..34
-    ]
+def test_documents_begin_with_start() -> None:
+    """Every token of every document is a target, the first after START."""
+    text = np.arange(100, 140, dtype=np.uint8)
+    # The third document is empty, and so is the last.
+    streams = Streams(text, 2, 5, np.array([0, 7, 30, 30, 40]))
+    found = [streams.next() for _ in range(5)]
+    targets = torch.cat([segment.targets for segment in found[:4]], 1)
+    assert targets.flatten().tolist() == text.tolist()
+    inputs = torch.cat([segment.inputs for segment in found[:4]], 1).flatten()
+    begins = torch.tensor([0, 7, 30])
+    assert (inputs == START).nonzero().flatten().tolist() == begins.tolist()
+    rest = torch.ones(40, dtype=torch.bool).index_fill(0, begins, False)
+    assert torch.equal(inputs[rest], targets.flatten()[rest] - 1)
+    marks = [None if s.starts is None else s.starts.nonzero().tolist() for s in found]
+    # The text again: for every row.
+    assert marks == [[[0, 0]], [[0, 2]], [[1, 0]], None, [[0, 0], [1, 0]]]
 
 
-@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 20))
-def test_every_token_is_scored_once(n: int, rows: int, length: int) -> None:
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 20), st.booleans())
+def test_every_token_is_scored_once(n: int, rows: int, length: int, documents: bool) -> None:
     text = np.arange(100, 100 + n, dtype=np.uint16)
     if rows > n or length > n:
         with pytest.raises(MemspanError, match="lower"):
             list(evaluation_segments(text, rows, length))
         return
     scored, last = [], None
-    for inputs, targets, mask in evaluation_segments(text, rows, length):
+    starts = np.array([0, n // 2, n // 2, n])
+    for segment in evaluation_segments(text, rows, length, starts if documents else None):
+        inputs, targets = segment.inputs, segment.targets
+        mask = targets != NOT_SCORED
         scored += targets[mask].tolist()
-        expected = torch.where(targets == 100, START, targets - 1)
-        assert torch.equal(inputs[mask], expected[mask])
+        first = (targets == 100) | (targets == 100 + n // 2) & documents
+        assert torch.equal(inputs[mask], targets.sub(1).masked_fill(first, START)[mask])
+        marked = torch.zeros_like(mask) if segment.starts is None else segment.starts
+        assert torch.equal(marked, first & documents)
         if last is not None:
-            assert torch.equal(inputs[:, 0][mask[:, 0]], last[mask[:, 0]])
+            goes_on = (mask & ~first)[:, 0]
+            assert torch.equal(inputs[:, 0][goes_on], last[goes_on])
         last = targets[:, -1]
     assert sorted(scored) == text.tolist()
 

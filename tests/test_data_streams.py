@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from memspan.data.streams import START, Streams, evaluation_segments
 from memspan.errors import MemspanError
+from memspan.nn import NOT_SCORED
 
 TEXT = np.arange(200, dtype=np.uint8)
 STARTS = np.array([0, 11, 60, 61, 150])
@@ -30,8 +31,8 @@ def test_a_resumed_stream_is_the_uninterrupted_one(steps: int, more: int) -> Non
         a, b = whole.next(), second.next()
         assert torch.equal(a.inputs, b.inputs)
         assert torch.equal(a.targets, b.targets)
-        assert (a.reset is None) == (b.reset is None)
-        assert a.reset is None or (b.reset is not None and torch.equal(a.reset, b.reset))
+        assert (a.starts is None) == (b.starts is None)
+        assert a.starts is None or (b.starts is not None and torch.equal(a.starts, b.starts))
     assert whole.epoch == second.epoch == (steps + more) // whole.n_segments
 
 
@@ -84,15 +85,14 @@ def test_sizes_below_one_are_refused(rows: int, length: int) -> None:
 def test_one_row_is_scored_as_documented() -> None:
     tokens = np.array([5, 6, 7, 8, 9], np.uint16)
     segments = list(evaluation_segments(tokens, 1, 2))
-    assert [i.tolist() for i, _, _ in segments] == [[[START, 5]], [[6, 7]], [[8]]]
-    assert [t.tolist() for _, t, _ in segments] == [[[5, 6]], [[7, 8]], [[9]]]
-    assert all(mask.all() for _, _, mask in segments)
+    assert [s.inputs.tolist() for s in segments] == [[[START, 5]], [[6, 7]], [[8]]]
+    assert [s.targets.tolist() for s in segments] == [[[5, 6]], [[7, 8]], [[9]]]
+    assert all(s.starts is None for s in segments)
 
 
 def test_rows_start_after_the_token_before_them() -> None:
     tokens = np.array([5, 6, 7, 8, 9], np.uint16)
-    ((inputs, targets, mask),) = evaluation_segments(tokens, 2, 3)
-    assert inputs[0].tolist() == [START, 5, 6]
-    assert inputs[1, :2].tolist() == [7, 8]
-    assert targets[1, :2].tolist() == [8, 9]
-    assert mask.tolist() == [[True, True, True], [True, True, False]]
+    (segment,) = evaluation_segments(tokens, 2, 3)
+    assert segment.inputs[0].tolist() == [START, 5, 6]
+    assert segment.inputs[1, :2].tolist() == [7, 8]
+    assert segment.targets.tolist() == [[5, 6, 7], [8, 9, NOT_SCORED]]

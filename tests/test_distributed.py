@@ -151,11 +151,12 @@ def test_two_processes_learn_as_one() -> None:
     for name, kind in SPOILT:
         options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
         jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
-        run({"config": options, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
+        alone = written(config(name, non_finite="skip"), f"{name}-skip")
+        run({"config": alone, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
     for name, kind in UNSCORED:
-        job = {"config": written(config(name, kind), f"{name}-{kind}"), "unscored": 4}
-        jobs.append(job | {"folder": f"{name}-{kind}-unscored"})
-        run(job | {"folder": f"{name}-{kind}-unscored-1"})
+        shared, alone = written(config(name, kind), f"{name}-{kind}"), written(config(name), name)
+        jobs.append({"config": shared, "folder": f"{name}-{kind}-unscored", "unscored": 4})
+        run({"config": alone, "folder": f"{name}-{kind}-unscored-1", "unscored": 4})
     together(2, jobs)
     for name, kind in UNSCORED:
         assert_same_losses(f"{name}-{kind}-unscored-1", f"{name}-{kind}-unscored")

@@ -433,13 +433,19 @@ def _evaluate(arguments: list[str]) -> None:
     import numpy as np
 
     if options.split == "all":
-        tokens = np.concatenate([split.tokens for split in prepared.splits.values()])
+        splits = list(prepared.splits.values())
+        tokens = np.concatenate([split.tokens for split in splits])
+        before = np.cumsum([0, *(len(split.tokens) for split in splits[:-1])])
+        starts = np.concatenate(
+            [split.document_starts + n for split, n in zip(splits, before, strict=True)]
+        )
     elif options.split not in prepared.splits:
         raise MemspanError(
             f"{corpus} has no split {options.split}: use {', '.join(prepared.splits)} or all"
         )
     else:
         tokens = prepared.splits[options.split].tokens
+        starts = prepared.splits[options.split].document_starts
     among = None if options.split == "all" else [options.split]
     how = None
     if is_whole(run.corpus):
@@ -461,6 +467,7 @@ def _evaluate(arguments: list[str]) -> None:
             run.model,
             tokens,
             run.tokenizer.decode(tokens),
+            document_starts=starts if data.document_reset else None,
             batch_size=options.batch_size,
             segment_length=segment_length,
             memory={name: size for name, size in sizes.items() if size is not None},

@@ -432,7 +432,8 @@ class DataConfig:
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
     document_reset: bool = False
-    """Forget at document boundaries instead of reading on."""
+    """Read every document by itself, in training and evaluation: nothing before its first token is
+    seen, in the segment or in memory (off: the text is read on across its documents)."""
 
     def __post_init__(self) -> None:
         check_types(self)

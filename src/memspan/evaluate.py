@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memspan.data.streams import evaluation_segments
 from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import NonFiniteError
 from memspan.models import LanguageModel
+from memspan.nn import NOT_SCORED
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def evaluate(
     tokens: np.ndarray,
     text: bytes,
     *,
+    document_starts: np.ndarray | None = None,
     batch_size: int = 1,
     segment_length: int = 128,
     memory: dict[str, int] | None = None,
@@ -91,6 +94,8 @@ def evaluate(
 
     Args:
         model: in evaluation mode.
+        document_starts: the index of each document's first token; nothing before it is visible to
+            its tokens (None: the text is read on across its documents).
         batch_size: parallel streams; 1 is the exact protocol.
         segment_length: tokens per step, T.
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
@@ -107,22 +112,22 @@ def evaluate(
     memory, reading = memory or {}, reading or {}
     rows = processes.rows(batch_size)
     # Refuses sizes that the text does not have before memory is made for them.
-    segments = evaluation_segments(tokens, batch_size, segment_length)
+    segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
     empty = model.initial_memory(rows.stop - rows.start, **memory)
     reader = model.reader(empty, **reading)
     nats, scored, start = 0.0, 0, time.perf_counter()
     overflow: NonFiniteError | None = None
     try:
-        for inputs, targets, mask in segments:
-            losses = reader.read(inputs[rows].to(device), targets=targets[rows].to(device))
-            # float64: a float32 sum over millions of tokens would lose digits.
-            nats += losses[mask[rows].to(device)].sum(dtype=torch.float64).item()
+        for segment in segments:
+            here = segment.part(rows, device)
+            losses = reader.read(here.inputs, targets=here.targets, starts=here.starts)
+            nats += sum_of(losses, here.targets).item()
             if overflow is None and not math.isfinite(nats):
                 overflow = _overflow(scored // batch_size)
                 # Where processes share the model, none may leave before the others.
                 if processes.size == 1:
                     break
-            scored += int(mask.sum())
+            scored += int((segment.targets != NOT_SCORED).sum())
             progress(scored)
     except NonFiniteError as error:
         overflow = error
@@ -141,6 +146,15 @@ def evaluate(
         reading=reading,
         seconds=time.perf_counter() - start,
     )
+
+
+def sum_of(losses: Tensor, targets: Tensor) -> Tensor:
+    """The sum of ``losses [B, T]`` over scored ``targets [B, T]``, a scalar on the CPU.
+
+    In float64: a float32 sum over millions of tokens would lose digits. Not every device has it.
+    """
+    scored = losses[targets != NOT_SCORED]
+    return scored.cpu().sum(dtype=torch.float64)
 
 
 def _overflow(n_tokens: int) -> NonFiniteError:

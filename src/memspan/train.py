@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -320,8 +321,6 @@ class Trainer(TrainingState):
         read: list[tuple[Segment, Tensor]] = []
         for n, segment in enumerate(segments, 1):
             last = n == len(segments)
-            if segment.reset is not None:
-                self.memory = self.memory.reset(segment.reset[self.rows].to(self.device))
             with self.passes.exchange(now=last):
                 output = self._read(segment)
                 assert output.losses is not None
@@ -338,12 +337,9 @@ class Trainer(TrainingState):
 
     def _read(self, segment: Segment) -> Output:
         """This process's rows of a segment."""
+        own = segment.part(self.rows, self.device)
         with self._precision():
-            return self.passes(
-                segment.inputs[self.rows].to(self.device),
-                self.memory,
-                segment.targets[self.rows].to(self.device),
-            )
+            return self.passes(own.inputs, self.memory, own.targets, own.starts)
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
         """Leave the update out, or stop where that is what was asked, or no use any more."""
@@ -410,13 +406,14 @@ class Trainer(TrainingState):
 
     def score(self, batch_size: int) -> Scores:
         """Score the validation split's first ``evaluate_tokens`` tokens, from an empty memory."""
-        tokens, text = self._validation()
+        tokens, text, document_starts = self._validation()
         self.model.eval()
         batch_size = min(batch_size, len(tokens))
         return evaluate(
             self.passes.scored,
             tokens,
             text,
+            document_starts=document_starts,
             batch_size=batch_size,
             segment_length=min(self.config.train.segment_length, len(tokens)),
             processes=self.processes if batch_size % self.processes.size == 0 else ALONE,
@@ -431,28 +428,30 @@ class Trainer(TrainingState):
         draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
         return "".join(decoder.push(ids[0]) for ids in draws)
 
-    def _validation(self) -> tuple[Any, bytes]:
-        split = self.prepared.splits["validation"].tokens
-        wanted = self.config.train.evaluate_tokens or len(split)
-        tokens = split[:wanted]
-        return tokens, self.prepared.tokenizer.decode(tokens)
+    def _validation(self) -> tuple[np.ndarray, bytes, np.ndarray | None]:
+        """Tokens, text and, where the run minds documents, their starts."""
+        split = self.prepared.splits["validation"]
+        tokens = split.tokens[: self.config.train.evaluate_tokens or None]
+        starts = split.document_starts if self.config.data.document_reset else None
+        return tokens, self.prepared.tokenizer.decode(tokens), starts
 
     @torch.no_grad()
     def _validation_statistics(self) -> dict[str, float]:
         """What the architecture tells about a sample of the validation split, layer by layer."""
         if not self.statistics:
             return {}
-        tokens, _ = self._validation()
+        tokens, _, document_starts = self._validation()
         batch_size = min(self.config.train.batch_size, len(tokens))
-        segments = evaluation_segments(
-            tokens, batch_size, min(self.config.train.segment_length, len(tokens))
-        )
+        segment_length = min(self.config.train.segment_length, len(tokens))
+        segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
         scored = self.passes.scored
         reader = scored.reader(batch_size=batch_size)
-        read = [inputs.to(self.device) for inputs, _, _ in islice(segments, STATISTICS_SEGMENTS)]
-        for inputs in read[:-1]:
-            reader.read(inputs)
-        return by_layer(scored(read[-1], reader.memory).statistics)
+        every_row = slice(0, batch_size)
+        read = [s.part(every_row, self.device) for s in islice(segments, STATISTICS_SEGMENTS)]
+        for segment in read[:-1]:
+            reader.read(segment.inputs, starts=segment.starts)
+        last = read[-1]
+        return by_layer(scored(last.inputs, reader.memory, starts=last.starts).statistics)
 
     def _validate(self, log: metrics.Metrics | metrics.Unwritten) -> None:
         # Many streams: faster than one, close enough to compare checkpoints.
@@ -517,7 +516,7 @@ class Trainer(TrainingState):
     def _conclude(self) -> None:
         if self.health != Health():
             self.console.print(f"{self.health}", highlight=False)
-        tokens, text = self._validation()
+        tokens, text, _ = self._validation()
         scores = self.score(1)
         whole = len(tokens) == len(self.prepared.splits["validation"].tokens)
         part = "the validation split" if whole else "the validation split's first part"

@@ -3,37 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
+from memspan.nn import NOT_SCORED
 
 START = 0
-"""The id that stands before a text's first token, so that the first token is scored too."""
+"""The input before a text's or a document's first token, so that the first token is scored too."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One step of training data."""
+    """Tokens to read and to predict, in training or evaluation."""
 
     inputs: Tensor
-    """int64 ``[B, T]``."""
+    """int64 ``[B, T]``: each target's predecessor; :data:`START` before a document's first token."""
     targets: Tensor
-    """int64 ``[B, T]``: the inputs' next tokens."""
-    reset: Tensor | None
-    """bool ``[B]``: rows that must forget before they read this segment; None: no row."""
+    """int64 ``[B, T]``; :data:`~memspan.nn.NOT_SCORED` beyond the end of a row."""
+    starts: Tensor | None
+    """bool ``[B, T]``: where a document begins, or the text again; None: nowhere."""
     first: Tensor
     """int64 ``[B]``: where in the text each row's first input stands."""
+
+    def part(self, rows: slice, device: torch.device) -> Segment:
+        """The rows of one process, on its device."""
+        starts = None if self.starts is None else self.starts[rows].to(device)
+        return Segment(
+            self.inputs[rows].to(device), self.targets[rows].to(device), starts, self.first[rows]
+        )
+
+
+def _segment(
+    tokens: np.ndarray, first: np.ndarray, n: int, document_starts: np.ndarray | None
+) -> Segment:
+    """The segment whose targets are ``n`` tokens of every row, from the text's ``first [B]`` on."""
+    index = first[:, None] + np.arange(-1, n)
+    block = tokens[np.clip(index, 0, len(tokens) - 1)].astype(np.int64)
+    index = index[:, 1:]
+    inside = index < len(tokens)
+    begins = index == 0
+    if document_starts is not None and len(document_starts):
+        nearest = np.searchsorted(document_starts, index).clip(max=len(document_starts) - 1)
+        begins |= inside & (document_starts[nearest] == index)
+    marked = document_starts is not None and begins.any()
+    return Segment(
+        inputs=torch.from_numpy(np.where(begins, START, block[:, :-1])),
+        targets=torch.from_numpy(np.where(inside, block[:, 1:], NOT_SCORED)),
+        starts=torch.from_numpy(begins) if marked else None,
+        first=torch.from_numpy(np.maximum(first - 1, 0)),
+    )
 
 
 class Streams:
     """Cuts a text into ``batch_size`` contiguous parts and reads them side by side, again and again.
 
-    With ``document_starts`` a row is reset where a document starts inside its segment or at the
-    segment's first token: boundaries act on whole segments, before the one that holds them.
+    With ``document_starts`` (the index of each document's first token) a document ``x0 .. xn`` is
+    read as ``START, x0 .. x(n-1)``, and nothing before it is visible from there on. Without, the
+    text's first token is an input only.
 
     Raises:
         MemspanError: the text is too short for so many rows of such segments.
@@ -53,8 +83,10 @@ class Streams:
                 f"{batch_size:,} rows are more than the text's {len(tokens):,} tokens: lower "
                 "--train.batch-size, or give more text"
             )
-        # The last token of a part is a target only, and each part's first has a predecessor.
-        self.row_length = (len(tokens) - 1) // batch_size
+        self._starts = document_starts
+        self._skipped = 1 if document_starts is None else 0
+        # Counted in targets.
+        self.row_length = (len(tokens) - self._skipped) // batch_size
         self.n_segments = self.row_length // segment_length
         if self.n_segments < 1:
             raise MemspanError(
@@ -62,7 +94,6 @@ class Streams:
                 f"of {segment_length}: lower --train.segment-length or --train.batch-size, or give "
                 "more text"
             )
-        self._starts = document_starts
         self.position = 0
         """Segments read."""
         self.offset = 0
@@ -84,22 +115,20 @@ class Streams:
             self.offset, self.epoch = 0, self.epoch + 1
 
     def next(self) -> Segment:
-        """The next segment; after the last one the text starts again and every row is reset."""
-        first = np.arange(self.batch_size) * self.row_length + self.offset
-        index = first[:, None] + np.arange(self.segment_length + 1)
-        block = torch.from_numpy(self.tokens[index].astype(np.int64))
-        reset = None
+        """The next segment; after the last one the text starts again, for every row."""
+        first = np.arange(self.batch_size) * self.row_length + self.offset + self._skipped
+        segment = _segment(self.tokens, first, self.segment_length, self._starts)
         if self.offset == 0 and self.position > 0:
-            reset = torch.ones(self.batch_size, dtype=torch.bool)
-        elif self._starts is not None:
-            low = np.searchsorted(self._starts, first)
-            high = np.searchsorted(self._starts, first + self.segment_length)
-            reset = torch.from_numpy(high > low)
+            starts = segment.starts
+            if starts is None:
+                starts = torch.zeros_like(segment.inputs, dtype=torch.bool)
+            starts[:, 0] = True
+            segment = replace(segment, starts=starts)
         self.position += 1
         self.offset += self.segment_length
         self.tokens_read += self.segment_length
         self._wrap()
-        return Segment(block[:, :-1], block[:, 1:], reset, torch.from_numpy(first))
+        return segment
 
     def state_dict(self) -> dict[str, int]:
         """The whole position: segments read, and what it is a position in."""
@@ -144,16 +173,16 @@ class Streams:
 
 
 def evaluation_segments(
-    tokens: np.ndarray, batch_size: int, segment_length: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    tokens: np.ndarray,
+    batch_size: int,
+    segment_length: int,
+    document_starts: np.ndarray | None = None,
+) -> Iterator[Segment]:
     """Segments in which every token of the text is a target exactly once.
 
-    The input before the text's first token is :data:`START`. Several rows are contiguous parts of
-    the text; shorter rows are padded and masked.
-
-    Returns:
-        of each segment the inputs and targets, int64 ``[B, T]``, and a mask, bool ``[B, T]``, true
-        where a target counts.
+    The input before the text's first token is :data:`START`, and with ``document_starts`` (as for
+    :class:`Streams`) so is that before each document's. Several rows are contiguous parts of the
+    text; shorter rows end with targets that are not scored.
 
     Raises:
         MemspanError: no text, or not as much as a row or a segment needs.
@@ -171,22 +200,12 @@ def evaluation_segments(
             f"a segment of {segment_length:,} is longer than the text's {len(tokens):,} tokens: "
             "lower --segment-length"
         )
-    return _segments(tokens, batch_size, segment_length)
-
-
-def _segments(
-    tokens: np.ndarray, batch_size: int, segment_length: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     length = -(-len(tokens) // batch_size)
-    rows = np.arange(batch_size)[:, None] * length
-    for start in range(0, length, segment_length):
-        column = np.arange(start, min(start + segment_length, length))
-        index = rows + column
-        mask = index < len(tokens)
-        index = np.minimum(index, len(tokens) - 1)
-        targets = tokens[index].astype(np.int64)
-        inputs = np.where(index > 0, tokens[np.maximum(index - 1, 0)].astype(np.int64), START)
-        yield torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(mask)
+    rows = np.arange(batch_size) * length
+    return (
+        _segment(tokens, rows + at, min(segment_length, length - at), document_starts)
+        for at in range(0, length, segment_length)
+    )
 
 
 def _positive(batch_size: int, segment_length: int) -> None:

@@ -28,8 +28,10 @@ class Passes:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
-    def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor) -> Output:
-        return self.model(tokens, memory, targets=targets)
+    def __call__(
+        self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
+    ) -> Output:
+        return self.model(tokens, memory, targets=targets, starts=starts)
 
     def exchange(self, now: bool) -> AbstractContextManager[Any]:
         """Passes within and their backward passes: average their gradients over processes now?"""
@@ -57,8 +59,10 @@ class ReplicatedPasses(Passes):
                 _Visible(model), find_unused_parameters=True, broadcast_buffers=False
             )
 
-    def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor) -> Output:
-        return self._wrapped(tokens, memory, targets)[-1].output
+    def __call__(
+        self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
+    ) -> Output:
+        return self._wrapped(tokens, memory, targets, starts)[-1].output
 
     def exchange(self, now: bool) -> AbstractContextManager[Any]:
         return nullcontext() if now else self._wrapped.no_sync()
@@ -72,8 +76,10 @@ class _Visible(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, memory: Memory, targets: Tensor) -> tuple[Any, ...]:
-        output = self.model(tokens, memory, targets=targets)
+    def forward(
+        self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
+    ) -> tuple[Any, ...]:
+        output = self.model(tokens, memory, targets=targets, starts=starts)
         return output.losses, output.auxiliary_loss, _Hidden(output)
 
 
@@ -125,8 +131,14 @@ class _Sharded:
         return _ShardedReader(self._model, memory or self.initial_memory(batch_size))
 
     @torch.no_grad()
-    def __call__(self, tokens: Tensor, memory: Memory, targets: Tensor | None = None) -> Output:
-        output: Output = self._model(tokens, memory, targets=targets)
+    def __call__(
+        self,
+        tokens: Tensor,
+        memory: Memory,
+        targets: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Output:
+        output: Output = self._model(tokens, memory, targets=targets, starts=starts)
         # The outermost parameters stay collected after a pass, for a backward pass that never comes.
         module: Any = self._model
         module.reshard()
@@ -140,8 +152,10 @@ class _ShardedReader:
         self._model, self.memory = model, memory
         self.device = memory.tokens_seen.device
 
-    def read(self, tokens: Tensor, *, targets: Tensor | None = None) -> Tensor:
-        output = _Sharded(self._model, self.memory)(tokens, self.memory, targets)
+    def read(
+        self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        output = _Sharded(self._model, self.memory)(tokens, self.memory, targets, starts)
         self.memory = output.memory
         result = output.logits if targets is None else output.losses
         assert result is not None

@@ -103,13 +103,15 @@ class LanguageModel(nn.Module):
         if memory is not None:
             check_memory(memory, self.backbone.memory_type, tokens.shape[0])
         x = self._embed(tokens)
-        options: dict[str, Any] = {}
-        if starts is not None or lengths is not None:
-            options |= {"starts": starts, "lengths": lengths, "padding": padding}
-        if implementation is not None:
-            options["implementation"] = implementation
         if tokens.numel():
-            out = self.backbone(x, memory, **options)
+            out = self.backbone(
+                x,
+                memory,
+                starts=starts,
+                lengths=lengths,
+                padding=padding,
+                implementation=implementation,
+            )
         else:
             memory = self.initial_memory(len(tokens)) if memory is None else memory
             out = BackboneOutput(x, memory, x.new_zeros(()))
@@ -246,7 +248,7 @@ class Reader:
         with self._inference():
             hidden = self._model._embed(tokens)
             if tokens.numel():
-                hidden = self._backbone.read(hidden, *(() if starts is None else (starts,)))
+                hidden = self._backbone.read(hidden, starts)
             if targets is None:
                 return self._model.head(hidden)
             return self._model._losses(hidden, targets)
