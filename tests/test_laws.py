@@ -635,8 +635,7 @@ def test_compiles_as_one_graph(name: str, compile_failures: dict[str, str]) -> N
 @pytest.mark.gradients
 @pytest.mark.parametrize("name", CASES)
 def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two segments and back, on tensors without numbers: whoever looks at one fails. Fast Weights looks
-    at which feature map wrote a memory."""
+    """Two segments and back, on tensors without numbers: whoever looks at one fails."""
     # Autocast does not know that device.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     backbone = CASES[name].model().backbone.to("meta").train()
