@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "fuzz.json"
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
-    "tokens", "token header", "tokenizer", "archive",
+    "tokens", "token header", "tokenizer", "archive", "history",
 )  # fmt: skip
 MEGABYTES, SECONDS_AN_INPUT = 2048, 20
 
@@ -49,7 +49,7 @@ def fuzz_one(kind: str, seconds: int, findings: Path) -> None:
     reader = hostile.make_readers(root)[kind]
     seeds = root / "seeds"
     seeds.mkdir()
-    for n, content in enumerate((reader.valid, *reader.others)):
+    for n, content in enumerate((reader.valid, *reader.others, *reader.refused)):
         (seeds / str(n)).write_bytes(content)
     before = layout(root)
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, metrics, runs, train
+from memspan import checkpoint, cli, history, metrics, runs, train
 from memspan.claim import claim
 from memspan.config import (
     CompressiveConfig,
@@ -89,6 +89,8 @@ class Reader:
     read: Callable[[], object]
     others: tuple[bytes, ...] = ()
     """More valid contents."""
+    refused: tuple[bytes, ...] = ()
+    """Contents that took gigabytes, hung or crashed in earlier versions; they are refused."""
 
     def __call__(self, content: bytes) -> str | None:
         """Read ``content`` in the file's place, then put it back; the refusal, if it is one."""
@@ -180,12 +182,35 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     def read_shards() -> None:
         _restore(sharded, options, prepared)
 
+    def read_history() -> None:
+        history.made(history.read(run), "0" * 64)
+        checkpoint.latest(run)
+
+    past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
+    (run / history.NAME).write_bytes(past)
+    options_bombs = (
+        b"a." * 4000 + b"a = 1\n",
+        b"a = " + b"[" * 4000,
+        b"a = " + b"9" * 4000 + b"\n",
+    )
     sharded = root / "sharded"
     shards = _with_shards(run, sharded)
     preset, zipped, records = root / "preset.toml", root / "a.zip", run / "metrics.jsonl"
     readers = {
-        "preset": Reader(preset, to_toml(options).encode(), read_preset),
-        "config": Reader(run / "config.toml", b"", lambda: memspan.load(run)),
+        "preset": Reader(preset, to_toml(options).encode(), read_preset, refused=options_bombs),
+        "config": Reader(
+            run / "config.toml",
+            b"",
+            lambda: memspan.load(run),
+            refused=(
+                *options_bombs,
+                *(
+                    to_toml(options).encode().replace(b"n_layers = 1", b"n_layers = " + n)
+                    for n in (b"100000000", b"1" + b"0" * 18, b"1" + b"0" * 400)
+                ),
+            ),
+        ),
+        "history": Reader(run / history.NAME, past, read_history),
         "weights": Reader(run / "model.safetensors", b"", read_weights),
         "state": Reader(newest / "state.json", b"", read_checkpoint),
         "training": Reader(newest / "training.safetensors", b"", read_checkpoint),

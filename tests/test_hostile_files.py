@@ -30,7 +30,7 @@ from memspan.tensor_files import load_tensors
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
-    "tokens", "token header", "tokenizer", "archive",
+    "tokens", "token header", "tokenizer", "archive", "history",
 )  # fmt: skip
 
 
@@ -100,6 +100,15 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
             return {k: v for k, v in value.items() if k != key}
         return value | {key: draw(changed(value[key]))}
     return draw(VALUES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_once_took_all_memory_is_refused(
+    readers: dict[str, hostile.Reader], kind: str
+) -> None:
+    """In time: the test as a whole is one of seconds."""
+    for content in readers[kind].refused:
+        assert readers[kind](content)
 
 
 @pytest.mark.parametrize("kind", KINDS)

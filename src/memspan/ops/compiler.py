@@ -41,7 +41,7 @@ FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC"
 TYPES = {torch.float32: "float", torch.float64: "double"}
 LIMIT = 1 << 24
 """Bytes of a compiled file at most; they have a hundred thousand."""
-COMPILER_SECONDS = 120
+COMPILER_SECONDS = 600
 
 
 def available(name: str, like: Tensor) -> bool:
