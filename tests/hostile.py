@@ -138,7 +138,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("text", TEXT[:1000])
     tokens = root / "tokens.bin"
-    write_tokens(tokens, [np.arange(5, dtype=np.uint8)], 5, loaded.tokenizer)
+    write_tokens(tokens, [[np.arange(5, dtype=np.uint8)]], 5, loaded.tokenizer)
     tokenizers = root / "tokenizer.json"
     kinds = []
     for kind in ("bytes", "characters", "words", "subwords"):

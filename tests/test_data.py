@@ -21,6 +21,7 @@ from memspan.data import corpora, download
 from memspan.data.corpora import load_corpus
 from memspan.data.prepared import prepare
 from memspan.data.streams import START, Streams, evaluation_segments
+from memspan.data.texts import Text
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers import (
     ByteTokenizer,
@@ -127,7 +128,7 @@ def test_a_vocabulary_that_no_type_holds() -> None:
 
 def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
     documents = [np.array([1, 2, 3], np.uint8), np.array([], np.uint8), np.array([4], np.uint8)]
-    write_tokens(tmp_path / "t.bin", documents, 4, ByteTokenizer())
+    write_tokens(tmp_path / "t.bin", [[d] for d in documents], 4, ByteTokenizer())
     file = read_tokens(tmp_path / "t.bin")
     assert file.tokens.tolist() == [1, 2, 3, 4]
     assert file.document_starts.tolist() == [0, 3, 3]
@@ -137,7 +138,7 @@ def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["truncated", "flipped", "header", "offsets", "size", "missing"])
 def test_damaged_token_files_are_refused(tmp_path: Path, fault: str) -> None:
     path = tmp_path / "t.bin"
-    write_tokens(path, [np.arange(100, dtype=np.uint8)], 100, ByteTokenizer())
+    write_tokens(path, [[np.arange(100, dtype=np.uint8)]], 100, ByteTokenizer())
     header = json.loads(path.with_suffix(".json").read_text())
     content = bytearray(path.read_bytes())
     if fault == "truncated":
@@ -159,7 +160,7 @@ def test_damaged_token_files_are_refused(tmp_path: Path, fault: str) -> None:
 
 def test_an_id_too_large_for_the_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemspanError, match="too large for uint8"):
-        write_tokens(tmp_path / "t.bin", [np.array([300])], 1, ByteTokenizer())
+        write_tokens(tmp_path / "t.bin", [[np.array([300])]], 1, ByteTokenizer())
 
 
 # --- streams ------------------------------------------------------------------------------------
@@ -259,11 +260,11 @@ def test_the_default_corpus_is_here_and_stable() -> None:
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=30))
 def test_position_splits_lose_nothing(texts: list[str]) -> None:
     documents = [t.encode() for t in texts]
-    splits = corpora._by_position(documents)
-    assert b"".join(b for split in splits.values() for b in split) == b"".join(documents)
+    splits = corpora._by_position([Text.of(d) for d in documents])
+    assert b"".join(t.read() for split in splits.values() for t in split) == b"".join(documents)
     for split in splits.values():
         for document in split:
-            document.decode()  # no character is cut
+            document.read().decode()  # no character is cut
 
 
 def test_files_folders_and_globs(tmp_path: Path) -> None:
@@ -275,11 +276,11 @@ def test_files_folders_and_globs(tmp_path: Path) -> None:
     whole = load_corpus(str(folder))
     assert sum(map(len, whole.splits.values())) == 40
     some = load_corpus(str(folder / "1*.txt"))
-    texts = [d for split in some.splits.values() for d in split]
+    texts = [d.read() for split in some.splits.values() for d in split]
     assert b"".join(texts).count(b"number 11 ") == 10
     assert b"number 2" not in b"".join(texts)
     one = load_corpus(str(folder / "7.txt"))
-    assert b"".join(d for s in one.splits.values() for d in s) == b"text number 7 " * 10
+    assert b"".join(d.read() for s in one.splits.values() for d in s) == b"text number 7 " * 10
 
 
 def test_a_folder_of_pictures_has_no_text(tmp_path: Path) -> None:
@@ -393,7 +394,8 @@ def test_a_named_corpus_has_its_official_splits(monkeypatch: pytest.MonkeyPatch)
     source.path.write_bytes(text)
     monkeypatch.setattr(corpora, "SHAKESPEARE", source)
     splits = load_corpus("tiny-shakespeare").splits
-    assert splits == {"train": [text[:1710]], "validation": [text[1710:]]}
+    assert [t.read() for t in splits["train"]] == [text[:1710]]
+    assert [t.read() for t in splits["validation"]] == [text[1710:]]
 
 
 def test_archives_give_one_member_within_its_limit(tmp_path: Path) -> None:

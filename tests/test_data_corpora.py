@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from memspan.data import corpora
 from memspan.data.corpora import CORPORA, list_corpora, load_corpus
+from memspan.data.texts import Text, encoding_of
 from memspan.errors import MemspanError
 
 
@@ -23,13 +24,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _whole(name: Path) -> bytes:
-    return b"".join(text for split in load_corpus(str(name)).splits.values() for text in split)
+    return b"".join(t.read() for split in load_corpus(str(name)).splits.values() for t in split)
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=12))
 def test_position_splits_lose_no_byte_of_any_text(documents: list[bytes]) -> None:
-    splits = corpora._by_position(documents)
-    assert b"".join(b for split in splits.values() for b in split) == b"".join(documents)
+    splits = corpora._by_position([Text.of(d) for d in documents])
+    assert b"".join(t.read() for split in splits.values() for t in split) == b"".join(documents)
     # A cut moves by at most one character, so the shares hold for every encoding.
     total = sum(map(len, documents))
     train = sum(map(len, splits["train"]))
@@ -38,7 +39,7 @@ def test_position_splits_lose_no_byte_of_any_text(documents: list[bytes]) -> Non
 
 @pytest.mark.parametrize("byte", [b"\x80", b"\xbf", b"\xe9", b"a"])
 def test_text_of_one_repeated_byte_is_split_like_any_other(byte: bytes) -> None:
-    splits = corpora._by_position([byte * 1000])
+    splits = corpora._by_position([Text.of(byte * 1000)])
     sizes = {name: sum(map(len, documents)) for name, documents in splits.items()}
     assert sizes == {"train": 900, "validation": 50, "test": 50}
 
@@ -103,7 +104,7 @@ def test_few_files_are_cut_by_position_and_many_by_file(tmp_path: Path) -> None:
 def test_the_standard_library_is_whole_python_without_tests() -> None:
     corpus = load_corpus("python-stdlib")
     assert corpus.record["python"] == ".".join(map(str, sys.version_info[:3]))
-    texts = [text for split in corpus.splits.values() for text in split]
+    texts = [text.read() for split in corpus.splits.values() for text in split]
     assert any(b"class JSONDecoder" in text for text in texts)
     assert not any(b"class TestJSON" in text for text in texts)
     for text in texts[:20]:
@@ -141,7 +142,7 @@ def test_wikitext_has_the_splits_of_its_archive(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(corpora, "WIKITEXT_103", source)
     corpus = load_corpus("wikitext-103")
-    assert corpus.splits == {
+    assert {name: [t.read() for t in texts] for name, texts in corpus.splits.items()} == {
         "train": [b" = train = \n"],
         "validation": [b" = valid = \n"],
         "test": [b" = test = \n"],
@@ -155,4 +156,52 @@ def test_enwik8_is_cut_at_its_official_places(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(corpora, "read_member", lambda path, member, limit: text)
     splits = corpora._hundred_million(corpora.ENWIK8, "enwik8")
     assert [len(t) for (t,) in splits.values()] == [90_000_000, 5_000_000, 5_000_000]
-    assert [(t[0], t[-1]) for (t,) in splits.values()] == [(0, 0), (1, 1), (2, 2)]
+    assert [(t.read()[0], t.read()[-1]) for (t,) in splits.values()] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_what_a_folder_leaves_out_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("It was a dark night. " * 20)
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "c.txt").write_text(" \n" * 40_000)
+    (tmp_path / "d.txt").write_text("It was a dark night. ", encoding="utf-16")
+    corpus = load_corpus(str(tmp_path))
+    assert [(s.name, s.reason) for s in corpus.skipped] == [
+        ("b.png", "not text"),
+        ("c.txt", "empty"),
+        ("d.txt", "UTF-16, not UTF-8"),
+    ]
+    assert corpus.encoding is None
+    assert _whole(tmp_path) == b"It was a dark night. " * 20
+    assert load_corpus(str(tmp_path / "a.txt")).skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("utf-16", "UTF-16"),
+        ("utf-16-le", "UTF-16"),
+        ("utf-16-be", "UTF-16"),
+        ("latin-1", "Latin-1 or alike"),
+        ("cp1252", "Latin-1 or alike"),
+    ],
+)
+def test_encodings_are_recognised(tmp_path: Path, encoding: str, expected: str | None) -> None:
+    (tmp_path / "t.txt").write_bytes(("Grüße aus Köln, naïve Leute. " * 1000).encode(encoding))
+    assert load_corpus(str(tmp_path / "t.txt")).encoding == expected
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"abc", "世界".encode()[:-1], b"\x89PNG\r\n\x1a\n\0\0", b"\xff\x01"]
+)
+def test_what_is_no_other_encoding(start: bytes) -> None:
+    assert encoding_of(start) is None
+
+
+def test_a_text_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc" * 100)
+    text = Text.of(tmp_path / "t.txt")
+    (tmp_path / "t.txt").write_text("abc")
+    with pytest.raises(MemspanError, match="became shorter"):
+        text.read()

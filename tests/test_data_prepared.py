@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from memspan.data.prepared import prepare
 from memspan.data.token_files import read_tokens, write_tokens
-from memspan.data.tokenizers import ByteTokenizer, train_tokenizer
+from memspan.data.tokenizers import ByteTokenizer, tokenizer_class, train_tokenizer
 from memspan.errors import MemspanError
 
 TEXT = "Grüße, naïve 世界 🎉: the cat sat.\n" * 30
@@ -25,28 +26,19 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
-def test_counts_are_of_the_text_whatever_the_tokeniser(kind: str, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_text_whatever_the_tokeniser(kind: str, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(TEXT, encoding="utf-8")
     prepared = prepare(str(tmp_path / "t.txt"), kind, 300 if kind == "subwords" else None)
     train = prepared.splits["train"]
     text = prepared.tokenizer.decode(train.tokens)
     if kind != "words":
         assert train.n_bytes == len(text)
-        assert train.n_characters == len(text.decode())
-        assert train.n_words == len(text.split())
     total = sum(split.n_bytes for split in prepared.splits.values())
     assert total == len(TEXT.encode())
-    assert sum(split.n_characters or 0 for split in prepared.splits.values()) == len(TEXT)
     assert train.kind == kind
     assert train.vocab_size == prepared.tokenizer.vocab_size
     assert int(train.tokens.max()) < train.vocab_size
     assert train.tokens.dtype == prepared.tokenizer.dtype
-
-
-def test_text_that_is_not_utf8_is_counted_too(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes("é è ".encode("latin-1") * 100)
-    train = prepare(str(tmp_path / "t.txt"), "bytes").splits["train"]
-    assert (train.n_bytes, train.n_characters, train.n_words) == (360, 360, 180)
 
 
 def test_files_of_an_older_format_are_made_again(tmp_path: Path) -> None:
@@ -67,7 +59,7 @@ def test_files_of_an_older_format_are_made_again(tmp_path: Path) -> None:
 )
 def test_headers_of_any_kind_are_refused_in_one_line(tmp_path: Path, header: str) -> None:
     path = tmp_path / "t.bin"
-    write_tokens(path, [np.arange(9, dtype=np.uint8)], 9, ByteTokenizer())
+    write_tokens(path, [[np.arange(9, dtype=np.uint8)]], 9, ByteTokenizer())
     path.with_suffix(".json").write_bytes(header.encode("latin-1"))
     with pytest.raises(MemspanError, match="prepare the corpus again") as refusal:
         read_tokens(path)
@@ -77,7 +69,7 @@ def test_headers_of_any_kind_are_refused_in_one_line(tmp_path: Path, header: str
 @pytest.mark.parametrize("field", ["n_tokens", "n_bytes"])
 def test_an_infinite_count_is_refused(tmp_path: Path, field: str) -> None:
     path = tmp_path / "t.bin"
-    write_tokens(path, [np.arange(9, dtype=np.uint8)], 9, ByteTokenizer())
+    write_tokens(path, [[np.arange(9, dtype=np.uint8)]], 9, ByteTokenizer())
     header = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps(header | {field: float("inf")}))
     with pytest.raises(MemspanError, match="damaged"):
@@ -124,3 +116,45 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MemspanError, match=r"pip install 'memspan\[subwords\]'"):
         train_tokenizer("subwords", [b"abc"])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters"])
+def test_a_long_text_is_prepared_in_pieces(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("Grüße, naïve 世界 🎉: the cat sat on the mat.\n" * 200_000, encoding="utf-8")
+    tracemalloc.start()
+    try:
+        prepared = prepare(str(path), kind)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(split.n_bytes for split in prepared.splits.values()) == path.stat().st_size > 1e7
+    # The characters' own table takes 4.5 MB, whatever the text.
+    assert most < (6e6 if kind == "characters" else 1.5e6)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
+@given(st.text("ab'\t \n\u00a0\u2028é世1.", max_size=300), st.integers(1, 40))
+def test_pieces_change_neither_vocabulary_nor_tokens(kind: str, text: str, size: int) -> None:
+    content = text.encode()
+    chunks = [content[i : i + size] for i in range(0, len(content), size)]
+    limit = 258 if kind == "subwords" else None
+    tokenizer = train_tokenizer(kind, [content], limit)
+    pieces = tokenizer_class(kind).pieces(chunks)
+    assert train_tokenizer(kind, pieces, limit).vocabulary_hash == tokenizer.vocabulary_hash
+    ids = np.concatenate([np.empty(0, int), *tokenizer.encode_stream(chunks)])
+    assert ids.tolist() == tokenizer.encode(content).tolist()
+
+
+def test_a_text_that_changes_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.txt"
+    path.write_text("abc " * 1000)
+    monkeypatch.setattr(
+        "memspan.data.prepared.train_tokenizer",
+        lambda *_: [path.write_text("abd " * 1000), ByteTokenizer()][1],
+    )
+    with pytest.raises(MemspanError, match="changed while it was read"):
+        prepare(str(path), "bytes")
+    assert not list(tmp_path.rglob("tokenizer.json"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from memspan.errors import MemspanError
@@ -17,8 +17,10 @@ except ImportError:  # a platform without them
     LOCKS = False
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write ``content`` under a temporary name, flush it to the disk, then rename it to ``path``.
+
+    It may come in pieces; what they raise is passed on, and nothing is written.
 
     Raises:
         MemspanError: the disk is full or the folder cannot be written; what stood at ``path`` stays.
@@ -29,15 +31,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         # A new file: a link of that name would lead elsewhere.
         with open(temporary, "xb") as file:
-            file.write(content)
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         # A read-only folder refuses this, too.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise MemspanError(
             f"cannot write {path} ({error.strerror}): free some space or choose another folder; "
             "what was there before is untouched"
@@ -63,7 +68,8 @@ def read_limited(path: Path, limit: int) -> bytes:
     if path.exists() and not path.is_file():
         raise OSError(0, "no regular file", str(path))
     with open(path, "rb") as file:
-        content = file.read(limit + 1)
+        # No more than there is: room for all that is asked for is made before anything is read.
+        content = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(content) > limit:
         raise OSError(0, f"larger than {limit:,} bytes", str(path))
     return content

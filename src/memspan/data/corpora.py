@@ -15,10 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from memspan.data.download import cache_folder, fetch, read_member
+from memspan.data.texts import Text, encoding_of
 from memspan.errors import MemspanError
 
-Splits = dict[str, list[bytes]]
+Splits = dict[str, list[Text]]
 """Split name -> documents."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that is no part of the text."""
+
+    name: str
+    """Relative to the folder."""
+    reason: str
+    """Such as ``empty``, ``not text`` or ``UTF-16, not UTF-8``."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,11 @@ class Corpus:
     name: str
     splits: Splits
     record: dict[str, Any] = field(default_factory=dict)
-    """Where it came from and what it hashes to; kept with the run."""
+    """Where it came from and what it hashes to."""
+    skipped: tuple[Skipped, ...] = ()
+    """Files of a folder or glob that are left out."""
+    encoding: str | None = None
+    """What the text seems to be if it is not UTF-8, so that tokens are its bytes at best."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +131,30 @@ def load_corpus(name: str) -> Corpus:
             ) from None
         source = CORPORA[name].source
         record = {"url": source.url} if source else {"python": platform.python_version()}
+        skipped: list[Skipped] = []
     else:
-        splits, record = _read_path(name), {}
-    digest = hashlib.sha256()
+        splits, skipped = _read_path(name)
+        record = {}
+    first = next((text for documents in splits.values() for text in documents if len(text)), None)
+    return Corpus(
+        name,
+        splits,
+        record | {"name": name, "sha256": digest(splits)},
+        tuple(skipped),
+        encoding_of(_start(first)) if first else None,
+    )
+
+
+def digest(splits: Splits) -> str:
+    """SHA-256 of a text, its splits and documents."""
+    sums = hashlib.sha256()
     for split, documents in splits.items():
-        digest.update(f"{split} {len(documents)};".encode())
+        sums.update(f"{split} {len(documents)};".encode())
         for document in documents:
-            digest.update(f"{len(document)};".encode())
-            digest.update(document)
-    return Corpus(name, splits, record | {"name": name, "sha256": digest.hexdigest()})
+            sums.update(f"{len(document)};".encode())
+            for chunk in document.chunks():
+                sums.update(chunk)
+    return sums.hexdigest()
 
 
 def located(name: str) -> str:
@@ -170,30 +200,29 @@ def _python_stdlib() -> Splits:
             f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
         )
     # A file's split follows from its own name, so that a new file moves no other.
-    return _by_file([(name, path.read_bytes()) for name, path in files])
+    return _by_file([(name, Text.of(path)) for name, path in files])
 
 
 def _tiny_shakespeare() -> Splits:
-    text = SHAKESPEARE.fetch().read_bytes()
+    text = Text.of(SHAKESPEARE.fetch())
     cut = len(text) * 9 // 10
-    return {"train": [text[:cut]], "validation": [text[cut:]]}
+    return {"train": [text.part(0, cut)], "validation": [text.part(cut, len(text))]}
 
 
 def _hundred_million(source: Source, member: str) -> Splits:
-    text = read_member(source.fetch(), member, source.limit)
-    cuts = (90_000_000, 95_000_000)
-    return {
-        "train": [text[: cuts[0]]],
-        "validation": [text[cuts[0] : cuts[1]]],
-        "test": [text[cuts[1] :]],
-    }
+    text = Text.of(read_member(source.fetch(), member, source.limit))
+    edges = (0, 90_000_000, 95_000_000, len(text))
+    names = ("train", "validation", "test")
+    return {name: [text.part(edges[n], edges[n + 1])] for n, name in enumerate(names)}
 
 
 def _wikitext_103() -> Splits:
     archive = WIKITEXT_103.fetch()
     names = {"train": "train", "validation": "valid", "test": "test"}
     return {
-        split: [read_member(archive, f"wikitext-103/wiki.{name}.tokens", WIKITEXT_103.limit)]
+        split: [
+            Text.of(read_member(archive, f"wikitext-103/wiki.{name}.tokens", WIKITEXT_103.limit))
+        ]
         for split, name in names.items()
     }
 
@@ -224,7 +253,7 @@ CORPORA = {
 }
 
 
-def _read_path(name: str) -> Splits:
+def _read_path(name: str) -> tuple[Splits, list[Skipped]]:
     if not name:
         # Path("") is the current folder, which nobody meant.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
@@ -232,7 +261,7 @@ def _read_path(name: str) -> Splits:
     path = Path(os.path.expanduser(name))
     try:
         texts = _find_texts(path)
-        contents = [(n, p.read_bytes()) for n, p in texts]
+        contents = [(n, Text.of(p)) for n, p in texts]
     except OSError as error:
         raise MemspanError(
             f"cannot read {error.filename or name} ({error.strerror}): check its name and "
@@ -244,15 +273,30 @@ def _read_path(name: str) -> Splits:
         near = difflib.get_close_matches(name, CORPORA, n=1)
         hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
+    skipped = []
     if not path.is_file():
         # A folder holds other things too; one file that is named is taken as it is.
-        contents = [(n, text) for n, text in contents if text.strip() and b"\0" not in text[:8192]]
-    if not any(text for _, text in contents):
+        reasons = [_why_not(text) for _, text in contents]
+        skipped = [Skipped(n, why) for (n, _), why in zip(contents, reasons, strict=True) if why]
+        contents = [named for named, why in zip(contents, reasons, strict=True) if not why]
+    if not any(len(text) for _, text in contents):
         what = "is empty" if path.is_file() else "holds no text"
         raise MemspanError(f"{name} {what}: give a file or folder with text in it")
     if len(contents) >= 20:
-        return _by_file(contents)
-    return _by_position([text for _, text in contents])
+        return _by_file(contents), skipped
+    return _by_position([text for _, text in contents]), skipped
+
+
+def _why_not(text: Text) -> str | None:
+    """Why a file that nobody named is left out; None: it is text."""
+    if b"\0" in (start := _start(text)):
+        encoding = encoding_of(start)
+        return f"{encoding}, not UTF-8" if encoding else "not text"
+    return None if any(chunk.strip() for chunk in text.chunks()) else "empty"
+
+
+def _start(text: Text) -> bytes:
+    return text.part(0, 8192).read()
 
 
 def _find_texts(path: Path) -> list[tuple[str, Path]]:
@@ -270,17 +314,17 @@ def _find_texts(path: Path) -> list[tuple[str, Path]]:
     return [(p.relative_to(root).as_posix(), p) for p in found_by_glob if p.is_file()]
 
 
-def _by_file(files: list[tuple[str, bytes]]) -> Splits:
+def _by_file(files: list[tuple[str, Text]]) -> Splits:
     """About 90/5/5 by file, from a hash of the file's name."""
     splits: Splits = {"train": [], "validation": [], "test": []}
     for name, text in files:
-        if text:
+        if len(text):
             bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
             splits[{0: "validation", 1: "test"}.get(bucket, "train")].append(text)
     return splits if all(splits.values()) else _by_position([text for _, text in files])
 
 
-def _by_position(documents: list[bytes]) -> Splits:
+def _by_position(documents: list[Text]) -> Splits:
     """90/5/5 of the concatenation; a document that is cut goes on in the next split."""
     total = sum(map(len, documents))
     edges = (0, total * 90 // 100, total * 95 // 100, total)
@@ -289,24 +333,25 @@ def _by_position(documents: list[bytes]) -> Splits:
     for document in documents:
         for split, low, high in zip(splits, edges, edges[1:], strict=False):
             # No split starts inside a UTF-8 character.
-            piece = slice(
+            piece = document.part(
                 _character_start(document, low - start), _character_start(document, high - start)
             )
-            if document[piece]:
-                splits[split].append(document[piece])
+            if len(piece):
+                splits[split].append(piece)
         start += len(document)
     return splits
 
 
-def _character_start(document: bytes, position: int) -> int:
+def _character_start(document: Text, position: int) -> int:
     """``position``, or up to three bytes on if that is inside a UTF-8 character."""
     if position <= 0:
         # What is before the first byte is no part of it, whatever the byte looks like.
         return 0
-    for start in range(position, position + 4):
-        if start >= len(document):
-            return len(document)
-        if document[start] & 0xC0 != 0x80:
-            return start
-    # No character is that long, so this is no UTF-8.
-    return position
+    if position >= len(document):
+        return len(document)
+    following = document.part(position, position + 4).read()
+    for n, byte in enumerate(following):
+        if byte & 0xC0 != 0x80:
+            return position + n
+    # No character is that long, so this is no UTF-8, unless the text ends before.
+    return position if len(following) == 4 else len(document)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
-from memspan.data.corpora import Corpus, load_corpus
+from memspan.data.corpora import Corpus, Skipped, digest, load_corpus
 from memspan.data.download import cache_folder
+from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
-from memspan.data.tokenizers import Tokenizer, load_tokenizer, train_tokenizer
+from memspan.data.tokenizers import (
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_class,
+    train_tokenizer,
+)
 from memspan.errors import MemspanError
 
 
@@ -26,6 +33,10 @@ class Prepared:
     splits: dict[str, TokenFile]
     record: dict[str, Any]
     """The corpus's name, hash and source."""
+    skipped: tuple[Skipped, ...] = ()
+    """Files of the corpus's folder that are left out."""
+    encoding: str | None = None
+    """What the text seems to be if it is not UTF-8."""
 
 
 def prepare(
@@ -63,36 +74,47 @@ def prepare(
             raise MemspanError("the tokens are another tokeniser's")
     except MemspanError:
         # Not there yet, or damaged: the cache can always be made again.
-        tokenizer = with_tokenizer or train_tokenizer(kind, text.splits["train"], vocab_size)
-        splits = _tokenise(text, tokenizer, folder, progress)
-    return Prepared(tokenizer, splits, text.record)
+        with _bar(progress) as bar:
+            tokenizer = with_tokenizer or _vocabulary(text, kind, vocab_size, bar)
+            splits = _tokenise(text, tokenizer, folder, bar)
+    return Prepared(tokenizer, splits, text.record, text.skipped, text.encoding)
+
+
+def _bar(progress: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not (progress and console.is_terminal))
+
+
+def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) -> Tokenizer:
+    documents = text.splits["train"]
+    task = bar.add_task("collecting the vocabulary", total=sum(map(len, documents)))
+    pieces = (
+        piece
+        for document in documents
+        for piece in tokenizer_class(kind).pieces(_watched(document, bar, task))
+    )
+    return train_tokenizer(kind, pieces, vocab_size)
 
 
 def _tokenise(
-    text: Corpus, tokenizer: Tokenizer, folder: Path, progress: bool
+    text: Corpus, tokenizer: Tokenizer, folder: Path, bar: Progress
 ) -> dict[str, TokenFile]:
     splits = {}
-    console = Console(stderr=True)
-    with Progress(
-        console=console, transient=True, disable=not (progress and console.is_terminal)
-    ) as bar:
-        for name, documents in text.splits.items():
-            n_bytes = sum(map(len, documents))
-            task = bar.add_task(f"tokenising {name}", total=n_bytes)
-            ids, n_characters, n_words = [], 0, 0
-            for document in documents:
-                ids.append(tokenizer.encode(document))
-                characters = document.decode("utf-8", errors="replace")
-                n_characters += len(characters)
-                n_words += len(characters.split())
-                bar.advance(task, len(document))
-            splits[name] = write_tokens(
-                folder / f"{name}.bin",
-                ids,
-                n_bytes,
-                tokenizer,
-                n_characters=n_characters,
-                n_words=n_words,
-            )
+    for name, documents in text.splits.items():
+        n_bytes = sum(map(len, documents))
+        task = bar.add_task(f"tokenising {name}", total=n_bytes)
+        ids = (tokenizer.encode_stream(_watched(d, bar, task)) for d in documents)
+        splits[name] = write_tokens(folder / f"{name}.bin", ids, n_bytes, tokenizer)
+    # The tokens are kept under the name of what was there before.
+    if digest(text.splits) != text.record["sha256"]:
+        raise MemspanError(
+            f"the text {text.name} changed while it was read: try again when nothing writes to it"
+        )
     tokenizer.save(folder)
     return splits
+
+
+def _watched(document: Text, bar: Progress, task: TaskID) -> Iterator[bytes]:
+    for chunk in document.chunks():
+        yield chunk
+        bar.advance(task, len(chunk))

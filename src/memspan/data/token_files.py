@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files import read_limited, write_atomically
 
-FORMAT = "memspan-tokens-3"
+FORMAT = "memspan-tokens-4"
 HEADER_LIMIT = 1 << 28
 """Bytes of a header at most: some ten million documents."""
+CHUNK = 1 << 20
+"""Bytes that are read at once, a multiple of every type's."""
 DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
 
 
@@ -30,10 +33,6 @@ class TokenFile:
     """Index of every document's first token, int64."""
     n_bytes: int
     """Bytes of the text."""
-    n_characters: int | None
-    """Characters of the text, what is not UTF-8 replaced; None: not counted."""
-    n_words: int | None
-    """White-space separated words of the text; None: not counted."""
     kind: str
     """The tokeniser's."""
     vocab_size: int
@@ -43,49 +42,48 @@ class TokenFile:
 
 
 def write_tokens(
-    path: Path,
-    documents: list[np.ndarray],
-    n_bytes: int,
-    tokenizer: Tokenizer,
-    *,
-    n_characters: int | None = None,
-    n_words: int | None = None,
+    path: Path, documents: Iterable[Iterable[np.ndarray]], n_bytes: int, tokenizer: Tokenizer
 ) -> TokenFile:
-    """Write ``path`` (``.bin``) and its header (``.json``).
+    """Write ``path`` (``.bin``) and its header (``.json``), never holding more than a piece.
 
     Args:
         path: the file of ids.
-        documents: the ids of every document.
-        n_bytes: bytes of the text that they stand for; likewise ``n_characters`` and ``n_words``.
+        documents: the ids of every document, each in pieces.
+        n_bytes: bytes of the text that they stand for.
         tokenizer: what made them.
 
     Raises:
         MemspanError: an id does not fit the vocabulary's type; a full disk.
     """
-    dtype = tokenizer.dtype
-    ids = np.concatenate([*documents, np.empty(0, dtype)])
-    if len(ids) and int(ids.max()) > np.iinfo(dtype).max:
-        raise MemspanError(
-            f"token {int(ids.max()):,} is too large for {dtype}: prepare the corpus again with its "
-            "own tokenizer"
-        )
-    content = ids.astype(dtype.newbyteorder("<")).tobytes()
-    lengths = [len(d) for d in documents]
-    starts = [0, *np.cumsum(lengths, dtype=np.int64)[:-1].tolist()] if lengths else []
+    dtype, sums, starts, n_tokens = tokenizer.dtype, hashlib.sha256(), [], 0
+
+    def content() -> Iterator[bytes]:
+        nonlocal n_tokens
+        for document in documents:
+            starts.append(n_tokens)
+            for ids in document:
+                if len(ids) and int(ids.max()) > np.iinfo(dtype).max:
+                    raise MemspanError(
+                        f"token {int(ids.max()):,} is too large for {dtype}: prepare the corpus "
+                        "again with its own tokenizer"
+                    )
+                piece = ids.astype(dtype.newbyteorder("<")).tobytes()
+                sums.update(piece)
+                n_tokens += len(ids)
+                yield piece
+
+    write_atomically(path, content())
     header: dict[str, Any] = {
         "format": FORMAT,
         "tokenizer": tokenizer.kind,
         "vocabulary_hash": tokenizer.vocabulary_hash,
         "vocab_size": tokenizer.vocab_size,
         "dtype": dtype.name,
-        "n_tokens": len(ids),
+        "n_tokens": n_tokens,
         "n_bytes": n_bytes,
-        "n_characters": n_characters,
-        "n_words": n_words,
         "document_starts": starts,
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": sums.hexdigest(),
     }
-    write_atomically(path, content)
     header["header_sha256"] = _check(header)
     write_atomically(path.with_suffix(".json"), json.dumps(header).encode())
     return read_tokens(path)
@@ -105,9 +103,8 @@ def read_tokens(path: Path) -> TokenFile:
             raise ValueError(f"format {header['format']!r}")
         if header.pop("header_sha256") != _check(header):
             raise ValueError("its header's checksum is wrong")
-        for name in ("n_tokens", "n_bytes", "vocab_size", "n_characters", "n_words"):
-            optional = name in ("n_characters", "n_words") and header[name] is None
-            if not optional and (type(header[name]) is not int or header[name] < 0):
+        for name in ("n_tokens", "n_bytes", "vocab_size"):
+            if type(header[name]) is not int or header[name] < 0:
                 raise ValueError(f"{name} {header[name]!r}")
         dtype = np.dtype(DTYPES[header["dtype"]]).newbyteorder("<")
         n_tokens, size = header["n_tokens"], path.stat().st_size
@@ -117,12 +114,18 @@ def read_tokens(path: Path) -> TokenFile:
             raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
         if not path.is_file():
             raise ValueError("it is no regular file")
+        # Read, not mapped: what is looked at through a map stays in memory.
+        sums, largest = hashlib.sha256(), 0
+        with open(path, "rb") as file:
+            while piece := file.read(CHUNK):
+                sums.update(piece)
+                largest = max(largest, int(np.frombuffer(piece, dtype).max()))
+        if sums.hexdigest() != header["sha256"]:
+            raise ValueError("its checksum is wrong")
+        if n_tokens and largest >= header["vocab_size"]:
+            raise ValueError(f"token {largest:,} is beyond the vocabulary")
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)
-        if hashlib.sha256(tokens.data).hexdigest() != header["sha256"]:
-            raise ValueError("its checksum is wrong")
-        if n_tokens and int(tokens.max()) >= header["vocab_size"]:
-            raise ValueError(f"token {int(tokens.max()):,} is beyond the vocabulary")
         starts = np.asarray(header["document_starts"], dtype=np.int64)
         if starts.ndim != 1 or (
             len(starts)
@@ -133,8 +136,6 @@ def read_tokens(path: Path) -> TokenFile:
             tokens=tokens,
             document_starts=starts,
             n_bytes=header["n_bytes"],
-            n_characters=header["n_characters"],
-            n_words=header["n_words"],
             kind=header["tokenizer"],
             vocab_size=header["vocab_size"],
             vocabulary_hash=header["vocabulary_hash"],

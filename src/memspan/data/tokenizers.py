@@ -6,7 +6,6 @@ import codecs
 import hashlib
 import itertools
 import json
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -44,10 +43,15 @@ class Tokenizer(ABC):
         Raises:
             MemspanError: the text is not UTF-8, where the tokeniser needs that.
         """
-        return (self.encode(piece) for piece in self._pieces(chunks))
+        return (self.encode(piece) for piece in self.pieces(chunks))
 
-    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """The text, cut only where each piece is encoded as it would be in the whole."""
+    @staticmethod
+    def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The text, cut only where each piece is encoded as it would be in the whole.
+
+        Raises:
+            MemspanError: the text is not UTF-8, where the tokeniser needs that.
+        """
         return (text.encode() for text in _cut_at_gaps(_decoded(chunks)))
 
     @abstractmethod
@@ -109,7 +113,8 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
 
-    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    @staticmethod
+    def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
         return iter(chunks)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
@@ -144,7 +149,8 @@ class CharacterTokenizer(Tokenizer):
         codes = np.frombuffer(_utf8(text).encode("utf-32-le"), dtype=np.uint32)
         return self._ids[codes].astype(self.dtype)
 
-    def _pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    @staticmethod
+    def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
         return (text.encode() for text in _decoded(chunks))
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
@@ -211,10 +217,28 @@ class SubwordTokenizer(Tokenizer):
         return {"model": self._bpe.to_str()}
 
 
+KINDS: dict[str, type[Tokenizer]] = {
+    kind.kind: kind for kind in (ByteTokenizer, CharacterTokenizer, WordTokenizer, SubwordTokenizer)
+}
+
+
+def tokenizer_class(kind: str) -> type[Tokenizer]:
+    """Raises :class:`MemspanError` for a kind that there is not."""
+    if kind not in KINDS:
+        raise MemspanError(f"unknown tokenizer {kind!r}: use {', '.join(KINDS)}")
+    return KINDS[kind]
+
+
 def train_tokenizer(
     kind: str, documents: Iterable[bytes], vocab_size: int | None = None
 ) -> Tokenizer:
-    """Make a tokeniser from training text. ``vocab_size`` counts for words and sub-words.
+    """Make a tokeniser from training text.
+
+    Args:
+        kind: see :data:`KINDS`.
+        documents: the text; a long document may come in :meth:`Tokenizer.pieces`. What is counted stays
+            in memory: the text's different characters or words.
+        vocab_size: ids at most, for words and sub-words.
 
     Raises:
         MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
@@ -222,6 +246,7 @@ def train_tokenizer(
     """
     # The sub-word library makes room for all of them, and aborts the process where it cannot.
     refuse_oversized_vocabulary(vocab_size or 0)
+    tokenizer_class(kind)
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "characters":
@@ -240,23 +265,21 @@ def train_tokenizer(
         )[: max(vocab_size or 300_000, len(special))]
         kept = sorted(ranked, key=lambda word: (-counts[word], word))
         return WordTokenizer(kept)
-    if kind == "subwords":
-        if vocab_size is not None and vocab_size < 256:
-            raise MemspanError(
-                f"sub-words need a vocabulary of at least 256, one per byte, not {vocab_size}: "
-                "raise --data.vocab-size"
-            )
-        library = _subword_library()
-        bpe = library.Tokenizer(library.models.BPE())
-        bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=vocab_size or 8192,
-            initial_alphabet=sorted(_byte_level_bytes()),
-            show_progress=False,
+    if vocab_size is not None and vocab_size < 256:
+        raise MemspanError(
+            f"sub-words need a vocabulary of at least 256, one per byte, not {vocab_size}: "
+            "raise --data.vocab-size"
         )
-        bpe.train_from_iterator((_utf8(d) for d in documents), trainer)
-        return SubwordTokenizer(bpe.to_str())
-    raise MemspanError(f"unknown tokenizer {kind!r}: use bytes, characters, words or subwords")
+    library = _subword_library()
+    bpe = library.Tokenizer(library.models.BPE())
+    bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size or 8192,
+        initial_alphabet=sorted(_byte_level_bytes()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((_utf8(d) for d in documents), trainer)
+    return SubwordTokenizer(bpe.to_str())
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -270,13 +293,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         value = json.loads(read_limited(path, LIMIT))
         content = dict(value["tokenizer"])
         kind = content.pop("kind")
-        makers: dict[str, Any] = {
-            "bytes": ByteTokenizer,
-            "characters": CharacterTokenizer,
-            "words": WordTokenizer,
-            "subwords": SubwordTokenizer,
-        }
-        tokenizer: Tokenizer = makers[kind](**content)
+        tokenizer = KINDS[kind](**content)
         if tokenizer.vocabulary_hash != value["sha256"]:
             raise ValueError("its checksum is wrong")
     except FileNotFoundError:
@@ -324,23 +341,34 @@ def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
         n_bytes += len(chunk)
 
 
-GAP = re.compile(r"(?<=\S)[ \t\n](?=\S)")
-"""Where one space or line break stands between two other characters. Neither words nor the pattern by
-which byte-level BPE splits a text (Radford et al. 2019) ever reach over its left edge."""
-
-
 def _cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
     """The same text, in pieces that end where a gap begins; one without gaps comes at the end."""
-    waiting = ""
+    held: list[str] = []
+    rest = ""
     for text in texts:
-        # What waits has no gap but maybe at its last character, whose neighbour was still to come.
-        start, waiting = max(len(waiting) - 1, 0), waiting + text
-        gaps = [match.start() for match in GAP.finditer(waiting, start)]
-        if gaps:
-            yield waiting[: gaps[-1]]
-            waiting = waiting[gaps[-1] :]
-    if waiting:
-        yield waiting
+        rest += text
+        gap = _last_gap(rest)
+        if gap is not None:
+            yield "".join([*held, rest[:gap]])
+            held, rest = [], rest[gap:]
+        else:
+            # A gap at its end is one only when its neighbour has come.
+            held.append(rest[:-2])
+            rest = rest[-2:]
+    if held or rest:
+        yield "".join([*held, rest])
+
+
+def _last_gap(text: str) -> int | None:
+    """Where a single space or line break stands between two other characters, for the last time.
+
+    Neither words nor the pattern by which byte-level BPE splits a text (Radford et al. 2019) ever reach
+    over its left edge.
+    """
+    for n in range(len(text) - 2, 0, -1):
+        if text[n] in " \t\n" and not (text[n - 1].isspace() or text[n + 1].isspace()):
+            return n
+    return None
 
 
 def _utf8(text: bytes) -> str:

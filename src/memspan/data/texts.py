@@ -1,0 +1,109 @@
+"""A document: part of a file, or bytes, read in chunks so that it need not fit into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from memspan.errors import MemspanError
+
+CHUNK = 1 << 16
+"""Bytes that are read at once. The library of sub-words collects 256 chunks while it learns."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Bytes ``start`` to ``stop`` of a file, or of a text that is in memory."""
+
+    source: Path | bytes
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, source: Path | bytes) -> Text:
+        """A whole text.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        return cls(source, 0, len(source) if isinstance(source, bytes) else source.stat().st_size)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def part(self, start: int, stop: int) -> Text:
+        """Its bytes ``start`` to ``stop``, counted as slices are."""
+        low, high, _ = slice(start, stop).indices(len(self))
+        return Text(self.source, self.start + low, self.start + max(low, high))
+
+    def read(self) -> bytes:
+        """All of it."""
+        return b"".join(self.chunks())
+
+    def chunks(self) -> Iterator[bytes]:
+        """All of it, in order.
+
+        Raises:
+            MemspanError: the file cannot be read, or is shorter than it was.
+        """
+        with self._opened() as file:
+            file.seek(self.start)
+            left = len(self)
+            while left:
+                with self._reported():
+                    chunk = file.read(min(CHUNK, left))
+                if not chunk:
+                    raise MemspanError(
+                        f"{self.source!s} became shorter while it was read: try again when nothing "
+                        "writes to it"
+                    )
+                left -= len(chunk)
+                yield chunk
+
+    def _opened(self) -> BinaryIO:
+        if isinstance(self.source, bytes):
+            return io.BytesIO(self.source)
+        with self._reported():
+            return open(self.source, "rb")
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MemspanError(
+                f"cannot read {self.source!s} ({error.strerror}): check its permissions"
+            ) from None
+
+
+def encoding_of(start: bytes) -> str | None:
+    """What a text that is not UTF-8 seems to be, from its first bytes; None: it may be UTF-8.
+
+    A guess that is good enough for a hint: UTF-16 by its mark or by the zeros beside Latin letters,
+    any encoding of one byte per character by bytes that UTF-8 cannot have.
+    """
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    if b"\0" in start:
+        halves = [start[half::2] for half in (0, 1)]
+        zeros = [half.count(0) / max(len(half), 1) for half in halves]
+        return "UTF-16" if max(zeros) > 0.4 and min(zeros) < 0.1 else None
+    # Cut inside a character, a text is UTF-8 all the same.
+    ends = range(max(len(start) - 3, 0), len(start) + 1)
+    if any(_is_utf8(start[:end]) for end in ends):
+        return None
+    # Control characters are no text, whatever the encoding.
+    printable = sum(byte >= 32 or byte in b"\t\n\r\f" for byte in start)
+    return "Latin-1 or alike" if printable == len(start) else None
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
