@@ -553,3 +553,29 @@ def test_any_output_encoding_will_do(encoding: str, monkeypatch: pytest.MonkeyPa
     cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *small])
     cli.main(["generate", "run", "--prompt", "☃", "--tokens", "9"])
     assert b"?" in output.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_files_left_out_and_other_encodings_are_said(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a text is read: once in each verb, beside the result."""
+    folder = Path("folder")
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(TEXT)
+    (folder / "empty.txt").touch()
+    (folder / "b.txt").write_bytes(TEXT.decode().encode("utf-16"))
+    Path("latin.txt").write_bytes("déjà vu, ".encode("latin-1") * 400)
+    capsys.readouterr()
+    cli.main(["data", "prepare", "folder"])
+    said = capsys.readouterr().err
+    assert "2 files are left out" in said
+    assert "b.txt (UTF-16, not UTF-8)" in said
+    for arguments in (
+        ["evaluate", "run", "--corpus", "latin.txt"],
+        ["generate", "run", "--prompt-file", "latin.txt", "--tokens", "1"],
+    ):
+        cli.main(arguments)
+        captured = capsys.readouterr()
+        assert captured.err.count("iconv -f LATIN1") == 1
+    cli.main(["train", "--data.corpus", "latin.txt", "--out", "latin", *SMALL])
+    assert "iconv -f LATIN1" in capsys.readouterr().out

@@ -429,6 +429,7 @@ def _evaluate(arguments: list[str]) -> None:
         data.vocab_size,
         with_tokenizer=load_tokenizer(options.run),
     )
+    _notify(prepared.notices())
     run = _load(options.run, options.device)
     import numpy as np
 
@@ -506,6 +507,12 @@ def _evaluate(arguments: list[str]) -> None:
         # Of bytes or characters it is a number of seven digits that nobody reports.
         print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
     print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")
+
+
+def _notify(lines: list[str]) -> None:
+    """Say what the user should know beside the result."""
+    for line in lines:
+        print(f"memspan: {line}", file=sys.stderr)
 
 
 def _reading(options: EvaluateArguments | GenerateArguments) -> dict[str, Any]:
@@ -595,11 +602,15 @@ def _opened(path: Path | None) -> BinaryIO:
 
 def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
     """The file's text and the prompt, in chunks; a line break if both are empty."""
+    from memspan.data.prepared import encoding_hint
+    from memspan.data.texts import encoding_of
     from memspan.training.terminal import counting
 
     n_bytes = 0
     with counting("reading", "bytes", os.fstat(file.fileno()).st_size or None) as show:
         while chunk := file.read(PROMPT_CHUNK):
+            if not n_bytes and (encoding := encoding_of(chunk)):
+                _notify([encoding_hint("the prompt", encoding)])
             yield chunk
             n_bytes += len(chunk)
             show(n_bytes)
@@ -634,6 +645,7 @@ def _data(arguments: list[str]) -> None:
 
         data = DataConfig(options.corpus, options.tokenizer, options.vocab_size)
         prepared = prepare(data.corpus, data.tokenizer, data.vocab_size)
+        _notify(prepared.notices())
         for name, split in prepared.splits.items():
             print(f"{name:<10} {len(split.tokens):>13,} tokens  {split.n_bytes:>13,} bytes")
     else:

@@ -81,6 +81,8 @@ def train(
     prepared = processes.in_turn(
         lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
     )
+    for line in prepared.notices():
+        console.print(line, soft_wrap=True, highlight=False)
     start = None if init_from is None else runs.load(init_from, str(device))
     config = _with_position_table(config)
     trainer = Trainer(config, folder, prepared, device, console, processes, start)

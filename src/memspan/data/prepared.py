@@ -38,6 +38,27 @@ class Prepared:
     encoding: str | None = None
     """What the text seems to be if it is not UTF-8."""
 
+    def notices(self) -> list[str]:
+        """A line for files left out, and one for a text in another encoding."""
+        lines = []
+        if self.skipped:
+            shown = ", ".join(f"{file.name} ({file.reason})" for file in self.skipped[:5])
+            more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
+            files = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
+            lines.append(f"{files} left out: {shown}{more}")
+        if self.encoding is not None:
+            lines.append(encoding_hint("the text", self.encoding))
+        return lines
+
+
+def encoding_hint(what: str, encoding: str) -> str:
+    """One line about ``what`` that is not UTF-8."""
+    convert = "UTF-16" if encoding == "UTF-16" else "LATIN1"
+    return (
+        f"{what} looks like {encoding}, not UTF-8, and its bytes are read as they are: if that is "
+        f"not meant, convert it first (iconv -f {convert} -t UTF-8 FILE)"
+    )
+
 
 def prepare(
     corpus: str,
