@@ -199,7 +199,10 @@ def test_generate_is_seeded_and_continues_from_a_memory(
     assert later == whole.removeprefix("the quick bro")
     greedy = text("--greedy", "--prompt", "the")
     assert greedy == text("--top-k", "1", "--prompt", "the")
-    assert text("--samples", "2").count("--- sample") == 2
+    samples = text("--greedy", "--prompt", "the", "--samples", "2")
+    many = refused(capsys, "generate", "run", "--samples", f"{10**10}")
+    assert "10,000,000,000 samples would take at least" in many
+    assert samples == "".join(f"--- sample {n} ---\n{greedy}" for n in (1, 2))
 
 
 @pytest.mark.parametrize(

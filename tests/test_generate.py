@@ -77,18 +77,17 @@ def test_impossible_options_are_refused(options: dict[str, float]) -> None:
 def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> None:
     m = model()
     prompt = np.arange(PROMPT_SEGMENT * 2 + 3) % 50
-    reader = m.reader(batch_size=2)
-    logits = read_prompt(reader, [prompt], 2)
+    reader = m.reader(batch_size=1)
+    logits = read_prompt(reader, [prompt])
     drawn = list(generate(reader, logits, 5, Sampling(seed=3)))
-    assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5] * 2
+    assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
     # The whole text in one call leaves the same memory: what was drawn was read.
     text = torch.tensor([[*prompt.tolist(), *(ids[0] for ids in drawn)]])
     whole = m(text).memory
-    torch.testing.assert_close(reader.memory.select([0]).hidden, whole.hidden)
-    again = m.reader(batch_size=2)
-    assert drawn == list(
-        generate(again, read_prompt(again, np.array_split(prompt, 3), 2), 5, Sampling(seed=3))
-    )
+    torch.testing.assert_close(reader.memory.hidden, whole.hidden)
+    again = m.reader(batch_size=1)
+    logits = read_prompt(again, np.array_split(prompt, 3))
+    assert drawn == list(generate(again, logits, 5, Sampling(seed=3)))
 
 
 def test_a_prompt_is_read_as_it_comes() -> None:
@@ -106,13 +105,13 @@ def test_a_prompt_is_read_as_it_comes() -> None:
         return torch.zeros(*tokens.shape, 50)
 
     reader.read = counted  # type: ignore[method-assign]
-    read_prompt(reader, pieces(), 1)
+    read_prompt(reader, pieces())
     assert read[0] == 4 * (PROMPT_SEGMENT * 2 + 1)
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(MemspanError, match="prompt is empty"):
-        read_prompt(model().reader(), [np.empty(0, np.uint8)], 1)
+        read_prompt(model().reader(), [np.empty(0, np.uint8)])
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -170,6 +170,19 @@ def test_a_folder_that_is_deleted_while_training_ends_it(monkeypatch: pytest.Mon
     assert not list(Path("r").iterdir())
 
 
+def test_a_folder_that_is_moved_during_a_save_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint._write_state
+
+    def move_first(folder: Path, state: dict[str, object], files: dict[str, str]) -> None:
+        Path("r").rename("moved")
+        write(folder, state, files)
+
+    monkeypatch.setattr(checkpoint, "_write_state", move_first)
+    with pytest.raises(MemspanError, match="folder r was moved or replaced during a save"):
+        train.train(OPTIONS, Path("r"), QUIET)
+    assert not list(Path("moved").rglob("state.json"))
+
+
 def test_a_run_that_is_copied_or_moved_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     train.train(OPTIONS, Path("whole"), QUIET)
     cut_run(monkeypatch)

@@ -122,12 +122,9 @@ def save(claim: Claim, checkpoint: Checkpoint, best: bool) -> None:
             sync_folder(target.parent)
         if best:
             _publish(target / WEIGHTS, folder / WEIGHTS)
-    except OSError as error:
+    except (OSError, MemspanError) as error:
         shutil.rmtree(building, ignore_errors=True)
-        raise unsaved(folder, error) from None
-    except MemspanError:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+        raise _failed_save(claim, error) from None
     _drop_old(folder, checkpoint.state["best_step"])
 
 
@@ -145,9 +142,21 @@ def new_shards(folder: Path, step: int) -> Path | None:
 
 
 def _still_here(claim: Claim) -> None:
-    """Raises OSError if the folder was moved during a save: parts of it may lie under another name."""
+    """Refuse to finish a save during which the folder was moved: parts of it may lie elsewhere."""
     if claim.moved():
-        raise OSError(0, "the folder was moved or replaced during the save")
+        raise MemspanError(
+            f"the run's folder {claim.folder} was moved or replaced during a save: the checkpoints in "
+            "it are untouched; go on with --resume and its new path"
+        )
+
+
+def _failed_save(claim: Claim, error: OSError | MemspanError) -> MemspanError:
+    """What to say: that the folder is gone explains all that failed in it."""
+    try:
+        _still_here(claim)
+    except MemspanError as gone:
+        return gone
+    return error if isinstance(error, MemspanError) else unsaved(claim.folder, error)
 
 
 def commit_shards(claim: Claim, state: dict[str, Any], best: bool) -> None:
@@ -167,9 +176,9 @@ def commit_shards(claim: Claim, state: dict[str, Any], best: bool) -> None:
         write_atomically(target.parent / LATEST, f"{target.name}\n".encode())
         if best:
             _publish_shards(folder, step)
-    except OSError as error:
-        shutil.rmtree(building, ignore_errors=True)
-        raise unsaved(folder, error) from None
+    except (OSError, MemspanError) as error:
+        drop_shards(folder, step)
+        raise _failed_save(claim, error) from None
     _drop_old(folder, state["best_step"])
 
 

@@ -492,8 +492,9 @@ def _evaluate(arguments: list[str]) -> None:
         if size is not None
     )
     memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
+    one = "every document by itself" if data.document_reset else "memory carried from start to end"
     streams = (
-        "one stream, memory carried from start to end (exact)"
+        f"one stream, {one} (exact)"
         if options.batch_size == 1
         else f"{options.batch_size} streams: the text is cut, each part starts with empty memory"
     )
@@ -527,6 +528,7 @@ def _generate(arguments: list[str]) -> None:
     _at_least(0, tokens=options.tokens)
     from memspan.generate import Sampling, generate, read_prompt
     from memspan.memory import refuse_to_overwrite
+    from memspan.sizes import refuse_oversized
 
     if options.save_memory is not None:
         # Before hours of reading.
@@ -548,13 +550,18 @@ def _generate(arguments: list[str]) -> None:
         run = _load(options.run, options.device)
         model, tokenizer, rows = run.model, run.tokenizer, options.samples
         memory = model.initial_memory(1)
+        device = memory.tokens_seen.device
+        refuse_oversized(
+            f"the memories of {rows:,} samples", rows * memory.nbytes, device, "lower --samples"
+        )
         fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
         if options.memory is not None:
-            device = memory.tokens_seen.device
             memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
-        reader = model.reader(memory.select([0] * rows), **_reading(options))
+        reader = model.reader(memory, **_reading(options))
         text = tokenizer.encode_stream(_prompt(file, options.prompt))
-        logits = read_prompt(reader, text, rows)
+        logits = read_prompt(reader, text).expand(rows, -1)
+    # The prompt is read once; the samples go on from there, each in a row of its own.
+    reader = model.reader(reader.memory.select([0] * rows), **_reading(options))
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]
     written = [""] * rows
     output_error = None

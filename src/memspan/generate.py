@@ -71,17 +71,17 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p / p.sum(-1, keepdim=True)
 
 
-def read_prompt(reader: Reader, prompt: Iterable[np.ndarray], rows: int) -> Tensor:
-    """Read a prompt of any length in segments; the logits ``[rows, V]`` after its last token.
+def read_prompt(reader: Reader, prompt: Iterable[np.ndarray]) -> Tensor:
+    """Read a prompt of any length in segments; the logits ``[1, V]`` after its last token.
 
-    ``prompt``: its ids, 1-D, in pieces of any length.
+    ``reader`` has one row. ``prompt``: its ids, 1-D, in pieces of any length.
 
     Raises:
         MemspanError: the prompt has no tokens.
     """
     logits = None
     for segment in _segments(prompt):
-        tokens = torch.from_numpy(segment.astype(np.int64)).expand(rows, -1)
+        tokens = torch.from_numpy(segment.astype(np.int64))[None]
         logits = reader.read(tokens.to(reader.device))
     if logits is None:
         raise MemspanError("the prompt is empty: give at least one token with --prompt")

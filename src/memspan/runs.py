@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from memspan import history
+from memspan.claim import BOUND
 from memspan.config import RunConfig
 from memspan.config_files import read_config
 from memspan.data.identity import Identity, recorded
@@ -150,7 +151,7 @@ def config_checksums(folder: Path) -> dict[str, str]:
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
         if (folder / name).is_file()
         else "missing"
-        for name in ("config.toml", "tokenizer.json")
+        for name in BOUND
     }
 
 

@@ -152,6 +152,12 @@ def _resume(
     state = checkpoint.latest_state(folder) if saved is None else saved.state
     if processes.first:
         checkpoint.recover(folder, state)
+    if state["step"] >= config.train.steps:
+        raise MemspanError(
+            f"{folder} is finished: it has made {state['step']:,} steps, and train.steps is "
+            f"{config.train.steps:,}; to go on: {_resume_command(folder)} --train.steps "
+            f"{2 * state['step']}"
+        )
     tokenizer = load_tokenizer(folder)
     prepared = processes.in_turn(
         lambda: prepare(
@@ -181,11 +187,6 @@ def _resume(
             lambda: checkpoint.latest(folder, trainer.target, verify=processes.first)
         )
         runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
-    if state["step"] >= config.train.steps:
-        raise MemspanError(
-            f"{folder} is finished: all its {config.train.steps} steps are made; for more: "
-            f"memspan train --resume {folder} --train.steps {2 * state['step']}"
-        )
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
     if changed:
@@ -208,6 +209,10 @@ def _resume(
             f"{trainer.step:,} may be wrong or missing; the training does not depend on them"
         )
     trainer.fit()
+
+
+def _resume_command(folder: Path) -> str:
+    return f"memspan train --resume {shlex.quote(str(folder))}"
 
 
 def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
@@ -265,7 +270,7 @@ class Trainer(TrainingState):
                 self.processes.wait()
         log.close()
         if self.interrupted:
-            resume = f"continue with: memspan train --resume {self.folder}"
+            resume = f"continue with: {_resume_command(self.folder)}"
             if self.moved_from is not None:
                 raise MemspanError(
                     f"the run's folder {self.moved_from} was moved while it was trained: stopped at "
@@ -426,7 +431,7 @@ class Trainer(TrainingState):
         self.model.eval()
         reader = self.passes.scored.reader(batch_size=1)
         decoder = self.prepared.tokenizer.stream_decoder()
-        logits = read_prompt(reader, [self.prepared.tokenizer.encode(b"\n")], 1)
+        logits = read_prompt(reader, [self.prepared.tokenizer.encode(b"\n")])
         draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
         return "".join(decoder.push(ids[0]) for ids in draws)
 
