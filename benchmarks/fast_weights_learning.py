@@ -25,6 +25,7 @@ from rich.console import Console
 from memspan.config import RunConfig, TransformerXLConfig
 from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.evaluate import evaluate
 from memspan.train import Trainer
@@ -72,7 +73,7 @@ def run(config: RunConfig[Any], text: Path, validation: np.ndarray) -> dict[str,
     for name, streams in (("segments", len(validation) // length), ("carried", 1)):
         try:
             found[name] = evaluate(
-                model, validation, validation.tobytes(), batch_size=streams, segment_length=length
+                model, validation, ByteTokenizer(), batch_size=streams, segment_length=length
             ).nats_per_token
         except MemspanError as error:
             print(f"{name}: {error}")

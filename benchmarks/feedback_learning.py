@@ -33,6 +33,7 @@ from memspan import runs
 from memspan.config import FeedbackConfig, RunConfig, TransformerXLConfig
 from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
 from memspan.train import Trainer
@@ -97,8 +98,9 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
     def bits(trainer: Trainer) -> float:
         trainer.model.eval()
         scores = evaluate(
-            trainer.model, validation, validation.tobytes(), batch_size=16, segment_length=64
+            trainer.model, validation, ByteTokenizer(), batch_size=16, segment_length=64
         )
+        assert scores.bits_per_byte is not None
         return scores.bits_per_byte
 
     def train(trainer: Trainer, until: float) -> None:

@@ -27,6 +27,7 @@ from rich.console import Console
 from memspan.config import RunConfig
 from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluate import evaluate
 from memspan.train import Trainer
 from peers.gpt import GPT
@@ -115,7 +116,7 @@ class TransformerXLRun:
         return evaluate(
             self.model,
             text,
-            text.tobytes(),
+            ByteTokenizer(),
             batch_size=streams,
             segment_length=self.trainer.config.train.segment_length,
             memory={} if memory_length is None else {"memory_length": memory_length},

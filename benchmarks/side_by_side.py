@@ -23,6 +23,7 @@ from rich.console import Console
 from memspan.config import RunConfig, TransformerXLConfig
 from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
 from memspan.train import Trainer
@@ -78,13 +79,15 @@ def run(job: tuple[RunConfig[Any], Path, int]) -> dict[str, Any]:
 
     def bits(streams: int) -> float:
         trainer.model.eval()
-        return evaluate(
+        found = evaluate(
             trainer.model,
             validation,
-            validation.tobytes(),
+            ByteTokenizer(),
             batch_size=streams,
             segment_length=length,
         ).bits_per_byte
+        assert found is not None
+        return found
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare(str(text), "bytes")

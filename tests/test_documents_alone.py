@@ -17,6 +17,7 @@ from architectures import CASES, VOCABULARY
 from memspan import train
 from memspan.config import DataConfig, RunConfig, TrainConfig, TransformerXLConfig
 from memspan.data.streams import START
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
 
@@ -44,7 +45,7 @@ def test_a_document_is_scored_as_alone(name: str, segment_length: int) -> None:
 
     def nats(tokens: np.ndarray, **options: Any) -> float:
         length = min(segment_length, len(tokens))
-        return evaluate(model, tokens, b"", segment_length=length, **options).nats
+        return evaluate(model, tokens, ByteTokenizer(), segment_length=length, **options).nats
 
     alone = sum(nats(document) for document in documents)
     assert nats(text, document_starts=starts) == pytest.approx(alone, rel=1e-9)

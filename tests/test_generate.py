@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memspan.config import TransformerXLConfig
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.evaluate import evaluate
 from memspan.generate import PROMPT_SEGMENT, Sampling, generate, probabilities, read_prompt
@@ -118,7 +119,7 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_scores_are_the_sum_over_every_token(rows: int) -> None:
     m = model()
     text = (np.arange(40) * 7 % 50).astype(np.uint8)
-    scores = evaluate(m, text, text.tobytes(), batch_size=rows, segment_length=5)
+    scores = evaluate(m, text, ByteTokenizer(), batch_size=rows, segment_length=5)
     parts = np.split(text.astype(np.int64), range(14, 40, 14)) if rows == 3 else [text]
     expected, before = 0.0, 0
     for part in parts:

@@ -23,6 +23,7 @@ from memspan.config import (
     RunConfig,
     TrainConfig,
 )
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluate import evaluate
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, non_finite_rows
@@ -233,7 +234,7 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
         for parameter in model.parameters():
             parameter.mul_(1e30)
     with pytest.raises(NonFiniteError, match="not finite"):
-        evaluate(model, np.arange(40, dtype=np.uint8), b"x" * 40, segment_length=8)
+        evaluate(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
 
 
 def test_the_command_line_says_so_in_one_line(

@@ -412,7 +412,7 @@ def _evaluate(arguments: list[str]) -> None:
     from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
     from memspan.data.tokenizers import load_tokenizer
-    from memspan.evaluate import evaluate
+    from memspan.evaluate import evaluate, percent
     from memspan.runs import load_config
     from memspan.training.terminal import counting
 
@@ -467,7 +467,7 @@ def _evaluate(arguments: list[str]) -> None:
         scores = evaluate(
             run.model,
             tokens,
-            run.tokenizer.decode(tokens),
+            run.tokenizer,
             document_starts=starts if data.document_reset else None,
             batch_size=options.batch_size,
             segment_length=segment_length,
@@ -500,8 +500,12 @@ def _evaluate(arguments: list[str]) -> None:
     )
     print(f"{options.run}  {corpus}, {options.split}: {scores.tokens:,} tokens, {streams}")
     print(f"segment {segment_length}{memory or ', memory of constant size'}")
-    print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
-    print(f"  bits per character   {scores.bits_per_character:10.4f}")
+    if scores.n_unknown:
+        print(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")
+        print("  no bits per byte or character: the text of unknown tokens is not scored")
+    else:
+        print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
+        print(f"  bits per character   {scores.bits_per_character:10.4f}")
     print(f"  nats per token       {scores.nats_per_token:10.4f}")
     print(f"  perplexity per token {scores.perplexity:10.2f}")
     if run.tokenizer.kind in ("words", "subwords"):

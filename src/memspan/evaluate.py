@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from memspan.data.streams import evaluation_segments
+from memspan.data.tokenizers import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import NonFiniteError
 from memspan.models import LanguageModel
@@ -26,8 +27,10 @@ class Scores:
     nats: float
     """Sum over the scored tokens."""
     tokens: int
+    n_unknown: int
+    """Scored tokens that stand for what the vocabulary lacks, such as ``<unk>``."""
     n_bytes: int
-    """Bytes of the scored text; likewise characters and words."""
+    """Bytes of the scored text, as decoded from its tokens; likewise characters and words."""
     n_characters: int
     n_words: int
     streams: int
@@ -44,12 +47,20 @@ class Scores:
         return self.nats / self.tokens
 
     @property
-    def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / max(self.n_bytes, 1)
+    def unknown_share(self) -> float:
+        """Of the scored tokens, in [0, 1]."""
+        return self.n_unknown / self.tokens
 
     @property
-    def bits_per_character(self) -> float:
-        return self.nats / math.log(2) / max(self.n_characters, 1)
+    def bits_per_byte(self) -> float | None:
+        """None where tokens are unknown: the model was not asked which bytes they stand for, so the
+        number would look better than that of a model which predicts all of the text."""
+        return self._bits_per(self.n_bytes)
+
+    @property
+    def bits_per_character(self) -> float | None:
+        """None in the same case."""
+        return self._bits_per(self.n_characters)
 
     @property
     def perplexity(self) -> float:
@@ -65,9 +76,13 @@ class Scores:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    def _bits_per(self, n: int) -> float | None:
+        return None if self.n_unknown else self.nats / math.log(2) / max(n, 1)
+
     def as_dict(self) -> dict[str, Any]:
         names = (
             "nats_per_token",
+            "unknown_share",
             "bits_per_byte",
             "bits_per_character",
             "perplexity",
@@ -80,7 +95,7 @@ class Scores:
 def evaluate(
     model: LanguageModel,
     tokens: np.ndarray,
-    text: bytes,
+    tokenizer: Tokenizer,
     *,
     document_starts: np.ndarray | None = None,
     batch_size: int = 1,
@@ -90,10 +105,11 @@ def evaluate(
     progress: Callable[[int], None] = lambda scored: None,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D), which stand for ``text``.
+    """Score ``tokens`` (1-D).
 
     Args:
         model: in evaluation mode.
+        tokenizer: the one that made the tokens; it says which text they stand for.
         document_starts: the index of each document's first token; nothing before it is visible to
             its tokens (None: the text is read on across its documents).
         batch_size: parallel streams; 1 is the exact protocol.
@@ -133,10 +149,12 @@ def evaluate(
         overflow = error
     if processes.any(overflow is not None):
         raise overflow or _overflow(scored // batch_size)
+    text = tokenizer.decode(tokens)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(
         nats=processes.total(nats),
         tokens=scored,
+        n_unknown=tokenizer.count_unknown(tokens),
         n_bytes=len(text),
         n_characters=len(decoded),
         n_words=len(decoded.split()),
@@ -155,6 +173,11 @@ def sum_of(losses: Tensor, targets: Tensor) -> Tensor:
     """
     scored = losses[targets != NOT_SCORED]
     return scored.cpu().sum(dtype=torch.float64)
+
+
+def percent(share: float) -> str:
+    """Three digits, also of a small share: 0.0123 is 1.23%."""
+    return f"{100 * share:.3g}%"
 
 
 def _overflow(n_tokens: int) -> NonFiniteError:

@@ -24,8 +24,8 @@ class Metrics:
         # Records follow the folder where it is moved to, and never go to another under its name.
         self._folder = os.open(folder, os.O_RDONLY)
 
-    def log(self, step: int, **values: float) -> None:
-        """Append a record."""
+    def log(self, step: int, **values: float | None) -> None:
+        """Append a record. None: this number cannot be had."""
         try:
             with open(self.path.name, "a", encoding="utf-8", opener=self._open) as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
@@ -34,7 +34,7 @@ class Metrics:
                 f"cannot write {self.path} ({error.strerror}): free some space, then --resume"
             ) from None
         if self._tracker is not None:
-            self._tracker.log(step, values)
+            self._tracker.log(step, {k: v for k, v in values.items() if v is not None})
 
     def close(self) -> None:
         os.close(self._folder)
@@ -49,7 +49,7 @@ class Metrics:
 class Unwritten:
     """Takes what a process reports that does not keep the run's folder, and leaves it."""
 
-    def log(self, step: int, **values: float) -> None:
+    def log(self, step: int, **values: float | None) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -68,11 +68,11 @@ def read(path: Path) -> list[dict[str, Any]]:
                 continue
             if isinstance(record, dict) and type(record.get("step")) is int:
                 records.append(record)
-    return [r for r in records if all(map(_is_number, r.values()))]
+    return [r for r in records if all(map(_is_number_or_none, r.values()))]
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+def _is_number_or_none(value: object) -> bool:
+    return type(value) in (float, type(None)) or (type(value) is int and abs(value) < 1 << 63)
 
 
 def checksum(folder: Path) -> dict[str, Any]:
@@ -98,8 +98,9 @@ def unchanged(folder: Path, saved: dict[str, Any]) -> bool:
 def plot(folder: Path) -> list[Path]:
     """Draw what a run's metrics tell, and return the pictures.
 
-    ``loss.png``: bits per byte in training and validation against tokens read. ``attention.png``, for
-    architectures that report it: the share of attention that falls on each part of memory.
+    ``loss.png``: bits per byte in training and validation against tokens read, or nats per token where
+    unknown tokens leave no bits per byte. ``attention.png``, for architectures that report it: the
+    share of attention that falls on each part of memory.
 
     Empty where matplotlib (the extra ``memspan[plot]``) is not installed.
     """
@@ -118,7 +119,7 @@ def plot(folder: Path) -> list[Path]:
             points = []
             for record in records:
                 values = [v for k, v in record.items() if k == key or k.startswith(f"{key}/")]
-                if values and "tokens" in record:
+                if values and None not in (record.get("tokens"), *values):
                     points.append((record["tokens"], sum(values) / len(values)))
             if points:
                 axes.plot(*zip(*points, strict=True), label=label, **style)
@@ -132,11 +133,15 @@ def plot(folder: Path) -> list[Path]:
         write_atomically(folder / name, picture.getvalue())
         pictures.append(folder / name)
 
+    kinds = ("train", "validation")
+    # One unit for both lines.
+    without_bits = any(r.get(f"{kind}_bits_per_byte", 0) is None for r in records for kind in kinds)
+    unit = "nats_per_token" if without_bits else "bits_per_byte"
     losses: dict[str, tuple[str, dict[str, Any]]] = {
-        "train": ("train_bits_per_byte", {"alpha": 0.5, "linewidth": 1}),
-        "validation": ("validation_bits_per_byte", {"marker": "o"}),
+        "train": (f"train_{unit}", {"alpha": 0.5, "linewidth": 1}),
+        "validation": (f"validation_{unit}", {"marker": "o"}),
     }
-    draw("loss.png", losses, "bits per byte")
+    draw("loss.png", losses, unit.replace("_", " "))
     prefix = "attention_"
     keys = {k.split("/")[0]: None for r in records for k in r if k.startswith(prefix)}
     if keys:

@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from memspan.distributed.processes import (
     whole,
 )
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.evaluate import Scores, evaluate
+from memspan.evaluate import Scores, evaluate, percent
 from memspan.generate import Sampling, generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
@@ -413,13 +414,13 @@ class Trainer(TrainingState):
 
     def score(self, batch_size: int) -> Scores:
         """Score the validation split's first ``evaluate_tokens`` tokens, from an empty memory."""
-        tokens, text, document_starts = self._validation()
+        tokens, document_starts = self._validation()
         self.model.eval()
         batch_size = min(batch_size, len(tokens))
         return evaluate(
             self.passes.scored,
             tokens,
-            text,
+            self.prepared.tokenizer,
             document_starts=document_starts,
             batch_size=batch_size,
             segment_length=min(self.config.train.segment_length, len(tokens)),
@@ -435,19 +436,19 @@ class Trainer(TrainingState):
         draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
         return "".join(decoder.push(ids[0]) for ids in draws)
 
-    def _validation(self) -> tuple[np.ndarray, bytes, np.ndarray | None]:
-        """Tokens, text and, where the run minds documents, their starts."""
+    def _validation(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Tokens and, where the run minds documents, their starts."""
         split = self.prepared.splits["validation"]
         tokens = split.tokens[: self.config.train.evaluate_tokens or None]
         starts = split.document_starts if self.config.data.document_reset else None
-        return tokens, self.prepared.tokenizer.decode(tokens), starts
+        return tokens, starts
 
     @torch.no_grad()
     def _validation_statistics(self) -> dict[str, float]:
         """What the architecture tells about a sample of the validation split, layer by layer."""
         if not self.statistics:
             return {}
-        tokens, _, document_starts = self._validation()
+        tokens, document_starts = self._validation()
         batch_size = min(self.config.train.batch_size, len(tokens))
         segment_length = min(self.config.train.segment_length, len(tokens))
         segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
@@ -476,12 +477,16 @@ class Trainer(TrainingState):
             tokens=self._tokens_read(),
             validation_nats_per_token=scores.nats_per_token,
             validation_bits_per_byte=scores.bits_per_byte,
+            **({"validation_unknown_share": scores.unknown_share} if scores.n_unknown else {}),
             **self._validation_statistics(),
         )
-        self.console.print(
-            f"step {self.step:>6,}  validation {scores.bits_per_byte:.4f} bits per byte  "
-            f"({scores.nats_per_token:.4f} nats per token)"
+        nats = f"{scores.nats_per_token:.4f} nats per token"
+        said = (
+            f"{scores.bits_per_byte:.4f} bits per byte  ({nats})"
+            if not scores.n_unknown
+            else f"{nats}  ({percent(scores.unknown_share)} of the tokens unknown: no bits per byte)"
         )
+        self.console.print(f"step {self.step:>6,}  validation {said}")
         if self.config.train.sample_tokens and self.step < self.config.train.steps:
             text = self.sample(min(self.config.train.sample_tokens, 80))
             self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
@@ -494,7 +499,9 @@ class Trainer(TrainingState):
         show: Callable[..., None],
     ) -> None:
         text = self.prepared.splits["train"]
-        bits = nats / math.log(2) * len(text.tokens) / text.n_bytes
+        bits = None
+        if not self._unknown_in_training:
+            bits = nats / math.log(2) * len(text.tokens) / text.n_bytes
         statistics = {name: self.processes.mean(x) for name, x in self.statistics.items()}
         losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
         log.log(
@@ -506,16 +513,26 @@ class Trainer(TrainingState):
             tokens_per_second=speed,
             **{f"train_{name}": value for name, value in by_layer(statistics).items()},
         )
-        show(completed=self.step, loss=nats, bits=bits, speed=speed)
+        loss = f"{nats:.3f}" if bits is None else f"{nats:.3f}  {bits:.3f} bits/byte"
+        show(completed=self.step, loss=loss, speed=speed)
+
+    @cached_property
+    def _unknown_in_training(self) -> float:
+        """Share of the training tokens."""
+        tokens = self.prepared.splits["train"].tokens
+        return self.prepared.tokenizer.count_unknown(tokens) / len(tokens)
 
     def _introduce(self) -> None:
         text, count = self.prepared.splits["train"], sum(p.numel() for p in self.model.parameters())
         options = self.config.train
         passes = options.batch_size * options.tokens_read(options.steps) / len(text.tokens)
+        kind = self.prepared.tokenizer.kind
+        if self._unknown_in_training:
+            kind += f", {percent(self._unknown_in_training)} unknown"
         self.console.print(
             f"{self.config.architecture}, {count:,} parameters, on {self.device}\n"
             f"corpus {self.config.data.corpus}: {len(text.tokens):,} training tokens "
-            f"({self.prepared.tokenizer.kind}), read {passes:.2f} times in "
+            f"({kind}), read {passes:.2f} times in "
             f"{options.steps:,} steps\nrun folder {self.folder}",
             highlight=False,
         )
@@ -523,24 +540,32 @@ class Trainer(TrainingState):
     def _conclude(self) -> None:
         if self.health != Health():
             self.console.print(f"{self.health}", highlight=False)
-        tokens, text, _ = self._validation()
+        tokens, _ = self._validation()
+        text = self.prepared.tokenizer.decode(tokens)
         scores = self.score(1)
         whole = len(tokens) == len(self.prepared.splits["validation"].tokens)
         part = "the validation split" if whole else "the validation split's first part"
-        baseline = 8 * len(lzma.compress(text, preset=9)) / len(text)
         say = self.console.print
         say(f"\nfinal score on {part}, {scores.tokens:,} tokens in one stream, memory carried:")
-        say(
-            f"  {self.config.architecture:<16} {scores.bits_per_byte:.3f} bits per byte   "
-            f"(perplexity per token {scores.perplexity:.2f})"
-        )
-        say(f"  {'lzma':<16} {baseline:.3f} bits per byte   (the same text)")
-        say(
-            "Lower is better: the model predicts this text better than a strong compressor does."
-            if scores.bits_per_byte < baseline
-            else "Lower is better. After minutes of training it is normal not to reach lzma, a strong "
-            "compressor, yet: more --train.steps and a larger model do."
-        )
+        perplexity = f"perplexity per token {scores.perplexity:.2f}"
+        if scores.bits_per_byte is None:
+            say(f"  {self.config.architecture:<16} {perplexity}")
+            say(
+                f"{percent(scores.unknown_share)} of the tokens are unknown and their text is not "
+                "scored: there are no bits per byte, and the model cannot be compared with lzma, a "
+                "compressor."
+            )
+        else:
+            baseline = 8 * len(lzma.compress(text, preset=9)) / len(text)
+            bits = f"{scores.bits_per_byte:.3f} bits per byte"
+            say(f"  {self.config.architecture:<16} {bits}   ({perplexity})")
+            say(f"  {'lzma':<16} {baseline:.3f} bits per byte   (the same text)")
+            say(
+                "Lower is better: the model predicts this text better than a strong compressor does."
+                if scores.bits_per_byte < baseline
+                else "Lower is better. After minutes of training it is normal not to reach lzma, a "
+                "strong compressor, yet: more --train.steps and a larger model do."
+            )
         if self.config.train.sample_tokens:
             sample = self.sample(self.config.train.sample_tokens)
             say("\nsample:", style="bold")

@@ -22,12 +22,17 @@ LIMIT = 1 << 28
 """Bytes of a ``tokenizer.json`` at most."""
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
+COUNTED = 1 << 22
+"""Ids that are looked at together: a corpus is larger than memory, maybe."""
 
 
 class Tokenizer(ABC):
     """Text as bytes to ids in ``[0, vocab_size)``, and back."""
 
     kind: ClassVar[str]
+
+    unknown: int | None = None
+    """The id of whatever the vocabulary lacks; None where the vocabulary covers every text."""
 
     @property
     @abstractmethod
@@ -56,6 +61,13 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes: ...
+
+    def count_unknown(self, ids: np.ndarray) -> int:
+        """How many of ``ids`` (1-D) are unknown, so that the text cannot be had back from them."""
+        if self.unknown is None:
+            return 0
+        pieces = (ids[i : i + COUNTED] for i in range(0, len(ids), COUNTED))
+        return sum(int(np.count_nonzero(piece == self.unknown)) for piece in pieces)
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
@@ -131,6 +143,7 @@ class CharacterTokenizer(Tokenizer):
     """The characters of the training text in order; id 0 stands for all others."""
 
     kind = "characters"
+    unknown = 0
 
     def __init__(self, characters: str) -> None:
         if not isinstance(characters, str) or len(set(characters)) != len(characters):
@@ -171,14 +184,14 @@ class WordTokenizer(Tokenizer):
             raise ValueError("its words are not words")
         self.words = words
         self._ids = {word: i for i, word in enumerate(words)}
-        self._unknown = self._ids[UNKNOWN]
+        self.unknown: int = self._ids[UNKNOWN]
 
     @property
     def vocab_size(self) -> int:
         return len(self.words)
 
     def encode(self, text: bytes) -> np.ndarray:
-        get, unknown = self._ids.get, self._unknown
+        get, unknown = self._ids.get, self.unknown
         return np.fromiter((get(w, unknown) for w in split_words(text)), dtype=self.dtype)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import signal
 import sys
@@ -107,17 +106,15 @@ def stoppable(ask: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
-    """A bar of so many steps; what is yielded takes ``completed``, ``loss``, ``bits``, ``speed``.
+    """A bar of so many steps; what is yielded takes ``completed``, ``loss`` (as text), ``speed``.
 
     Where there is no terminal, a line at intervals.
     """
     line = (
         "step {task.completed:,.0f}/{task.total:,.0f}",
-        "loss {task.fields[loss]:.3f}  {task.fields[bits]:.3f} bits/byte  "
-        "{task.fields[speed]:,.0f} tokens/s  left",
+        "loss {task.fields[loss]}  {task.fields[speed]:,.0f} tokens/s  left",
     )
-    fields = {"loss": math.nan, "bits": math.nan, "speed": 0}
-    with _bar(console, line, steps, **fields) as show:
+    with _bar(console, line, steps, loss="?", speed=0) as show:
         yield show
 
 

@@ -1,0 +1,166 @@
+"""Unknown tokens hide text: no score in bits then, and every score says how many they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memspan import cli, metrics
+from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
+from memspan.evaluate import Scores, evaluate
+from memspan.models import LanguageModel
+from test_train import MODEL
+
+KNOWN = "the quick brown fox jumps over the lazy dog\n" * 200
+UNSEEN = "the quick brown fox jumps over the lazy cät\n" * 20
+SMALL = [
+    "--model.n-layers=1",
+    "--model.d-model=16",
+    "--model.n-heads=2",
+    "--model.d-ff=32",
+    "--model.memory-length=8",
+    "--train.batch-size=2",
+    "--train.segment-length=8",
+    "--train.steps=4",
+    "--train.evaluate-every=2",
+    "--train.sample-tokens=0",
+    "--train.device=cpu",
+    "--data.corpus=text.txt",
+    "--out=run",
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(capsys: pytest.CaptureFixture[str], text: str, *data: str) -> str:
+    """Train the run ``run`` on ``text``; what was printed, line breaks of long lines taken out."""
+    Path("text.txt").write_text(text)
+    cli.main(["train", *SMALL, *(f"--data.{option}" for option in data)])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def score(tokenizer: Tokenizer, text: bytes) -> Scores:
+    model = LanguageModel(max(tokenizer.vocab_size, 2), MODEL).eval()
+    return evaluate(model, tokenizer.encode(text), tokenizer, segment_length=4)
+
+
+def records(key: str) -> list[dict[str, Any]]:
+    return [record for record in metrics.read(Path("run/metrics.jsonl")) if key in record]
+
+
+@pytest.mark.parametrize(
+    ("kind", "training", "text", "n_unknown"),
+    [
+        ("bytes", b"", "all of it, ä too".encode(), 0),
+        ("words", b"a b c\n", b"a b c c b\n", 0),
+        ("words", b"a b c\n", b"a d c ee b\n", 2),
+        ("characters", b"abc", b"abcab", 0),
+        ("characters", b"abc", "abdäbc".encode(), 2),
+        ("subwords", b"abc", "abdäbc".encode(), 0),
+    ],
+)
+def test_scores_count_unknown_tokens_and_have_no_bits_then(
+    kind: str, training: bytes, text: bytes, n_unknown: int
+) -> None:
+    if kind == "subwords":
+        pytest.importorskip("tokenizers")
+    tokenizer = train_tokenizer(kind, [training])
+    scores = score(tokenizer, text)
+    assert scores.n_unknown == n_unknown
+    assert scores.unknown_share == n_unknown / scores.tokens
+    assert scores.perplexity == pytest.approx(math.exp(scores.nats / scores.tokens))
+    assert scores.word_perplexity == pytest.approx(math.exp(scores.nats / len(text.split())))
+    if n_unknown:
+        assert scores.bits_per_byte is scores.bits_per_character is None
+    else:
+        decoded = text.decode()
+        assert scores.bits_per_byte == scores.nats / math.log(2) / len(text)
+        assert scores.bits_per_character == scores.nats / math.log(2) / len(decoded)
+    json.dumps(scores.as_dict())
+
+
+def test_long_texts_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memspan.data.tokenizers.COUNTED", 3)
+    tokenizer = train_tokenizer("words", [b"a b"])
+    assert tokenizer.count_unknown(tokenizer.encode(b"a x b x x a b x")) == 4
+    assert ByteTokenizer().count_unknown(np.zeros(7, np.uint8)) == 0
+
+
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_training_and_evaluation_say_what_is_unknown(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = trained(capsys, KNOWN + UNSEEN, f"tokenizer={kind}")
+    cli.main(["evaluate", "run", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["bits_per_byte"] is scores["bits_per_character"] is None
+    assert scores["unknown_share"] == scores["n_unknown"] / scores["tokens"] > 0
+    share = f"{100 * scores['unknown_share']:.3g}%"
+
+    assert f"nats per token ({share} of the tokens unknown: no bits per byte)" in said
+    assert f"transformer-xl perplexity per token {scores['perplexity']:.2f} {share} of the" in said
+    assert "cannot be compared with lzma" in said
+    assert "Lower is better" not in said
+    validations = records("validation_bits_per_byte")
+    assert [r["step"] for r in validations] == [2, 4]
+    assert {r["validation_bits_per_byte"] for r in validations} == {None}
+    assert {r["validation_unknown_share"] for r in validations} == {scores["unknown_share"]}
+    # The training text has none.
+    assert records("train_bits_per_byte")[-1]["train_bits_per_byte"] > 0
+
+    cli.main(["evaluate", "run"])
+    said = capsys.readouterr().out
+    assert f"{scores['n_unknown']:,} ({share})" in said
+    assert "no bits per byte or character" in said
+    assert said.count("bits per") == 1
+    assert f"perplexity per token {scores['perplexity']:10.2f}" in said
+
+
+def test_without_unknown_words_there_are_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    said = trained(capsys, KNOWN, "tokenizer=words")
+    assert "unknown)" not in said
+    assert "bits per byte (the same text)" in said
+    assert not records("validation_unknown_share")
+    cli.main(["evaluate", "run"])
+    said = capsys.readouterr().out
+    assert "unknown tokens" not in said
+    assert "bits per byte  " in said
+
+
+def test_a_small_vocabulary_leaves_training_without_bits_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn: list[int] = []
+    plot = Axes.plot
+
+    def counted(self: Axes, *values: Any, **style: Any) -> Any:
+        drawn.append(len(values[0]))
+        return plot(self, *values, **style)
+
+    monkeypatch.setattr(Axes, "plot", counted)
+    monkeypatch.setattr("memspan.training.terminal.PLAIN_SECONDS", 0)
+    said = trained(capsys, KNOWN, "tokenizer=words", "vocab-size=5")
+    assert "(words, 50% unknown)" in said
+    assert "bits/byte" not in said
+    assert {r["train_bits_per_byte"] for r in records("train_bits_per_byte")} == {None}
+    # Training and validation, both in nats per token.
+    assert drawn == [1, 2]
+    # A tracker would not take None, and a record keeps it when the run is resumed.
+    pytest.importorskip("tensorboard")
+    before = records("step")
+    log = metrics.Metrics(Path("run"), "tensorboard", step=4)
+    log.log(5, validation_bits_per_byte=None, tokens=3)
+    log.close()
+    assert records("step") == [*before, {"step": 5, "validation_bits_per_byte": None, "tokens": 3}]
