@@ -428,8 +428,8 @@ class DataConfig:
     corpus: str = "python-stdlib"
     """A named corpus (see `memspan data list`), or a file, a folder or a quoted glob of text."""
     tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
-    """What a token is. subwords needs the extra `memspan[subwords]`. Words, and characters, that the
-    training text lacks are one unknown token: a text with such tokens gets no bits per byte."""
+    """What a token is. subwords needs the extra `memspan[subwords]`. Words and characters that the
+    vocabulary lacks are one unknown token; a text that has it is not scored in bits per byte."""
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
     document_reset: bool = False

@@ -484,7 +484,7 @@ class Trainer(TrainingState):
         said = (
             f"{scores.bits_per_byte:.4f} bits per byte  ({nats})"
             if not scores.n_unknown
-            else f"{nats}  ({percent(scores.unknown_share)} of the tokens unknown: no bits per byte)"
+            else f"{nats} ({percent(scores.unknown_share)} unknown: no bits per byte)"
         )
         self.console.print(f"step {self.step:>6,}  validation {said}")
         if self.config.train.sample_tokens and self.step < self.config.train.steps:
