@@ -280,6 +280,14 @@ def test_a_launchers_numbers_are_numbers(
     assert "the environment has WORLD_SIZE=abc" in refused(capsys, "train")
 
 
+def test_scores_say_how_documents_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data.corpus", "text.txt", "--out", "r", *SMALL, "--data.document-reset"]
+    cli.main(["train", *flags])
+    assert "in one stream, every document by itself" in " ".join(capsys.readouterr().out.split())
+    cli.main(["evaluate", "r"])
+    assert "one stream, every document by itself (exact)" in capsys.readouterr().out
+
+
 def test_bytes_that_are_no_utf8_work() -> None:
     Path("latin1.txt").write_bytes(b"caf\xe9 " * 500)
     cli.main(["train", "--data.corpus", "latin1.txt", "--out", "latin", *SMALL])

@@ -373,3 +373,27 @@ def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
         assert checkpoint.latest_state(Path("r"))["step"] == step
     pointer.unlink()
     assert checkpoint.latest_state(Path("r"))["step"] == 6
+
+
+def test_a_checkpoint_that_is_there_is_never_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one of its step, trained with other options, would not be written in its place."""
+    train.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
+    folder = Path("r/checkpoints/step-00000006")
+    state = checkpoint.latest_state(Path("r"))
+    Path("r/checkpoints/latest").write_text("step-00000004\n")
+    shards = folder.with_name(".step-00000006.tmp") / checkpoint.SHARDS
+    shards.mkdir(parents=True)
+    folder.rename("elsewhere")
+
+    def crash(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "sync_folder", crash)
+    with claim(Path("r")) as claimed:
+        claimed.load()
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.commit_shards(claimed, state, best=False)
+    assert folder.is_dir()
+    assert checkpoint.latest_state(Path("r"))["step"] == 6

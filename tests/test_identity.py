@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -339,7 +340,9 @@ def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> N
         options(segment_length=8, accumulate=2, precision="bfloat16", save_every=0),
         optim=OptimConfig(learning_rate=1e-3, weight_decay=0.0, beta2=0.9, clip_norm=0.0),
     )
-    train.resume(Path("r"), QUIET, config=new)
+    console = Console(file=io.StringIO(), record=True, width=1000)
+    train.resume(Path("r"), console, config=new)
+    assert "; learning rate here 0.00105 -> 5e-05\n" in console.export_text()
     saved = checkpoint.latest(Path("r")).state
     assert saved["environment"]["precision"] == "bfloat16"
     # Four segments of 4, and two steps of two segments of 8.

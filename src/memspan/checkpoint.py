@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -171,9 +172,10 @@ def commit_shards(claim: Claim, state: dict[str, Any], best: bool) -> None:
         files = claim.checksums() | {f"{SHARDS}/{n}": c for n, c in sums.items()}
         _write_state(building, state, files)
         _still_here(claim)
+        # First: a name that is not there is passed over, but a whole checkpoint must not be.
+        write_atomically(target.parent / LATEST, f"{target.name}\n".encode())
         os.replace(building, target)
         sync_folder(target.parent)
-        write_atomically(target.parent / LATEST, f"{target.name}\n".encode())
         if best:
             _publish_shards(folder, step)
     except (OSError, MemspanError) as error:
@@ -261,9 +263,10 @@ def latest(folder: Path, target: Target | None = None, verify: bool = True) -> C
 def _latest(folder: Path, read: Callable[[Path, dict[str, Any]], T]) -> T:
     steps = steps_of(folder)
     if not steps:
+        preset, out = shlex.quote(str(folder / "config.toml")), shlex.quote(str(folder))
         raise MemspanError(
-            f"{folder} has no checkpoint yet: start it again with --preset {folder}/config.toml "
-            f"--out {folder}"
+            f"{folder} has no checkpoint yet: start it again with memspan train --preset {preset} "
+            f"--out {out}"
         )
     source = _newest(folder)
     try:

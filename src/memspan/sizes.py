@@ -84,8 +84,9 @@ def refuse_oversized(what: str, needed: int, device: torch.device, remedy: str) 
     """Raise :class:`MemspanError` if ``needed`` bytes are more than the device has."""
     there = memory_of(device)
     if needed > there:
+        where = "this machine" if device.type == "cpu" else f"the {device.type} device"
         raise MemspanError(
-            f"{what} would take at least {_shown(needed // 10**9)} GB, and {device.type} has "
+            f"{what} would take at least {_shown(needed // 10**9)} GB, and {where} has "
             f"{there / 1e9:,.1f} GB: {remedy}"
         )
 

@@ -546,7 +546,8 @@ class Trainer(TrainingState):
         whole = len(tokens) == len(self.prepared.splits["validation"].tokens)
         part = "the validation split" if whole else "the validation split's first part"
         say = self.console.print
-        say(f"\nfinal score on {part}, {scores.tokens:,} tokens in one stream, memory carried:")
+        how = "every document by itself" if self.config.data.document_reset else "memory carried"
+        say(f"\nfinal score on {part}, {scores.tokens:,} tokens in one stream, {how}:")
         perplexity = f"perplexity per token {scores.perplexity:.2f}"
         if scores.bits_per_byte is None:
             say(f"  {self.config.architecture:<16} {perplexity}")
