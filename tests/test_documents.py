@@ -20,7 +20,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.models.segments import move_left, move_right, padding_mask
+from memspan.models.segments import Padding, move_left, move_right, padding_mask
 from test_laws import assert_memories_equal, rows_of, some_memory, text
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -115,6 +115,28 @@ def test_gradients_of_documents(case: Case) -> None:
             assert not any(g.any() for g in (gradient, other) if g is not None), name
         else:
             assert_same(other, gradient, 1e-9, name)
+
+
+@every_case
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
+    """NaN where a row is padded reaches neither results nor gradients."""
+    backbone, lengths = case.model().backbone, torch.tensor([5, 0, 2])
+    own = padding_mask(lengths, 5, padding)
+    torch.manual_seed(2)
+    clean = torch.randn(3, 5, backbone.config.d_model, dtype=torch.float64)
+    found = []
+    for x in (clean, clean.masked_fill(~own[..., None], torch.nan)):
+        x.requires_grad_()
+        out = backbone(x, lengths=lengths, padding=padding)
+        loss = out.hidden[own].square().sum() + out.auxiliary_loss
+        parameters = [x, *backbone.parameters()]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        found.append((out.hidden[own], out.memory, gradients))
+    (hidden, memory, gradients), (other, after, others) = found
+    assert torch.equal(hidden, other)
+    assert_memories_equal(after, memory, 0)
+    assert all(a is b or torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
 
 
 @every_case

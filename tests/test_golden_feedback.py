@@ -123,7 +123,7 @@ def token_by_token(
                 empty = x_t.new_zeros(len(x_t), model.config.n_heads, 1, model.config.head_width)
                 keys = values = empty
             visible = torch.full((len(x_t), keys.shape[2]), bool(seen))
-            states.append(layer(states[-1], keys, values, visible))
+            states.append(layer(states[-1], keys, values, visible, None))
         vector = torch.einsum("l,lbd->bd", model.mix(), torch.stack(states))
         past.append(keys_of(model, vector, context))
         outputs.append(states[-1])

@@ -69,6 +69,32 @@ def test_auxiliary_losses_of_documents_and_padding(loss: str) -> None:
 
 
 @torch.no_grad()
+def test_shares_of_attention_without_padding() -> None:
+    """Shares are those of the row's own tokens; ``sdpa`` has none and gives the same result."""
+    backbone = compressive().model().backbone
+    x = torch.randn(1, 6, backbone.config.d_model, dtype=torch.float64)
+    memory = backbone(x).memory
+    alone = backbone(x[:, :4], memory).statistics
+    padded = backbone(x, memory, lengths=torch.tensor([4]))
+    for name, share in padded.statistics.items():
+        assert_same(share, alone[name], 1e-12, name)
+    plain = backbone(x, memory, lengths=torch.tensor([4]), implementation="sdpa")
+    assert set(plain.statistics) == {"auxiliary_loss"}
+    assert_same(plain.hidden, padded.hidden, 1e-12, "hidden")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [transformer_xl, compressive])
+def test_readers_of_a_memory_in_another_precision(make: Callable[..., Case]) -> None:
+    """What is read after a memory in bfloat16 is remembered in the model's precision."""
+    model = make().model()
+    memory = some_memory(model, 3).to(torch.bfloat16)
+    reader = model.reader(memory)
+    reader.read(text(3, 4))
+    assert_memories_equal(reader.memory, model(text(3, 4), memory).memory, 1e-9)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["segment", "fixed", "learned"])
 @pytest.mark.parametrize("make", [transformer_xl, compressive])
 def test_readers_may_have_another_span(make: Callable[..., Case], name: str) -> None:
@@ -110,10 +136,12 @@ def test_attention_weights_for_inspection(make: Callable[..., Case]) -> None:
     memory, tokens = some_memory(model, 3), text(3, 4)
     maps: list[Tensor] = []
     x = model.embedding(tokens)
+    assert x.requires_grad
     hidden = model.backbone(x, memory, attention_weights=maps).hidden
     assert_same(hidden, model.backbone(x, memory).hidden, 1e-12, "hidden")
     slots = sum(memory.slots().values())
     assert [m.shape for m in maps] == [(3, 2, 4, slots + 4)] * 2
+    assert not any(m.requires_grad for m in maps)
     assert_same(maps[1].sum(-1), torch.ones(3, 2, 4).double(), 1e-12, "sum")
     used = sum(fields(memory)[name] for name in memory.slots())
     column = torch.arange(slots + 4)

@@ -78,6 +78,8 @@ def test_embeddings_and_memories_that_do_not_fit() -> None:
     ):
         with pytest.raises(MemspanError, match="lower"):
             made.initial_memory(rows, **options)
+    with pytest.raises(MemspanError, match="lower the number of rows"):
+        made.eval().reader(batch_size=10**10)
     huge = CompressiveConfig(compression_rate=10**18, memory_length=10**18)
     with pytest.raises(MemspanError, match="cannot be made in these sizes"):
         LanguageModel(10, huge)

@@ -29,7 +29,7 @@ from memspan.models.relative_self_attention import (
     RelativeLayer,
     Span,
 )
-from memspan.models.segments import Documents, Padding, documents_of
+from memspan.models.segments import Documents, Padding, documents_of, padding_mask
 from memspan.ops import compression as ops
 from memspan.ops.relative_attention import Implementation
 
@@ -308,13 +308,14 @@ class Compressive(RelativeBackbone):
             padding: the side that padding is on.
             implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
             attention_weights: a list that is given each layer's weights, ``[B, H, T, C + M + T]``,
-                before dropout; for inspection. Valid slots stand right-most before the segment:
-                ``compressed_length`` compressed ones, then ``length`` of memory. Left padding counts
-                as right padding in it.
+                before dropout and without gradient; for inspection. Valid slots stand right-most before
+                the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Left
+                padding counts as right padding in it.
 
         Returns:
             As every backbone; ``statistics`` has per layer the auxiliary loss and, in evaluation mode,
-            the share of attention that falls on compressed slots, memory and segment.
+            the share of attention that falls on compressed slots, memory and segment (not with
+            ``sdpa``, which keeps no weights).
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
@@ -340,12 +341,12 @@ class Compressive(RelativeBackbone):
                 else documents.newest(both, slots)
             )
             hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
-            received = self._counter(h, old_slots + n_tokens)
+            received = self._counter(h, old_slots + n_tokens, implementation)
             h, older, loss = layer(h, old, older, step, shared, *self.biases(n), received)
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:
-                shares.append(_shares(received, memory.length, n_tokens))
+                shares.append(_shares(received, memory.length, n_tokens, documents))
 
         tokens_seen = memory.tokens_seen
         if documents is None:
@@ -396,9 +397,12 @@ class Compressive(RelativeBackbone):
         """Whether compressing asks how much attention each slot received."""
         return self.config.compression == "most-used" and self.config.compressed_length > 0
 
-    def _counter(self, x: Tensor, span: int) -> Tensor | None:
+    def _counter(
+        self, x: Tensor, span: int, implementation: Implementation | None
+    ) -> Tensor | None:
         """Where attention that is received is counted, if anybody asks."""
-        wanted = self.needs_received or not self.training
+        counts_shares = not self.training and implementation != "sdpa"
+        wanted = self.needs_received or counts_shares
         return x.new_zeros(len(x), span) if wanted else None
 
     def _step(self, memory: CompressiveMemory, n_tokens: int, documents: Documents | None) -> Step:
@@ -449,9 +453,11 @@ def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
     return ops.pick(x.transpose(1, 2), columns).transpose(1, 2)
 
 
-def _shares(received: Tensor, length: Tensor, n_tokens: int) -> Tensor:
+def _shares(received: Tensor, length: Tensor, n_tokens: int, documents: Documents | None) -> Tensor:
     """Shares of the attention on compressed slots, memory and segment: ``[B, S] -> [3]``."""
     old, segment = received.split([received.shape[1] - n_tokens, n_tokens], 1)
+    if documents is not None:
+        segment = segment.where(padding_mask(documents.lengths, n_tokens), 0)
     memory = old.where(ops.in_use(old.shape[1], length), 0).sum()
     parts = torch.stack([old.sum() - memory, memory, segment.sum()])
     # 0 where nothing was read.

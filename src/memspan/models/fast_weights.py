@@ -515,12 +515,9 @@ class FastWeightsReader:
         ``starts``: bool ``[B, T]``, true where a document begins.
 
         Raises:
-            MemspanError: other rows; what comes out is not finite. Where looking would wait for the
-                device it comes out as NaN.
+            MemspanError: what comes out is not finite. Where looking would wait for the device it
+                comes out as NaN.
         """
-        rows = len(self._tokens_seen)
-        if len(x) != rows:
-            raise MemspanError(f"the reader has {rows} rows, and {len(x)} were given: give as many")
         if not x.shape[1]:
             return self.backbone.final_norm(x)
         if starts is None:
@@ -533,6 +530,8 @@ class FastWeightsReader:
 
     def _forget(self, rows: Tensor) -> None:
         """Empty the rows where ``rows [B]`` is true, in place."""
+        if not rows.any():
+            return
         self._tokens_seen = self._tokens_seen.where(~rows, 0)
         for tensor in (*self._weights, *self._key_sums):
             tensor.masked_fill_(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)

@@ -81,10 +81,13 @@ class FeedbackLayer(nn.Module):
         ratio = self.span_ratio + (self.span_ratio.clamp(0, 1) - self.span_ratio).detach()
         return span_mask(self.longest_span * ratio, self.span_ramp, len(self.position_scores))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor, span_mask: Tensor | None
+    ) -> Tensor:
         """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
 
         ``visible``: bool ``[B, S]``. Where a row sees nothing, the attention adds zero.
+        ``span_mask``: from :meth:`span_mask`, computed once for many tokens.
         """
         z = self.attention_norm(x) if self.pre else x
         attended = attend(
@@ -96,7 +99,7 @@ class FeedbackLayer(nn.Module):
             self.content_bias,
             visible,
             self.attention_dropout if self.training else 0.0,
-            self.span_mask(),
+            span_mask,
         )
         attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
         if self.pre:
@@ -278,6 +281,7 @@ class Feedback(nn.Module):
         slot = torch.arange(span, device=x.device)
         # For each token read, its keys and values: lists over layers of [B, H, K].
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
+        masks = [layer.span_mask() for layer in self.stack()]
         outputs, vectors = [], []
         for t, x_t in enumerate(x.unbind(1)):
             visible = slot >= span - (length + t).clamp(max=span)[:, None]
@@ -285,7 +289,7 @@ class Feedback(nn.Module):
             for n, layer in enumerate(self.stack()):
                 keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
                 values = torch.stack([values[n] for _, values in past[-span:]], 2)
-                states.append(layer(states[-1], keys, values, visible))
+                states.append(layer(states[-1], keys, values, visible, masks[n]))
             vector = torch.einsum("l,lbd->bd", mix, torch.stack(states))
             past.append(self.project(vector))
             outputs.append(states[-1])
@@ -471,6 +475,7 @@ class FeedbackReader:
         self._begin(memory.tokens_seen, memory.length)
         self._count = 0
         weights = backbone.fold(self.span)
+        self._span_masks = [layer.span_mask() for layer in backbone.stack()]
         self._step = self._compiled = None
         activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
         if backbone.can_fuse() and feedback_loop.available(weights.mix):
@@ -585,7 +590,7 @@ class FeedbackReader:
         states = [x]
         for n, layer in enumerate(self.backbone.stack()):
             keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
-            states.append(layer(states[-1], keys, values, visible))
+            states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
         vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
         place.copy_(self._projected(vector[None]).squeeze(3))
         return states[-1]

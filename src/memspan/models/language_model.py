@@ -198,11 +198,10 @@ class Reader:
         options: dict[str, Any],
     ) -> None:
         self._model = model
-        if memory is not None:
-            check_memory(memory, model.backbone.memory_type)
-            batch_size = memory.batch_size
-        check_batch_size(batch_size)
-        self._rows = batch_size
+        if memory is None:
+            memory = model.initial_memory(batch_size)
+        check_memory(memory, model.backbone.memory_type)
+        self._rows = memory.batch_size
         # Where every parameter lives, which it is, how often it was written to, and its storage,
         # which conversions such as model.float() exchange.
         self._weights = [
@@ -212,7 +211,7 @@ class Reader:
             if parameter is not None
         ]
         with self._inference():
-            self._backbone = model.backbone.reader(memory, batch_size, **options)
+            self._backbone = model.backbone.reader(memory, self._rows, **options)
 
     @property
     def device(self) -> torch.device:
@@ -244,7 +243,9 @@ class Reader:
             )
         check_segment(tokens, targets, starts)
         if len(tokens) != self._rows:
-            raise MemspanError(f"the reader has {self._rows} rows, and {len(tokens)} were given")
+            raise MemspanError(
+                f"the reader has {self._rows} rows, and {len(tokens)} were given: give as many"
+            )
         with self._inference():
             hidden = self._model._embed(tokens)
             if tokens.numel():

@@ -161,15 +161,17 @@ class RelativeSelfAttention(nn.Module):
         """
         position_keys, position_scores = self.distances(shared.codes)
         if shared.weights is not None:
-            weights = attention_weights(
-                q,
-                k,
-                position_keys,
-                content_bias=content_bias,
-                position_bias=position_bias,
-                position_scores=position_scores,
-                mask=shared.mask,
-            )
+            # Without a graph, which would live as long as the caller's list.
+            with torch.no_grad():
+                weights = attention_weights(
+                    q,
+                    k,
+                    position_keys,
+                    content_bias=content_bias,
+                    position_bias=position_bias,
+                    position_scores=position_scores,
+                    mask=shared.mask,
+                )
             shared.weights.append(weights)
         attended = relative_attention(
             q,

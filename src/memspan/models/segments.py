@@ -51,6 +51,14 @@ def padding_mask(lengths: Tensor, n_tokens: int, padding: Padding = "right") -> 
     return columns >= n_tokens - lengths[:, None]
 
 
+def without_padding(x: Tensor, own: Tensor) -> Tensor:
+    """``x [B, T, D]`` with zeros where ``own [B, T]`` is false.
+
+    Padding may hold anything, NaN included, and a weight or gradient of 0 times NaN is NaN.
+    """
+    return x.masked_fill(~own[..., None], 0)
+
+
 @dataclass(frozen=True)
 class Documents:
     """The documents of a segment whose padding is on the right, for architectures that mask attention.
@@ -100,7 +108,7 @@ class Documents:
 def documents_of(
     x: Tensor, starts: Tensor | None, lengths: Tensor | None = None, padding: Padding = "right"
 ) -> tuple[Tensor, Documents | None]:
-    """The documents of ``x [B, T, ...]``, and ``x`` with its padding on the right.
+    """The documents of ``x [B, T, D]``, and ``x`` with its padding on the right and zero.
 
     None where neither documents start nor rows are padded.
     """
@@ -115,6 +123,7 @@ def documents_of(
         starts = None if starts is None else move_left(starts, lengths)
     column = torch.arange(n_tokens, device=x.device)
     own = column < lengths[:, None]
+    x = without_padding(x, own)
     begins = torch.zeros_like(own) if starts is None else starts & own
     number = (begins | (column == lengths[:, None])).cumsum(1)
     last_start = (begins * column).amax(1)
@@ -158,6 +167,7 @@ def read_in_pieces(
     real = torch.ones_like(begins)
     if lengths is not None:
         real = padding_mask(lengths, n_tokens, padding)
+        x = without_padding(x, real)
     begins = (begins & real).cpu()
     real = real.cpu()
     cut = begins.any(0)

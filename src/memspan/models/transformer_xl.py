@@ -125,8 +125,8 @@ class TransformerXL(RelativeBackbone):
             padding: the side that padding is on.
             implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
             attention_weights: a list that is given each layer's weights, ``[B, H, T, M + T]`` over
-                ``[memory | segment]``, before dropout; for inspection. Left padding counts as right
-                padding in it.
+                ``[memory | segment]``, before dropout and without gradient; for inspection. Left
+                padding counts as right padding in it.
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
@@ -220,7 +220,8 @@ class TransformerXLReader:
         self._length = memory.length.cpu()
         self._uniform = _uniform(self._length)
         # Buffers hold [memory | room]; self._end is one past the newest column.
-        self._hidden = memory.hidden.detach().transpose(0, 1)
+        dtype = backbone.content_bias.dtype
+        self._hidden = memory.hidden.detach().to(dtype).transpose(0, 1)
         self._keys, self._values = [], []
         for n, hidden in enumerate(self._hidden):
             keys, values = self._attention.keys_and_values(n, hidden)
