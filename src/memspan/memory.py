@@ -61,7 +61,7 @@ class Memory:
         """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``.
 
         Raises:
-            MemspanError: a row that there is not; on a GPU torch says so.
+            MemspanError: a row does not exist; on a GPU torch itself raises.
         """
         wanted = f"select needs row numbers in 0 .. {self.batch_size - 1}"
         index = self._per_row(rows, torch.int64, wanted)

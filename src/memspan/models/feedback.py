@@ -74,7 +74,7 @@ class FeedbackLayer(nn.Module):
         self.dropout = dropout_layer(config.dropout)
 
     def span_mask(self) -> Tensor | None:
-        """How much of each distance is seen, ``[H, P]``, where spans are learned."""
+        """How much of each distance is seen, ``[H, P]``; None where spans are not learned."""
         if self.span_ratio is None:
             return None
         # The gradient passes where the ratio has left 0 .. 1, so that it can come back.
@@ -235,8 +235,8 @@ class Feedback(nn.Module):
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
             padding: the side that padding is on.
             implementation: ``reference``, the loop; ``fused``, the same as one function, for pre-norm
-                without dropout; ``compiled``, that function with its loops in C, on a CPU with a C
-                compiler. None: the last of these that can be.
+                without dropout or learned spans; ``compiled``, that function with its loops in C, on a
+                CPU with a C compiler. None: the last of these that can run.
 
         Raises:
             MemspanError: the memory is of other sizes; the implementation does not exist or cannot run.
@@ -267,7 +267,8 @@ class Feedback(nn.Module):
         return BackboneOutput(self.final_norm(h), memory, self.span_penalty())
 
     def span_penalty(self) -> Tensor:
-        """What learned spans cost, a scalar: their mean over heads, summed over layers, weighted."""
+        """What learned spans cost, a scalar: ``adaptive_span`` times the spans in tokens, averaged over
+        heads and summed over layers; 0 without learned spans."""
         penalty = next(self.stack()).content_bias.new_zeros(())
         for layer in self.stack():
             if layer.span_ratio is not None:

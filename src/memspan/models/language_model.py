@@ -135,7 +135,7 @@ class LanguageModel(nn.Module):
         )
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """``int64 [B, T] -> [B, T, D]``, of which one is refused if it is not in the vocabulary."""
+        """``int64 [B, T] -> [B, T, D]``; a token outside the vocabulary is refused."""
         try:
             return self.embedding(tokens)
         except IndexError:

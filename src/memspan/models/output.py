@@ -18,7 +18,7 @@ class BackboneOutput(Generic[M]):
     """``hidden [B, T, D]``, the memory after the segment, and a scalar loss of the architecture's own
     (0 where it has none).
 
-    ``statistics``: what the architecture has to tell about the pass, one number per layer, ``[L]``,
+    ``statistics``: what the architecture reports about the pass, one number per layer, ``[L]``,
     without gradient."""
 
     hidden: Tensor

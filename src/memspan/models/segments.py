@@ -83,7 +83,7 @@ class Documents:
         return counts.where(~self.fresh, 0)
 
     def mask(self, mask: Tensor) -> Tensor:
-        """Of a mask ``[B or 1, T, S]`` over memory and segment what lies in the query's document."""
+        """A mask ``[B or 1, T, S]`` over memory and segment, limited to the query's document."""
         n_tokens = self.number.shape[1]
         of_key = F.pad(self.number, (mask.shape[2] - n_tokens, 0))
         return mask & (self.number[:, :, None] == of_key[:, None])
@@ -131,7 +131,7 @@ def documents_of(
 
 
 def cuts(starts: Tensor) -> list[tuple[int, int]]:
-    """First and last-but-one columns of the pieces that no document starts inside of.
+    """The pieces ``(start, end)`` of a segment, ``end`` excluded, within which no document starts.
 
     ``starts``: bool ``[B, T]``. Waits for the device.
     """

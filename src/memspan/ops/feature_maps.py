@@ -76,7 +76,7 @@ class DPFP:
         """Features of a key of width ``head_width``.
 
         Raises:
-            MemspanError: there are no so many rolls.
+            MemspanError: ``nu`` is below 1 or above ``2K``.
         """
         if not 1 <= self.nu <= 2 * head_width:
             raise MemspanError(

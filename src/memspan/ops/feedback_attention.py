@@ -66,10 +66,12 @@ def attend(
 
 
 def span_mask(spans: Tensor, ramp: int, n_distances: int) -> Tensor:
-    """``m_d = clamp((ramp + z - (d - 1)) / ramp, 0, 1)`` for the distances ``d = 1 .. P``.
+    """``m_d = clamp((R + z - (d - 1)) / R, 0, 1)`` for the distances ``d = 1 .. P``.
 
     Args:
         spans: ``z``, in tokens, ``[H]``.
+        ramp: ``R``, tokens over which ``m`` falls from 1 to 0, at least 1.
+        n_distances: ``P``.
 
     Returns:
         ``[H, P]``. The nearest token is always seen in full.
