@@ -161,8 +161,10 @@ def test_learned_spans() -> None:
 
 
 @fast
-@pytest.mark.parametrize("kind", ["empty", "full", "rows"])
-@pytest.mark.parametrize("n_tokens", [1, 2, 63])
+@pytest.mark.parametrize(
+    ("kind", "n_tokens"),
+    [("empty", 1), ("empty", 20), ("full", 1), ("full", 20), ("rows", 2), ("rows", 63)],
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_fast_paths_equal_the_reference(
     options: dict[str, Any], n_tokens: int, kind: str, implementation: Any
