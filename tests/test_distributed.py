@@ -273,6 +273,14 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
 
+    early = start("--resume", "r")
+    wait_for(lambda: workers(early.pid), early)
+    early.send_signal(signal.SIGINT)
+    _, said = early.communicate(timeout=60)
+    assert early.returncode == 130
+    assert said.count("memspan: interrupted") == 1
+    assert checkpoint.latest_state(Path("r"))["step"] == newest
+
 
 @several
 def test_processes_end_with_their_launcher() -> None:

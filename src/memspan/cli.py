@@ -187,7 +187,9 @@ def main(arguments: list[str] | None = None) -> None:
             traceback.print_exc()
         _fail(f"memspan: {error}", 2, error)
     except KeyboardInterrupt:
-        print("\nmemspan: interrupted", file=sys.stderr)
+        # Of several processes the launcher says so.
+        if not reports.is_worker():
+            print("\nmemspan: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone, as with `| head`: not an error of ours.
@@ -283,8 +285,9 @@ def _train(arguments: list[str]) -> None:
         from memspan.distributed.processes import joined
 
         processes = stack.enter_context(joined())
-        # Names of corpora and folders may hold brackets, which are no mark-up.
-        console = Console(quiet=not processes.first, markup=False)
+        # Names of corpora and folders may hold brackets, which are no mark-up. Lines are broken by the
+        # terminal, so that files and pipes hold them whole.
+        console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
         if options.resume is not None:
             wanted = options.config if changed else None
             train.resume(options.resume, console, processes, wanted)

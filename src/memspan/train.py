@@ -35,6 +35,7 @@ from memspan.distributed.processes import (
     own_device,
     whole,
 )
+from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluate import Scores, evaluate, percent
 from memspan.generate import Sampling, generate, read_prompt
@@ -83,7 +84,7 @@ def train(
         lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
     )
     for line in prepared.notices():
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, highlight=False)
     start = None if init_from is None else runs.load(init_from, str(device))
     config = _with_position_table(config)
     trainer = Trainer(config, folder, prepared, device, console, processes, start)
@@ -278,6 +279,7 @@ class Trainer(TrainingState):
                     f"step {self.step:,} and saved where it is now; {resume}"
                 )
             self.console.print(f"stopped at step {self.step:,}; {resume}")
+            report_stop()
             return
         if self.claim is not None:
             self._follow(self.claim)
@@ -582,7 +584,7 @@ class Trainer(TrainingState):
         say("\nnext:", style="bold")
         # Commands are copied: no line breaks or colours inside.
         for command in (f"evaluate {folder}", f"generate {folder} {prompt_from(text)}".rstrip()):
-            say(f"  memspan {command}", soft_wrap=True, highlight=False)
+            say(f"  memspan {command}", highlight=False)
 
     def _ask_to_stop(self) -> None:
         self.asked_to_stop = True

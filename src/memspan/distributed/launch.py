@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from memspan.distributed.reports import BY_US, LOST
+from memspan.distributed.reports import BY_US, LOST, has_stopped
 
 SAVE_SECONDS = 120
 """How long a run that is to stop may take for its last checkpoint."""
@@ -44,6 +44,7 @@ def launch(arguments: list[str], n_processes: int) -> None:
 
     Raises:
         RunEndedError: one of them failed; the others are stopped then.
+        KeyboardInterrupt: they were asked to end while they were not training.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings = {
@@ -75,6 +76,9 @@ def launch(arguments: list[str], n_processes: int) -> None:
         except SignalException as error:
             if error.sigval.name not in ("SIGINT", "SIGTERM", "SIGHUP"):
                 raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
+            if not has_stopped():
+                # Before training, or after it: there is nothing to go on from that was said.
+                raise KeyboardInterrupt from None
         except ChildFailedError as error:
             raise _ended(error) from None
 

@@ -24,6 +24,21 @@ def is_worker() -> bool:
     return size.isdecimal() and int(size) > 1 and "RANK" in os.environ
 
 
+def report_stop() -> None:
+    """Tell our launcher, if there is one, that training has stopped as asked, saved, and said so."""
+    if BY_US in os.environ:
+        _stop_mark().touch()
+
+
+def has_stopped() -> bool:
+    """Whether a process of this launcher has said so."""
+    return _stop_mark().exists()
+
+
+def _stop_mark() -> Path:
+    return Path(os.environ[BY_US]).with_name("stopped")
+
+
 def leave(line: str, status: int) -> None:
     """Report ``line`` and end this process at once: threads may be waiting for processes that ended."""
     _write(line, status)
