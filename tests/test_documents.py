@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -72,7 +72,6 @@ def expected(
 
 
 @every_case
-@settings(max_examples=6)
 @given(where=boundaries(), empty=st.booleans())
 @torch.no_grad()
 def test_documents_and_padding(case: Case, where: dict[str, Any], empty: bool) -> None:
@@ -140,7 +139,6 @@ def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
 
 
 @every_case
-@settings(max_examples=4)
 @given(where=boundaries().filter(lambda w: w["starts"] is not None and w["lengths"] is None))
 @torch.no_grad()
 def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:

@@ -245,7 +245,7 @@ def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(train.Trainer, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
         with pytest.raises(PowerCut):
             train.train(OPTIONS, Path("r"), QUIET)
-    with pytest.raises(MemspanError, match="start it again with --preset r/config"):
+    with pytest.raises(MemspanError, match="start it again with memspan train --preset r/config"):
         train.resume(Path("r"), QUIET)
     cli.main(["train", "--preset", "r/config.toml", "--out", "r"])
     train.train(OPTIONS, Path("whole"), QUIET)

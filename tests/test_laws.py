@@ -273,11 +273,10 @@ def test_no_memory_is_an_empty_memory(case: Case) -> None:
 # ----- 5. Bounded memory
 
 
-@pytest.mark.parametrize("rows", [1, 2])
 @every_case
-def test_bounded_memory(case: Case, rows: int) -> None:
+def test_bounded_memory(case: Case) -> None:
     """Same size before the first token and ever after; no view pins a larger buffer."""
-    model = case.shared_model()
+    model, rows = case.shared_model(), 2
     memory = model.initial_memory(rows)
     reader = model.reader(memory)
     size, largest = memory.nbytes, 0
