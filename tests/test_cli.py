@@ -482,6 +482,28 @@ def test_help_explains_without_importing_torch(verb: list[str]) -> None:
     assert len(done.stdout.splitlines()) > 5
 
 
+def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> None:
+    code = """
+import contextlib, sys
+from memspan import cli
+def refused(*arguments):
+    with contextlib.suppress(SystemExit):
+        cli.main(list(arguments))
+        raise AssertionError(arguments)
+refused("generate", "run", "--seed", "-1")
+refused("generate", "nowhere")
+refused("evaluate", "nowhere")
+refused("evaluate", "run", "--corpus", "nothing.txt")
+refused("train", "--train.steps", "0")
+assert "torch" not in sys.modules
+refused("generate", "run", "--samples", str(10**10))
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "lower --samples" in done.stderr
+
+
 def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["data", "list"])
     said = capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 from memspan.config import MODELS, RunConfig
 from memspan.data.synthetic import Programs
 from memspan.errors import MemspanError
-from memspan.generate import Sampling
+from memspan.sampling import Sampling
 
 SECTIONS = [kind for kind in typing.get_type_hints(RunConfig).values() if isinstance(kind, type)]
 CONFIGS: list[Any] = [*MODELS.values(), *SECTIONS, Sampling, Programs]

@@ -18,6 +18,7 @@ from architectures import VOCABULARY, fast_weights
 from golden import assert_same
 from memspan import cli, train
 from memspan.config import DataConfig, FastWeightsConfig, OptimConfig, RunConfig, TrainConfig
+from memspan.config_files import load_config
 from memspan.errors import MemspanError
 from memspan.models import FastWeights, LanguageModel
 from memspan.models.fast_weights import FastWeightsReader
@@ -477,7 +478,7 @@ def test_resume_continues_bit_for_bit(
         assert files[0][0].keys() == files[1][0].keys()
         for key, tensor in files[0][0].items():
             assert torch.equal(tensor, files[1][0][key]), key
-    cut, whole = (train.runs.load_config(Path(run)) for run in ("cut", "whole"))
+    cut, whole = (load_config(Path(run)) for run in ("cut", "whole"))
     assert dataclasses.asdict(cut) == dataclasses.asdict(whole)
 
 

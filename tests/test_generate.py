@@ -15,8 +15,9 @@ from memspan.config import TransformerXLConfig
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.evaluate import evaluate
-from memspan.generate import PROMPT_SEGMENT, Sampling, generate, probabilities, read_prompt
+from memspan.generate import PROMPT_SEGMENT, generate, probabilities, read_prompt
 from memspan.models import LanguageModel
+from memspan.sampling import Sampling
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
 

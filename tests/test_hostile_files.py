@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 import hostile
-from memspan import cli, config_files, metrics, runs
+from memspan import cli, config_files, metrics
 from memspan.config import DataConfig, RunConfig, TransformerXLConfig
 from memspan.data.download import read_member
 from memspan.data.tokenizers import load_tokenizer
@@ -401,7 +401,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "config.toml").symlink_to("/dev/zero")
     with pytest.raises(MemspanError, match="has no config"):
-        runs.load_config(tmp_path)
+        config_files.load_config(tmp_path)
     (tmp_path / "large").write_bytes(bytes(11))
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_limited(tmp_path / "large", 10)

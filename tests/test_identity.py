@@ -17,6 +17,7 @@ import memspan
 from memspan import checkpoint, cli, history, train
 from memspan.claim import Claim
 from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from memspan.config_files import load_config
 from memspan.data.corpora import load_corpus, located
 from memspan.data.identity import difference
 from memspan.errors import MemspanError
@@ -388,7 +389,7 @@ def test_longer_segments_than_learned_positions_are_refused(
     model = dataclasses.replace(OPTIONS.model, positions="learned")
     monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, model=model))
     cut_run(monkeypatch)
-    longer = memspan.runs.load_config(Path("r"))
+    longer = load_config(Path("r"))
     longer = dataclasses.replace(longer, train=dataclasses.replace(longer.train, segment_length=5))
     with pytest.raises(MemspanError, match=r"learned positions up to a distance of 8.* needs 9"):
         train.resume(Path("r"), QUIET, config=longer)

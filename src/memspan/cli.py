@@ -23,12 +23,14 @@ from memspan.config_files import (
     PRESETS,
     architecture_of,
     flags_from_toml,
+    load_config,
     parsed,
     preset_file,
     read_config,
 )
 from memspan.distributed import reports
 from memspan.errors import MemspanError
+from memspan.sampling import Sampling
 
 if TYPE_CHECKING:
     from memspan.runs import Run
@@ -365,10 +367,10 @@ def _without(arguments: list[str], name: str) -> list[str]:
 
 def _export(arguments: list[str]) -> None:
     options = parsed(ExportArguments, arguments, "memspan export")
-    from memspan import checkpoint, runs
+    load_config(options.run)
+    from memspan import checkpoint
     from memspan.claim import claim
 
-    runs.load_config(options.run)
     with claim(options.run):
         steps = checkpoint.export(options.run)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
@@ -415,9 +417,6 @@ def _evaluate(arguments: list[str]) -> None:
     from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
     from memspan.data.tokenizers import load_tokenizer
-    from memspan.evaluate import evaluate, percent
-    from memspan.runs import load_config
-    from memspan.training.terminal import counting
 
     # The text first: a name that is wrong is found before a model is built.
     data = load_config(options.run).data
@@ -433,8 +432,12 @@ def _evaluate(arguments: list[str]) -> None:
         with_tokenizer=load_tokenizer(options.run),
     )
     _notify(prepared.notices())
-    run = _load(options.run, options.device)
     import numpy as np
+
+    from memspan.evaluate import evaluate, percent
+    from memspan.training.terminal import counting
+
+    run = _load(options.run, options.device)
 
     if options.split == "all":
         splits = list(prepared.splits.values())
@@ -533,15 +536,6 @@ def _generate(arguments: list[str]) -> None:
     options = parsed(GenerateArguments, arguments, "memspan generate")
     _at_least(1, samples=options.samples, clamp_length=options.clamp_length)
     _at_least(0, tokens=options.tokens)
-    from memspan.generate import Sampling, generate, read_prompt
-    from memspan.memory import refuse_to_overwrite
-    from memspan.sizes import refuse_oversized
-
-    if options.save_memory is not None:
-        # Before hours of reading.
-        refuse_to_overwrite(options.save_memory, memories=not options.force)
-    elif options.force:
-        raise MemspanError("--force belongs to --save-memory: drop it, or add that")
     if options.greedy and (options.top_k, options.top_p, options.min_p) != (None, None, None):
         raise MemspanError(
             "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
@@ -553,6 +547,17 @@ def _generate(arguments: list[str]) -> None:
         min_p=options.min_p,
         seed=options.seed,
     )
+    load_config(options.run)
+    # Torch, which takes seconds to import, only now.
+    from memspan.generate import generate, read_prompt
+    from memspan.memory import refuse_to_overwrite
+    from memspan.sizes import refuse_oversized
+
+    if options.save_memory is not None:
+        # Before hours of reading.
+        refuse_to_overwrite(options.save_memory, memories=not options.force)
+    elif options.force:
+        raise MemspanError("--force belongs to --save-memory: drop it, or add that")
     with _opened(options.prompt_file) as file:
         run = _load(options.run, options.device)
         model, tokenizer, rows = run.model, run.tokenizer, options.samples

@@ -149,6 +149,19 @@ def read_config(path: Path) -> RunConfig[Any]:
     return config
 
 
+def load_config(folder: Path) -> RunConfig[Any]:
+    """The options of the run in ``folder``, from its ``config.toml``.
+
+    Raises:
+        MemspanError: it is no run, or the file is damaged.
+    """
+    if not folder.is_dir():
+        raise MemspanError(f"no run at {folder}: check the path, or train one with memspan train")
+    if not (folder / "config.toml").is_file():
+        raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
+    return read_config(folder / "config.toml")
+
+
 def parsed(kind: type[T], arguments: list[str], program: str) -> T:
     """The command line as ``kind``; exits after ``--help``.
 

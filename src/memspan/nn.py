@@ -143,7 +143,7 @@ class Head(nn.Module):
         self.tables = (
             embedding.tables
             if config.tie
-            else nn.ParameterList(nn.Parameter(torch.empty_like(t)) for t in embedding.tables)
+            else nn.ParameterList(nn.Parameter(torch.empty(t.shape)) for t in embedding.tables)
         )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
         tied = {
@@ -156,7 +156,7 @@ class Head(nn.Module):
             for i in range(n_clusters):
                 source = embedding.projections[i if self.by_cluster else 0]
                 self.projections.append(
-                    source if tied[i] else nn.Parameter(torch.empty_like(source))
+                    source if tied[i] else nn.Parameter(torch.empty(source.shape))
                 )
         if n_clusters > 1:
             width = self.tables[0].shape[1]
@@ -225,6 +225,9 @@ def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor
 def initialise(module: nn.Module, std: float = 0.02) -> None:
     """Matrices and tables from N(0, std^2), biases zero, norm gains one (the paper's own choice)."""
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            # Shapes alone. Drawing them would import torch's compiler, which takes a second.
+            continue
         if parameter.dim() >= 2:
             nn.init.normal_(parameter, std=std)
         elif not (name.endswith("weight") and "norm" in name):

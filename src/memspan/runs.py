@@ -20,7 +20,7 @@ from torch import Tensor
 from memspan import history
 from memspan.claim import BOUND
 from memspan.config import RunConfig
-from memspan.config_files import read_config
+from memspan.config_files import load_config
 from memspan.data.identity import Identity, recorded
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.errors import MemspanError
@@ -70,14 +70,6 @@ def _step(folder: Path, header: dict[str, str]) -> int:
         return int(header["step"])
     except (KeyError, ValueError):
         raise MemspanError(f"{folder / WEIGHTS} does not say its step: restore it") from None
-
-
-def load_config(folder: Path) -> RunConfig[Any]:
-    if not folder.is_dir():
-        raise MemspanError(f"no run at {folder}: check the path, or train one with memspan train")
-    if not (folder / "config.toml").is_file():
-        raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
-    return read_config(folder / "config.toml")
 
 
 def check_fit(

@@ -23,7 +23,7 @@ from torch import Tensor
 from memspan import checkpoint, history, metrics, runs
 from memspan.claim import Claim, claim
 from memspan.config import RunConfig
-from memspan.config_files import to_toml
+from memspan.config_files import load_config, to_toml
 from memspan.data.corpora import is_there, located
 from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.prepared import prepare
@@ -38,10 +38,11 @@ from memspan.distributed.processes import (
 from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluate import Scores, evaluate, percent
-from memspan.generate import Sampling, generate, read_prompt
+from memspan.generate import generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
+from memspan.sampling import Sampling
 from memspan.training.changes import changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
 from memspan.training.optimisation import learning_rate, set_learning_rate
@@ -114,7 +115,7 @@ def resume(
             an option that cannot change.
     """
     # Refuses what is no run before a folder is made for the claim.
-    runs.load_config(folder)
+    load_config(folder)
     with _claimed(folder, processes) as claimed:
         _resume(folder, claimed, console, processes, config)
 
@@ -128,7 +129,7 @@ def _resume(
 ) -> None:
     if claimed is not None:
         claimed.load()
-    before = runs.load_config(folder)
+    before = load_config(folder)
     config = before
     if wanted is not None:
         corpus = wanted.data.corpus

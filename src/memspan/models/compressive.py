@@ -90,6 +90,8 @@ class Compression(nn.Module):
     def initialise(self) -> None:
         """Begin as mean pooling with some noise, the decoder as repetition: slots keep their scale."""
         for name, parameter in self.named_parameters():
+            if parameter.is_meta:
+                continue
             if "bias" in name:
                 nn.init.zeros_(parameter)
             else:

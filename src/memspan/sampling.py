@@ -1,0 +1,43 @@
+"""How the next token is drawn. Without torch, which the command line imports after its checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memspan.checks import check_types
+from memspan.errors import MemspanError
+
+LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less may overflow."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; filters apply in the order of the fields."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the likeliest token always (greedy)."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens (None: all)."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that together have this probability (None: all)."""
+    min_p: float | None = None
+    """Draw from tokens at least this times as likely as the likeliest (None: all)."""
+    seed: int | None = None
+    """Seed of the draws (None: different each time)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.temperature != 0 and self.temperature < LOWEST_TEMPERATURE:
+            raise MemspanError(
+                f"temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE}, not "
+                f"{self.temperature}"
+            )
+        if self.seed is not None and self.seed < 0:
+            raise MemspanError(f"seed must be at least 0, not {self.seed}")
+        if self.top_k is not None and self.top_k < 1:
+            raise MemspanError(f"top_k must be at least 1, not {self.top_k}")
+        for name in ("top_p", "min_p"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise MemspanError(f"{name} must lie in (0, 1], not {value}")
