@@ -5,8 +5,11 @@ backward by itself; evaluate, the losses of a segment without gradients; generat
 full memory, carried from call to call, where the peer has one. Ratios are the peer's CPU time over ours
 within one round, sides taking turns; shown are the median and the lowest and highest round. Where a
 peer computes the same function, its weights are copied into our model first and logits, losses and a
-gradient are compared: on a difference nothing is measured. Peak memory is what training takes beyond
-the model itself, each side in a process of its own.
+gradient are compared in float32: on a difference nothing is measured. Peak memory is what training
+takes beyond the model itself, each side in a process of its own.
+
+Two views of the same rounds. The same setting: every library in one precision of matrix products, for
+each of --precision. As it comes: every library by its own defaults, memspan's being its auto.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import gc
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,7 +33,13 @@ from rich.table import Table
 from torch import Tensor
 
 from peers.side import VOCAB_SIZE, Side, Size
+from precisions import PRECISIONS, autocast, comparisons, processor, products_in
+from products import LARGE_OPERATIONS, LARGE_PRODUCT, large_product, operations
 from timing import interleaved, ratio, write
+
+Row = dict[str, Any]
+Key = tuple[str, str]
+"""A side, or the large product, and its precision."""
 
 S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
 M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
@@ -112,6 +122,19 @@ def side_class(architecture: str, name: str) -> type[Side]:
     return found
 
 
+def own_precision(name: str, work: str) -> str:
+    """What a library computes in without options: torch's default, and memspan's ``auto``, on a CPU."""
+    return "float32"
+
+
+@contextlib.contextmanager
+def at(precision: str, work: str) -> Iterator[None]:
+    """Around many calls of one work. What trains has its autocast in every call: it caches weights."""
+    reads = work in ("evaluate", "generate")
+    with products_in(precision), autocast(precision if reads else "float32"):
+        yield
+
+
 def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
     """Segments of one random text, again and again: inputs and targets ``[B, T]``."""
     generator = torch.Generator().manual_seed(1)
@@ -166,8 +189,8 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     return worst
 
 
-def prepared(side: Side, work: str) -> Callable[[], object]:
-    """One call of the work, memory being full."""
+def prepared(side: Side, work: str, precision: str = "float32") -> Callable[[], object]:
+    """One call of the work, memory being full. For use within :func:`at`, as this."""
     size = side.size
     if work == "train":
         side.model.train()
@@ -176,7 +199,9 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
         text = segments(size, size.batch_size, size.segment_length)
 
         def call() -> None:
-            side.loss(*text()).backward()
+            with autocast(precision):
+                loss = side.loss(*text())
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -189,7 +214,13 @@ def prepared(side: Side, work: str) -> Callable[[], object]:
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
         upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
         side.model.train()
-        return lambda: side.attention(x).backward(upstream)
+
+        def layer() -> None:
+            with autocast(precision):
+                y = side.attention(x)
+            y.backward(upstream)
+
+        return layer
 
     side.model.eval()
     if work == "evaluate":
@@ -221,14 +252,14 @@ def tokens_per_call(size: Size, work: str) -> int:
     return size.generate_batch if work == "generate" else size.batch_size * size.segment_length
 
 
-def peak_megabytes(architecture: str, name: str, size: str) -> float:
+def peak_megabytes(architecture: str, name: str, size: str, precision: str) -> float:
     """Memory that training takes beyond the model, in a fresh process."""
-    command = [sys.executable, __file__, "--peak", architecture, name, size]
+    command = [sys.executable, __file__, "--peak", architecture, name, size, precision]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(said.split()[-1])
 
 
-def report_peak(architecture: str, name: str, size: str) -> None:
+def report_peak(architecture: str, name: str, size: str, precision: str) -> None:
     """The process that :func:`peak_megabytes` starts."""
     torch.set_num_threads(1)
     side = side_class(architecture, name)(SIZES[architecture][size])
@@ -238,9 +269,10 @@ def report_peak(architecture: str, name: str, size: str) -> None:
     torch.optim.AdamW(x.parameters(), fused=True).step()
     reset_peak()
     before = peak_bytes()
-    call = prepared(side, "train")
-    for _ in range(3):
-        call()
+    with at(precision, "train"):
+        call = prepared(side, "train", precision)
+        for _ in range(3):
+            call()
     print((peak_bytes() - before) / 2**20)
 
 
@@ -267,78 +299,157 @@ def measure(
     size_name: str,
     works: list[str],
     peers: list[str],
+    precisions: Sequence[str],
     rounds: int,
     console: Console,
-) -> list[dict[str, object]]:
+) -> list[Row]:
     """All rows of one architecture and size."""
     size = SIZES[architecture][size_name]
     works = [work for work in works if work in size.works]
-    names = ["memspan", *([] if size.alone else peers)]
-    names = [n for n in names if set(works) & set(side_class(architecture, n).works)]
-    if not works or (names == ["memspan"] and not size.alone):
+    classes = {n: side_class(architecture, n) for n in ["memspan", *([] if size.alone else peers)]}
+    classes = {n: kind for n, kind in classes.items() if set(works) & set(kind.works)}
+    if not works or (list(classes) == ["memspan"] and not size.alone):
         return []
     torch.manual_seed(1)
-    sides = {name: side_class(architecture, name)(size) for name in names}
-    for name in names[1:]:
-        if sides[name].same_function:
-            worst = check(sides["memspan"], sides[name], size)
+    for name, kind in classes.items():
+        if kind.same_function:
+            with at("float32", "train"):
+                worst = check(classes["memspan"](size), kind(size), size)
             console.print(f"{size_name}: memspan and {name} differ by at most {worst:.1e}")
             if not worst < TOLERANCE:
                 raise SystemExit(
                     f"{size_name}: memspan and {name} differ by {worst:.1e}, more than {TOLERANCE}: "
                     "nothing is measured"
                 )
-    peaks = {}
-    if "train" in works:
-        peaks = {name: peak_megabytes(architecture, name, size_name) for name in names}
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for work in works:
+        able = {name: kind for name, kind in classes.items() if work in kind.works}
+        if list(able) == ["memspan"] and not size.alone:
+            continue
         console.print(f"{size_name}: {work}")
-        calls = {n: prepared(s, work) for n, s in sides.items() if work in s.works}
-        times = interleaved(calls, rounds)
+        calls: dict[Key, Callable[[], object]] = {}
+        for name, kind in able.items():
+            for precision in dict.fromkeys([*precisions, own_precision(name, work)]):
+                with at(precision, work):
+                    calls[name, precision] = prepared(kind(size), work, precision)
+        peaks: dict[Key, float] = {}
+        multiplied = 0
+        if work == "train":
+            peaks = {key: peak_megabytes(architecture, key[0], size_name, key[1]) for key in calls}
+            ours = [precision for name, precision in calls if name == "memspan"]
+            multiplied = operations(calls["memspan", ours[0]])
+            calls |= {(LARGE_PRODUCT, p): large_product(p) for p in ours}
+        times = interleaved(calls, rounds, within=lambda key, work=work: at(key[1], work))
+        label = {"architecture": architecture, "work": work, "size": size_name}
         tokens = tokens_per_call(size, work)
-        own: dict[str, object] = {
-            "architecture": architecture,
-            "work": work,
-            "size": size_name,
-            "rounds": len(times["memspan"]),
-            "tokens_per_second": round(tokens / median(times["memspan"]), 1),
-            "peak_megabytes": round(peaks["memspan"], 1) if work == "train" else None,
-        }
-        if size.alone:
-            rows.append(own)
-        for name in list(calls)[1:]:
-            r = ratio(times[name], times["memspan"])
-            row = own | {
-                "peer": name,
-                "ratio": round(r.middle, 3),
-                "low": round(r.low, 3),
-                "high": round(r.high, 3),
-                "peer_tokens_per_second": round(tokens / median(times[name]), 1),
-                "same_function": sides[name].same_function,
-                "peer_peak_megabytes": round(peaks[name], 1) if work == "train" else None,
-            }
-            rows.append(row)
+        same_function = {n: kind.same_function for n, kind in able.items() if n != "memspan"}
+        rows += compared(label, times, precisions, tokens, same_function, peaks, multiplied)
     return rows
 
 
-def table(rows: list[dict[str, object]]) -> Table:
-    shown = Table(title="memspan against its peers, one thread (more than 1: memspan is faster)")
-    for column in ("architecture", "size", "work", "peer"):
+def compared(
+    label: Row,
+    times: Mapping[Key, list[float]],
+    precisions: Sequence[str],
+    tokens: int,
+    same_function: Mapping[str, bool],
+    peaks: Mapping[Key, float],
+    multiplied: int,
+) -> list[Row]:
+    """The rows of one work: every precision, all peers in it, then what comes without options.
+
+    Args:
+        label: what all rows begin with.
+        times: seconds per call of every side in its precisions, by rounds, and of the large product.
+        precisions: those that all sides were measured in.
+        tokens: of one call.
+        same_function: the peers, and whether they compute what ours does; none: ours alone.
+        peaks: megabytes, where measured.
+        multiplied: operations of our step's matrix products; 0: not counted.
+    """
+    rows: list[Row] = []
+    for peer in same_function or [None]:
+        mine, theirs = (own_precision(name or "memspan", label["work"]) for name in (None, peer))
+        for c in comparisons(precisions, mine, theirs):
+            our_times = times["memspan", c.precision]
+            row = label | {
+                **asdict(c),
+                "rounds": len(our_times),
+                "tokens_per_second": round(tokens / median(our_times), 1),
+                "peak_megabytes": _rounded(peaks.get(("memspan", c.precision)), 1),
+            }
+            if multiplied:
+                rate = [LARGE_OPERATIONS / t for t in times[LARGE_PRODUCT, c.precision]]
+                shares = [multiplied / r / t for r, t in zip(rate, our_times, strict=True)]
+                row["product_gflops"] = round(median(rate) / 1e9, 1)
+                row["products_share"] = round(median(shares), 3)
+            if peer is None:
+                del row["peer_precision"]
+            else:
+                their_times = times[peer, c.peer_precision]
+                r = ratio(their_times, our_times)
+                row |= {
+                    "peer": peer,
+                    "ratio": round(r.middle, 3),
+                    "low": round(r.low, 3),
+                    "high": round(r.high, 3),
+                    "peer_tokens_per_second": round(tokens / median(their_times), 1),
+                    "same_function": same_function[peer],
+                    "peer_peak_megabytes": _rounded(peaks.get((peer, c.peer_precision)), 1),
+                }
+            rows.append(row)
+    return sorted(rows, key=_view_and_precision)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _view_and_precision(row: Row) -> tuple[bool, int]:
+    return row["setting"] != "same", PRECISIONS.index(row["precision"])
+
+
+def views(rows: list[Row]) -> list[Table | str]:
+    """What is printed: all in the same setting, then each as it comes."""
+    same = table("the same setting for all", [row for row in rows if row["setting"] == "same"])
+    own = [row for row in rows if row["as_it_comes"]]
+    both = [row["precision"] for row in own if row["setting"] == "same"]
+    if len(both) == len(own):
+        return [
+            same,
+            "As it comes, each library by its own defaults: that is "
+            f"{' or '.join(dict.fromkeys(both))} for all on this processor, the rows above, "
+            "measured once.",
+        ]
+    shown: list[Table | str] = [same, table("each library as it comes", own)]
+    if both:
+        shown.append(
+            "Rows with one precision for both are those of the first table, measured once."
+        )
+    return shown
+
+
+def table(title: str, rows: list[Row]) -> Table:
+    """More than 1: memspan is faster."""
+    shown = Table(title=f"{title}: memspan against its peers, one thread (ratio: times as fast)")
+    for column in ("architecture", "size", "work", "precision", "peer"):
         shown.add_column(column, no_wrap=True)
-    for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's"):
+    for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's", "products"):
         shown.add_column(column, justify="right")
     for row in rows:
-        # A row of ours alone has none of the peer's.
-        peer = row.keys() >= {"peer"}
+        peer = row.get("peer")
+        precisions = dict.fromkeys([row["precision"], row.get("peer_precision", row["precision"])])
         peaks = (row["peak_megabytes"], row.get("peer_peak_megabytes"))
         shown.add_row(
-            *(str(row.get(c, "")) for c in ("architecture", "size", "work", "peer")),
+            *(row[column] for column in ("architecture", "size", "work")),
+            " : ".join(precisions),
+            peer or "",
             f"{row['ratio']:.2f}" if peer else "",
             f"{row['low']:.2f}-{row['high']:.2f}" if peer else "",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['peer_tokens_per_second']:,.0f}" if peer else "",
             *("" if p is None else f"{p:,.0f}" for p in peaks),
+            f"{row['products_share']:.0%}" if "products_share" in row else "",
         )
     return shown
 
@@ -381,6 +492,14 @@ def main() -> None:
         metavar="PEER",
         help=f"any of {', '.join(peers)} (default: all)",
     )
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=PRECISIONS,
+        metavar="PRECISION",
+        help=f"the same settings: any of {', '.join(PRECISIONS)} (default: those that this processor "
+        "has use for)",
+    )
     parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
     parser.add_argument(
         "--json",
@@ -389,7 +508,7 @@ def main() -> None:
         metavar="PATH",
         help="where the rows go (default: benchmarks/results/latest.json)",
     )
-    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -398,12 +517,29 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     console = Console()
-    rows: list[dict[str, object]] = []
+    here = processor()
+    precisions = options.precision or here.precisions
+    console.print(f"the same settings: {', '.join(precisions)} (processor: {here.capability})")
+    if set(precisions) - set(here.precisions):
+        console.print(
+            "warning: PyTorch has no fast bfloat16 products for this processor: medium changes "
+            "nothing, and bfloat16 is many times slower than float32",
+            style="yellow",
+        )
+    rows: list[Row] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
         for size in [name for name in SIZES[architecture] if name in options.sizes]:
-            rows += measure(architecture, size, options.work, listed, options.rounds, console)
-    Console(width=None if console.is_terminal else 130).print(table(rows))
+            rows += measure(
+                architecture, size, options.work, listed, precisions, options.rounds, console
+            )
+    if not rows:
+        parser.error(
+            "nothing to measure: no architecture has these sizes, works and peers together"
+        )
+    wide = Console(width=None if console.is_terminal else 150)
+    for view in views(rows):
+        wide.print(view)
     write(options.json, rows)
     console.print(f"written: {options.json}")
 

@@ -10,13 +10,18 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+from precisions import processor
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -36,29 +41,43 @@ def seconds_per_call(work: Callable[[], object], calls: int) -> float:
     return (time.process_time() - start) / calls
 
 
+def no_setting(side: object) -> AbstractContextManager[object]:
+    """All sides as they are."""
+    return nullcontext()
+
+
 def interleaved(
-    sides: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.3
-) -> dict[str, list[float]]:
+    sides: dict[Key, Callable[[], object]],
+    rounds: int,
+    seconds: float = 0.3,
+    within: Callable[[Key], AbstractContextManager[object]] = no_setting,
+) -> dict[Key, list[float]]:
     """Seconds per call of every side, one value per round.
 
     Sides take turns in every round, so that whatever the machine does in the meantime hits all of
     them; a turn lasts about ``seconds``, or a tenth of the slowest side's call where that is more. The
     order turns round with every round. Five rounds are the most where a single call takes ten seconds.
+    ``within`` is entered for each turn, outside of what is timed.
     """
-    once = {name: seconds_per_call(work, 1) for name, work in sides.items()}
+
+    def turn(name: Key, calls: int) -> float:
+        with within(name):
+            return seconds_per_call(sides[name], calls)
+
+    once = {name: turn(name, 1) for name in sides}
     slowest = max(once.values())
     if slowest > 10:
         rounds = min(rounds, 5)
     calls = {}
-    for name, work in sides.items():
+    for name in sides:
         # A first call may do more than others.
-        usual = once[name] if once[name] > 10 else seconds_per_call(work, 2)
+        usual = once[name] if once[name] > 10 else turn(name, 2)
         calls[name] = max(1, round(max(seconds, slowest / 10) / max(usual, 1e-6)))
-    times: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[Key, list[float]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides)[:: 1 if i % 2 else -1]:
             gc.collect()
-            times[name].append(seconds_per_call(sides[name], calls[name]))
+            times[name].append(turn(name, calls[name]))
     return times
 
 
@@ -72,6 +91,7 @@ def machine() -> dict[str, object]:
     """Where and how the figures were measured."""
     return {
         "cpu": _cpu(),
+        **asdict(processor()),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -1,0 +1,92 @@
+"""The precisions of matrix products that are measured, and what a processor has use for.
+
+``float32`` is torch's default; ``medium`` is ``torch.set_float32_matmul_precision("medium")``;
+``bfloat16`` is autocast, its remaining float32 products as by default. Each is applied to every library
+in the same way, from outside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+PRECISIONS = ("float32", "medium", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What decides how fast its matrix products are."""
+
+    capability: str
+    """The instructions that torch's own kernels are chosen by, such as AVX2."""
+    multiplies_bfloat16: bool
+    """Whether torch's library of products takes bfloat16: AVX-512, or bfloat16 instructions."""
+    flags: tuple[str, ...]
+    """Its vector and matrix instructions, as Linux names them; none where it does not say."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those that it has use for.
+
+        Where that library does not take bfloat16, ``medium`` changes nothing, and products in bfloat16
+        are many times slower than in float32.
+        """
+        return PRECISIONS if self.multiplies_bfloat16 else ("float32",)
+
+
+def processor() -> Processor:
+    """This machine's."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    # "flags" on x86, "Features" on ARM.
+    named = [line for line in lines if re.match(r"(flags|Features)\s*:", line)]
+    flags = named[0].split(":", 1)[1].split() if named else []
+    vector = sorted(flag for flag in flags if re.search("avx|amx|bf16|fma|sve|asimd", flag))
+    return Processor(
+        capability=torch.backends.cpu.get_cpu_capability(),
+        multiplies_bfloat16=torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        flags=tuple(vector),
+    )
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """torch's setting for float32 products; restored."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if precision == "medium" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def autocast(precision: str) -> torch.autocast:
+    """For a forward pass. Backward runs outside, in the precisions that forward chose."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which precisions a row sets against each other."""
+
+    setting: str
+    """``same``, or ``as-it-comes``: each library by its own defaults."""
+    precision: str
+    peer_precision: str
+    as_it_comes: bool
+    """Whether these are the defaults of both."""
+
+
+def comparisons(precisions: Sequence[str], own: str, peer_own: str) -> list[Comparison]:
+    """The same setting for both in every precision, and as they come where that is none of these."""
+    same = [Comparison("same", p, p, own == p == peer_own) for p in precisions]
+    if any(c.as_it_comes for c in same):
+        return same
+    return [*same, Comparison("as-it-comes", own, peer_own, True)]
