@@ -145,9 +145,11 @@ def new_shards(folder: Path, step: int) -> Path | None:
 def _still_here(claim: Claim) -> None:
     """Refuse to finish a save during which the folder was moved: parts of it may lie elsewhere."""
     if claim.moved():
+        found = claim.whereabouts()
+        where = "and its new path" if found is None else shlex.quote(str(found))
         raise MemspanError(
             f"the run's folder {claim.folder} was moved or replaced during a save: the checkpoints in "
-            "it are untouched; go on with --resume and its new path"
+            f"it are untouched; go on with --resume {where}"
         )
 
 

@@ -47,10 +47,13 @@ class Claim:
 
     def moved(self) -> bool:
         """Whether the folder is no longer to be found by its name."""
+        return not self._is_ours(self.folder)
+
+    def _is_ours(self, folder: Path) -> bool:
         try:
-            return not os.path.samestat(os.stat(self.folder), os.fstat(self._handle))
+            return os.path.samestat(os.stat(folder), os.fstat(self._handle))
         except OSError:
-            return True
+            return False
 
     def follow(self) -> None:
         """Find the folder where it was moved to.
@@ -58,15 +61,22 @@ class Claim:
         Raises:
             MemspanError: it was deleted, or the system does not tell (other than Linux).
         """
-        lost = self.folder
-        with contextlib.suppress(OSError):
-            self.folder = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
-        if self.moved():
+        found = self.whereabouts()
+        if found is None:
             raise MemspanError(
-                f"the run's folder {lost} was deleted, moved or replaced while it was trained: "
-                "nothing was written to what is there now; if the folder still exists, continue "
-                "from its last checkpoint with --resume"
+                f"the run's folder {self.folder} was deleted, moved or replaced while it was "
+                "trained: nothing was written to what is there now; if the folder still exists, "
+                "continue from its last checkpoint with --resume"
             )
+        self.folder = found
+
+    def whereabouts(self) -> Path | None:
+        """Where the folder is now; None: deleted, or the system does not tell (other than Linux)."""
+        try:
+            found = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
+        except OSError:
+            return None
+        return found if self._is_ours(found) else None
 
     def restore(self) -> list[str]:
         """Write files again that were changed or deleted; a line about each.
