@@ -555,6 +555,7 @@ def test_gradients_under_bfloat16_autocast(case: Case) -> None:
     assert_same(logits, expected, 0.15, "logits")
     assert_same(read_logits, expected, 0.15, "reader's logits")
     for name, tensor in fields(rough).items():
+        assert tensor.dtype == fields(memory)[name].dtype
         assert_same(tensor, fields(memory)[name], 0.15, name)
     # And on without it.
     model(text(2, 3), rough)

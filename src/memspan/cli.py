@@ -18,7 +18,14 @@ import tyro
 
 from memspan import __version__
 from memspan.checks import MOST
-from memspan.config import MODELS, DataConfig, RunConfig
+from memspan.config import (
+    MODELS,
+    DataConfig,
+    MatmulPrecision,
+    Products,
+    RunConfig,
+    refuse_contradictory_precision,
+)
 from memspan.config_files import (
     PRESETS,
     architecture_of,
@@ -33,6 +40,7 @@ from memspan.errors import MemspanError
 from memspan.sampling import Sampling
 
 if TYPE_CHECKING:
+    from memspan.precision import Precision
     from memspan.runs import Run
 
 USAGE = """\
@@ -107,6 +115,11 @@ class EvaluateArguments:
     """Score only the first so many tokens (0: all)."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
+    precision: Products = "auto"
+    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is many times
+    slower."""
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed (auto: as in training). See memspan train --help."""
     json: bool = False
     """Print the scores as one JSON object."""
 
@@ -150,6 +163,11 @@ class GenerateArguments:
     """Distances over this share one position code, for the same models (None: as in training)."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
+    precision: Products = "auto"
+    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is many times
+    slower."""
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed (auto: as in training). See memspan train --help."""
 
 
 @dataclass(frozen=True)
@@ -413,6 +431,7 @@ def _evaluate(arguments: list[str]) -> None:
     _at_least(0, memory_length=options.memory_length, tokens=options.tokens)
     _at_least(0, compressed_length=options.compressed_length)
     _at_least(1, clamp_length=options.clamp_length)
+    refuse_contradictory_precision(options.precision, options.matmul_precision)
     from memspan.data.corpora import is_there
     from memspan.data.identity import difference, identity, is_whole
     from memspan.data.prepared import prepare
@@ -438,6 +457,7 @@ def _evaluate(arguments: list[str]) -> None:
     from memspan.training.terminal import counting
 
     run = _load(options.run, options.device)
+    precision = _precision(options, run)
 
     if options.split == "all":
         splits = list(prepared.splits.values())
@@ -479,6 +499,7 @@ def _evaluate(arguments: list[str]) -> None:
             segment_length=segment_length,
             memory={name: size for name, size in sizes.items() if size is not None},
             reading=_reading(options),
+            precision=precision,
             progress=show,
         )
     if options.json:
@@ -487,6 +508,8 @@ def _evaluate(arguments: list[str]) -> None:
             "corpus": corpus,
             "split": options.split,
             "as_in_training": how is None if is_whole(run.corpus) else None,
+            "precision": precision.products,
+            "matmul_precision": precision.matmul,
         }
         print(json.dumps(scores.as_dict() | scored))
         return
@@ -498,6 +521,8 @@ def _evaluate(arguments: list[str]) -> None:
         if size is not None
     )
     memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
+    if (precision.products, precision.matmul) != ("float32", "highest"):
+        memory += f", {precision}"
     one = "every document by itself" if data.document_reset else "memory carried from start to end"
     streams = (
         f"one stream, {one} (exact)"
@@ -532,6 +557,18 @@ def _reading(options: EvaluateArguments | GenerateArguments) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
+def _precision(options: EvaluateArguments | GenerateArguments, run: Run) -> Precision:
+    """In which a run is read; what there is to know about that is said."""
+    from memspan.precision import Precision, resolve
+
+    trained: Any = run.config.train.matmul_precision
+    auto = Precision(matmul="highest" if trained == "auto" else trained)
+    device = next(run.model.parameters()).device
+    precision = resolve(options.precision, options.matmul_precision, auto, device)
+    _notify(precision.notices(device, run.model.float32_part()))
+    return precision
+
+
 def _generate(arguments: list[str]) -> None:
     options = parsed(GenerateArguments, arguments, "memspan generate")
     _at_least(1, samples=options.samples, clamp_length=options.clamp_length)
@@ -540,6 +577,7 @@ def _generate(arguments: list[str]) -> None:
         raise MemspanError(
             "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
         )
+    refuse_contradictory_precision(options.precision, options.matmul_precision)
     sampling = Sampling(
         temperature=0.0 if options.greedy else options.temperature,
         top_k=options.top_k,
@@ -560,6 +598,7 @@ def _generate(arguments: list[str]) -> None:
         raise MemspanError("--force belongs to --save-memory: drop it, or add that")
     with _opened(options.prompt_file) as file:
         run = _load(options.run, options.device)
+        reading = _reading(options) | {"precision": _precision(options, run)}
         model, tokenizer, rows = run.model, run.tokenizer, options.samples
         memory = model.initial_memory(1)
         device = memory.tokens_seen.device
@@ -569,11 +608,11 @@ def _generate(arguments: list[str]) -> None:
         fingerprint = model.fingerprint() if options.memory or options.save_memory else ""
         if options.memory is not None:
             memory = type(memory).load(options.memory, fingerprint, like=memory).to(device)
-        reader = model.reader(memory, **_reading(options))
+        reader = model.reader(memory, **reading)
         text = tokenizer.encode_stream(_prompt(file, options.prompt))
         logits = read_prompt(reader, text).expand(rows, -1)
     # The prompt is read once; the samples go on from there, each in a row of its own.
-    reader = model.reader(reader.memory.select([0] * rows), **_reading(options))
+    reader = model.reader(reader.memory.select([0] * rows), **reading)
     decoders = [tokenizer.stream_decoder() for _ in range(rows)]
     written = [""] * rows
     output_error = None

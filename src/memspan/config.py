@@ -16,6 +16,8 @@ from memspan.errors import MemspanError
 
 MOST_TOKENS = 1 << 24
 """Ids of a vocabulary at most."""
+Products = Literal["auto", "float32", "bfloat16"]
+MatmulPrecision = Literal["auto", "highest", "high", "medium"]
 
 
 @dataclass(frozen=True)
@@ -525,8 +527,14 @@ class TrainConfig:
     """Seed of all random numbers."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere."""
+    precision: Products = "auto"
+    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere. A resumed run goes
+    on in its own. On a CPU without AVX-512 bfloat16 is many times slower. Scores are always computed in
+    float32."""
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed, as in torch.set_float32_matmul_precision: auto is highest.
+    medium, with AVX-512, uses another library of products; on processors with matrix units (AMX) it
+    may round to bfloat16. high and medium on CUDA: TF32. Only for precision float32."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: ddp, each has the whole model, or fsdp, each has a part of it."""
     non_finite: Literal["stop", "skip"] = "stop"
@@ -601,6 +609,7 @@ class TrainConfig:
             )
         _at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
         _at_least(0, self, "seed")
+        refuse_contradictory_precision(self.precision, self.matmul_precision)
 
 
 MODELS: dict[str, type] = {
@@ -642,6 +651,16 @@ class RunConfig(Generic[ModelConfig]):
                 f"compression_learning_rate belongs to architecture compressive, not "
                 f"{self.architecture}: drop it"
             )
+
+
+def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
+    """Raise :class:`MemspanError` where float32 products are to be rounded beside bfloat16 ones: those
+    that bfloat16 leaves in float32, such as recurrences over a memory, are those not to be rounded."""
+    if precision == "bfloat16" and matmul_precision in ("high", "medium"):
+        raise MemspanError(
+            f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "
+            "float32: use precision float32, or matmul_precision highest"
+        )
 
 
 def refuse_oversized_vocabulary(vocab_size: int) -> None:

@@ -18,6 +18,7 @@ from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import NonFiniteError
 from memspan.models import LanguageModel
 from memspan.nn import NOT_SCORED
+from memspan.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ def evaluate(
     segment_length: int = 128,
     memory: dict[str, int] | None = None,
     reading: dict[str, Any] | None = None,
+    precision: Precision | None = None,
     progress: Callable[[int], None] = lambda scored: None,
     processes: Processes = ALONE,
 ) -> Scores:
@@ -118,6 +120,7 @@ def evaluate(
             in training).
         reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
             "clamp_length": 400}`` (None: as in training).
+        precision: of products while it scores (None: as torch is set).
         progress: called with the number of tokens scored so far.
         processes: those that share the streams; each returns the whole score.
 
@@ -130,7 +133,7 @@ def evaluate(
     # Refuses sizes that the text does not have before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
     empty = model.initial_memory(rows.stop - rows.start, **memory)
-    reader = model.reader(empty, **reading)
+    reader = model.reader(empty, precision=precision, **reading)
     nats, scored, start = 0.0, 0, time.perf_counter()
     overflow: NonFiniteError | None = None
     try:

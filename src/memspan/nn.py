@@ -113,7 +113,8 @@ class Embedding(nn.Module):
         if len(self.tables) == 1:
             x = F.embedding(tokens, self.tables[0])
             if len(self.projections):
-                x = F.linear(x, self.projections[0])
+                # Under autocast, too, the residual stream has the parameters' precision.
+                x = F.linear(x, self.projections[0]).to(x.dtype)
             return x * self.scale
         x = self.tables[0].new_zeros(*tokens.shape, self.d_model)
         for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):

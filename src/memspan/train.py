@@ -42,6 +42,7 @@ from memspan.generate import generate, read_prompt
 from memspan.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
+from memspan.precision import precision_of, recorded_precision, without_auto
 from memspan.sampling import Sampling
 from memspan.training.changes import changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
@@ -88,6 +89,9 @@ def train(
         console.print(line, highlight=False)
     start = None if init_from is None else runs.load(init_from, str(device))
     config = _with_position_table(config)
+    precision = precision_of(config.train, device)
+    options = without_auto(config.train, precision.products, precision.matmul)
+    config = dataclasses.replace(config, train=options)
     trainer = Trainer(config, folder, prepared, device, console, processes, start)
     with _claimed(folder, processes) as trainer.claim:
         if trainer.claim is not None:
@@ -135,7 +139,11 @@ def _resume(
         corpus = wanted.data.corpus
         if corpus != before.data.corpus:
             corpus = located(corpus)
-        config = dataclasses.replace(wanted, data=dataclasses.replace(wanted.data, corpus=corpus))
+        config = dataclasses.replace(
+            wanted,
+            data=dataclasses.replace(wanted.data, corpus=corpus),
+            train=without_auto(wanted.train, before.train.precision, before.train.matmul_precision),
+        )
     changed = changes(before, config)
     refuse_fixed(changed, folder)
     span = _learned_span(config)
@@ -183,6 +191,9 @@ def _resume(
         )
     if saved is not None:
         runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+    if (used := recorded_precision(state.get("environment"))) is not None:
+        options = without_auto(config.train, used.products, used.matmul)
+        config = dataclasses.replace(config, train=options)
     trainer = Trainer(config, folder, prepared, device, console, processes)
     trainer.claim = claimed
     if saved is None:
@@ -299,7 +310,8 @@ class Trainer(TrainingState):
         # The update is the mean over all tokens that it scores. Every process sees all rows' targets.
         n_scored = sum(int((segment.targets != NOT_SCORED).sum()) for segment in segments)
         per_pass = max(n_scored, 1) / (len(segments) * self.processes.size)
-        read = self._accumulate_gradients(segments, per_pass)
+        with self.precision.float32_products():
+            read = self._accumulate_gradients(segments, per_pass)
         self.memory = self.health.clean(self.memory)
         own = self.health.reset_memory_rows - emptied
         self.health.reset_memory_rows = emptied + int(self.processes.total(own))
@@ -349,7 +361,7 @@ class Trainer(TrainingState):
     def _read(self, segment: Segment) -> Output:
         """This process's rows of a segment."""
         own = segment.part(self.rows, self.device)
-        with self._precision():
+        with self.precision.autocast(self.device):
             return self.passes(own.inputs, self.memory, own.targets, own.starts)
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
@@ -427,13 +439,14 @@ class Trainer(TrainingState):
             document_starts=document_starts,
             batch_size=batch_size,
             segment_length=min(self.config.train.segment_length, len(tokens)),
+            precision=self.scoring_precision,
             processes=self.processes if batch_size % self.processes.size == 0 else ALONE,
         )
 
     def sample(self, n_tokens: int) -> str:
         """Text that the model writes after a line break, always with the same draws."""
         self.model.eval()
-        reader = self.passes.scored.reader(batch_size=1)
+        reader = self.passes.scored.reader(batch_size=1, precision=self.scoring_precision)
         decoder = self.prepared.tokenizer.stream_decoder()
         logits = read_prompt(reader, [self.prepared.tokenizer.encode(b"\n")])
         draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
@@ -456,13 +469,16 @@ class Trainer(TrainingState):
         segment_length = min(self.config.train.segment_length, len(tokens))
         segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
         scored = self.passes.scored
-        reader = scored.reader(batch_size=batch_size)
+        precision = self.scoring_precision
+        reader = scored.reader(batch_size=batch_size, precision=precision)
         every_row = slice(0, batch_size)
         read = [s.part(every_row, self.device) for s in islice(segments, STATISTICS_SEGMENTS)]
         for segment in read[:-1]:
             reader.read(segment.inputs, starts=segment.starts)
         last = read[-1]
-        return by_layer(scored(last.inputs, reader.memory, starts=last.starts).statistics)
+        with precision.applied(self.device):
+            output = scored(last.inputs, reader.memory, starts=last.starts)
+        return by_layer(output.statistics)
 
     def _validate(self, log: metrics.Metrics | metrics.Unwritten) -> None:
         # Many streams: faster than one, close enough to compare checkpoints.
@@ -533,12 +549,15 @@ class Trainer(TrainingState):
         if self._unknown_in_training:
             kind += f", {percent(self._unknown_in_training)} unknown"
         self.console.print(
-            f"{self.config.architecture}, {count:,} parameters, on {self.device}\n"
+            f"{self.config.architecture}, {count:,} parameters, on {self.device} in "
+            f"{self.precision}\n"
             f"corpus {self.config.data.corpus}: {len(text.tokens):,} training tokens "
             f"({kind}), read {passes:.2f} times in "
             f"{options.steps:,} steps\nrun folder {self.folder}",
             highlight=False,
         )
+        for line in self.precision.notices(self.device, self.model.float32_part()):
+            self.console.print(line, highlight=False)
 
     def _conclude(self) -> None:
         if self.health != Health():
@@ -598,10 +617,6 @@ class Trainer(TrainingState):
 
     def _tokens_read(self) -> int:
         return self.config.train.batch_size * self.streams.tokens_read
-
-    def _precision(self) -> torch.autocast:
-        bfloat16 = self.precision is torch.bfloat16
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16)
 
 
 def prompt_from(text: bytes) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
+from memspan.precision import Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -127,8 +128,14 @@ class _Sharded:
     def initial_memory(self, batch_size: int) -> Memory:
         return self._empty.select([0] * batch_size)
 
-    def reader(self, memory: Memory | None = None, batch_size: int = 1) -> _ShardedReader:
-        return _ShardedReader(self._model, memory or self.initial_memory(batch_size))
+    def reader(
+        self,
+        memory: Memory | None = None,
+        batch_size: int = 1,
+        *,
+        precision: Precision | None = None,
+    ) -> _ShardedReader:
+        return _ShardedReader(self._model, memory or self.initial_memory(batch_size), precision)
 
     @torch.no_grad()
     def __call__(
@@ -148,14 +155,16 @@ class _Sharded:
 class _ShardedReader:
     """As :class:`memspan.models.Reader`, but nothing is kept beside the memory."""
 
-    def __init__(self, model: LanguageModel, memory: Memory) -> None:
-        self._model, self.memory = model, memory
+    def __init__(self, model: LanguageModel, memory: Memory, precision: Precision | None) -> None:
+        self._model, self.memory, self._precision = model, memory, precision
         self.device = memory.tokens_seen.device
 
     def read(
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
-        output = _Sharded(self._model, self.memory)(tokens, self.memory, targets, starts)
+        precision = self._precision
+        with precision.applied(self.device) if precision else nullcontext():
+            output = _Sharded(self._model, self.memory)(tokens, self.memory, targets, starts)
         self.memory = output.memory
         result = output.logits if targets is None else output.losses
         assert result is not None

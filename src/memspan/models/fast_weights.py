@@ -407,6 +407,10 @@ class FastWeights(nn.Module):
         """Reads on without gradients: constant memory and time per token."""
         return FastWeightsReader(self, memory or self.initial_memory(batch_size))
 
+    def float32_part(self) -> str:
+        """What is computed in float32 even under bfloat16 autocast."""
+        return "fast weights are written and read"
+
     def add_positions(self, x: Tensor, tokens_seen: Tensor) -> Tensor:
         """``x [B, T, D]`` with the sinusoids of its positions, where the option asks for them."""
         if self.config.positions == "none":

@@ -291,7 +291,8 @@ class Feedback(nn.Module):
                 keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
                 values = torch.stack([values[n] for _, values in past[-span:]], 2)
                 states.append(layer(states[-1], keys, values, visible, masks[n]))
-            vector = torch.einsum("l,lbd->bd", mix, torch.stack(states))
+            # No product of matrices, which autocast would round: what is remembered is not.
+            vector = (mix[:, None, None] * torch.stack(states)).sum(0)
             past.append(self.project(vector))
             outputs.append(states[-1])
             vectors.append(vector)
@@ -326,6 +327,11 @@ class Feedback(nn.Module):
         drops = self.training and max(self.config.dropout, self.config.attention_dropout) > 0
         fixed = self.config.adaptive_span is None
         return self.config.normalisation == "pre" and fixed and not drops
+
+    def float32_part(self) -> str | None:
+        """What is computed in float32 even under bfloat16 autocast."""
+        fast = self.can_fuse() or not self.training
+        return "the Feedback Transformer's loop over tokens is computed" if fast else None
 
     def fold(self, span: int) -> Folded:
         """The weights as the fused implementation takes them, for a span of ``span``."""

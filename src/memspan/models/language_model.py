@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
 from memspan.nn import NOT_SCORED, Embedding, Head, dropout_layer, initialise
+from memspan.precision import Precision
 from memspan.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.tensor_files import digest
 
@@ -148,18 +151,26 @@ class LanguageModel(nn.Module):
         except IndexError:
             raise outside("target", targets, self.vocab_size) from None
 
-    def reader(self, memory: Memory | None = None, batch_size: int = 1, **options: Any) -> Reader:
+    def reader(
+        self,
+        memory: Memory | None = None,
+        batch_size: int = 1,
+        *,
+        precision: Precision | None = None,
+        **options: Any,
+    ) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.
 
         Args:
             memory: what was read before (None: nothing).
             batch_size: rows, where there is no memory to take them from.
+            precision: of products while it reads (None: as torch is set at that time).
             options: the backbone's, such as Transformer-XL's and Compressive's ``attention_span`` and
                 ``clamp_length``: how this reader reads, where that differs from training. The model
                 and its fingerprint stay as they are.
         """
         self._refuse_unknown("reader", self.backbone.reader, options)
-        return Reader(self, memory, batch_size, options)
+        return Reader(self, memory, batch_size, options, precision)
 
     def clip_groups(self) -> list[list[nn.Parameter]]:
         """Parameters whose gradients are clipped together.
@@ -175,6 +186,10 @@ class LanguageModel(nn.Module):
         """Modules whose parameters are used in their own forward pass and nowhere else, so that they
         may be collected for it and dropped again, where processes share the parameters."""
         return list(getattr(self.backbone, "units", lambda: self.backbone.layers)())
+
+    def float32_part(self) -> str | None:
+        """What is computed in float32 even under bfloat16 autocast; None: nothing that counts."""
+        return getattr(self.backbone, "float32_part", lambda: None)()
 
     def fingerprint(self) -> str:
         """SHA-256 over the backbone's config and all parameters: who wrote a memory."""
@@ -196,8 +211,9 @@ class Reader:
         memory: Memory | None,
         batch_size: int,
         options: dict[str, Any],
+        precision: Precision | None = None,
     ) -> None:
-        self._model = model
+        self._model, self._precision = model, precision
         if memory is None:
             memory = model.initial_memory(batch_size)
         check_memory(memory, model.backbone.memory_type)
@@ -254,7 +270,10 @@ class Reader:
                 return self._model.head(hidden)
             return self._model._losses(hidden, targets)
 
-    def _inference(self) -> Any:
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
         if self._model.training:
             raise MemspanError("a reader needs model.eval(): dropout must be off")
-        return torch.no_grad()
+        precision = self._precision
+        with torch.no_grad(), precision.applied(self.device) if precision else nullcontext():
+            yield

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.relative_attention import Implementation
+from memspan.ops.relative_attention import Implementation, sdpa_serves
 
 # ----- Layout
 
@@ -157,10 +157,11 @@ def attention_reconstruction(
         compressed_k: keys of what came out, ``[B, H, n, K]``; ``compressed_v`` likewise.
         valid: bool ``[B, n]``, the runs that count.
         queries: bool ``[B, T]``, those of them that count (None: all).
-        implementation: ``reference`` for plain autograd, which can be differentiated twice; else
-            torch's attention.
+        implementation: ``reference`` for plain autograd, which can be differentiated twice; ``sdpa``
+            for torch's attention. Else torch's where it is fast.
     """
-    attend = _attend if implementation == "reference" else F.scaled_dot_product_attention
+    torchs = implementation == "sdpa" or (implementation != "reference" and sdpa_serves(q))
+    attend = F.scaled_dot_product_attention if torchs else _attend
     some = valid.any(1)
     # A row without any attends to everything, and its error is dropped: no row of minus infinity.
     seen = valid | ~some[:, None]
@@ -169,7 +170,9 @@ def attention_reconstruction(
         mask = seen.repeat_interleave(rate, 1)[:, None, None]
         target = attend(q, k, v, mask)
     found = attend(q, compressed_k, compressed_v, seen[:, None, None])
-    error = (found - target).square().mean((1, 3))
+    # Under autocast both are bfloat16: too coarse for a mean of small differences.
+    exact = torch.promote_types(found.dtype, torch.float32)
+    error = (found.to(exact) - target.to(exact)).square().mean((1, 3))
     if queries is None:
         error = error.mean(1)
     else:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError, refuse_unknown
+from memspan.precision import float32_matmul_precision
 
 CACHE_BYTES = 2 << 20
 """Scores that are worked on at once on a CPU; half or twice as much costs little."""
@@ -64,8 +65,8 @@ def relative_attention(
         implementation: ``reference``; ``fused``, one autograd function that keeps the weights only;
             ``sdpa``, torch's attention with the position term as its mask, without gradients or
             dropout. None: ``sdpa`` where neither gradients, nor dropout, nor ``received`` are
-            wanted, else ``fused``. So a pass draws the same dropout with and without gradients, as
-            activation checkpointing needs.
+            wanted and :func:`sdpa_serves`, else ``fused``. So a pass draws the same dropout with and
+            without gradients, as activation checkpointing needs.
         received: ``[B, S]``; the weights that each key receives, summed over heads and queries before
             dropout, are added to it in place, without gradient (not by ``sdpa``: it keeps none).
 
@@ -84,7 +85,7 @@ def relative_attention(
     )
     if implementation is None:
         plain = not wants_gradient and not dropout and received is None
-        implementation = "sdpa" if plain else "fused"
+        implementation = "sdpa" if plain and sdpa_serves(q) else "fused"
     if implementation == "sdpa" and wants_gradient:
         raise MemspanError("sdpa is the path without gradients: use fused, or torch.no_grad()")
     if implementation == "sdpa" and dropout:
@@ -129,6 +130,21 @@ def relative_attention(
         else:
             outputs = [_sdpa(*part, additive_mask, scale) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def sdpa_serves(like: Tensor) -> bool:
+    """Whether torch's ``scaled_dot_product_attention`` is a fast choice for tensors such as ``like``.
+
+    On a CPU with AVX-512 it was 6 to 15 times slower where float32 is multiplied with another precision
+    than ``highest``, which makes products faster: then they are better made one by one.
+    """
+    return like.device.type != "cpu" or like.dtype != torch.float32 or _multiplies_exactly()
+
+
+# A graph is compiled for one setting: after a change it may be slower, but not wrong.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _multiplies_exactly() -> bool:
+    return float32_matmul_precision() == "highest"
 
 
 def attention_weights(

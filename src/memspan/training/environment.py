@@ -12,10 +12,11 @@ import torch
 from memspan import __version__
 from memspan.models import FastWeights, Feedback, LanguageModel
 from memspan.ops import delta_rule_loop, feedback_loop
+from memspan.precision import Precision
 
 
 def environment(
-    model: LanguageModel, device: torch.device, precision: torch.dtype, n_processes: int
+    model: LanguageModel, device: torch.device, precision: Precision, n_processes: int
 ) -> dict[str, Any]:
     """By name, plain JSON values."""
     on_gpu = device.type == "cuda"
@@ -28,8 +29,8 @@ def environment(
         "threads": torch.get_num_threads(),
         "processes": n_processes,
         "compiled loops": _compiled(model),
-        "precision": str(precision).removeprefix("torch."),
-        "float32 products": torch.get_float32_matmul_precision(),
+        "precision": precision.products,
+        "float32 products": precision.matmul,
     }
 
 

@@ -24,6 +24,7 @@ from memspan.errors import MemspanError
 from memspan.health import Health
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.precision import precision_of
 from memspan.sizes import refuse_oversized_training
 from memspan.training.environment import environment
 from memspan.training.optimisation import adamw
@@ -53,6 +54,9 @@ class TrainingState:
             )
         self.config, self.folder, self.prepared = config, folder, prepared
         self.device, self.console = device, console
+        self.precision = precision_of(options, device)
+        # Scores of all runs can be compared, and it is by them that the best weights are chosen.
+        self.scoring_precision = dataclasses.replace(self.precision, products="float32")
         torch.manual_seed(options.seed)
         text = prepared.splits["train"]
         # First: refuses more rows than the text has before their memory is made.
@@ -102,13 +106,6 @@ class TrainingState:
     def environment(self) -> dict[str, Any]:
         """What the arithmetic depends on besides the options."""
         return environment(self.model, self.device, self.precision, self.processes.size)
-
-    @property
-    def precision(self) -> torch.dtype:
-        """Of matrix products."""
-        wanted = self.config.train.precision
-        bfloat16 = wanted == "bfloat16" or (wanted == "auto" and self.device.type == "cuda")
-        return torch.bfloat16 if bfloat16 else torch.float32
 
     def _shared(self, rows: Tensor) -> Tensor:
         """This process's rows as its part of those of all; a copy, for fields may be one tensor."""

@@ -1,0 +1,365 @@
+"""Precision of products: options, what auto is, what stays as it was, and what is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor
+
+from architectures import CASES, VOCABULARY
+from memspan import checkpoint, cli, precision, train
+from memspan.config import (
+    MODELS,
+    DataConfig,
+    EmbeddingConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
+from memspan.config_files import load_config, to_toml
+from memspan.data.prepared import prepare
+from memspan.errors import MemspanError
+from memspan.ops import delta_rule_loop, feedback_loop
+from memspan.precision import AUTOMATIC, Precision, resolve
+
+CPU = torch.device("cpu")
+SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
+LOOP = TrainConfig(
+    steps=3,
+    batch_size=2,
+    segment_length=4,
+    evaluate_every=0,
+    evaluate_tokens=32,
+    save_every=1,
+    sample_tokens=8,
+    device="cpu",
+)
+
+
+def text(rows: int, n_tokens: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, n_tokens), generator=generator)
+
+
+def setting() -> list[Any]:
+    """All that torch knows of the precision of float32's products, and autocast."""
+    libraries = [library.fp32_precision for library in precision._libraries()]
+    return [precision.float32_matmul_precision(), torch.is_autocast_enabled("cpu"), *libraries]
+
+
+@pytest.fixture(autouse=True)
+def _own_folders_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Loops in C are compiled once for all tests, not in a cache of this one's own.
+    for loop in (delta_rule_loop, feedback_loop):
+        loop.available(torch.zeros(()))
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train.metrics, "plot", lambda folder: [])
+    Path("text.txt").write_text("memory is what remains of what was read. " * 30)
+    before = setting()
+    yield
+    assert setting() == before
+
+
+# ----- Settings of torch
+
+
+def test_what_torch_had_set_holds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an error, and where its newer settings, library by library, were used."""
+
+    def by_library() -> None:
+        precision._libraries()[-1].fp32_precision = "bf16"
+
+    starts = [lambda: None, lambda: torch.set_float32_matmul_precision("high")]
+    starts += [by_library] if precision._libraries() else []
+    untouched = [library.fp32_precision for library in precision._libraries()]
+    for start in starts:
+        start()
+        before = setting()
+        for wanted in ("medium", "highest"):
+            with contextlib.suppress(KeyError), Precision(matmul=wanted).applied(CPU):
+                assert torch.get_float32_matmul_precision() == wanted
+                raise KeyError
+            assert setting() == before
+        with Precision("bfloat16").applied(CPU):
+            assert torch.is_autocast_enabled("cpu")
+            with Precision().applied(CPU):
+                assert not torch.is_autocast_enabled("cpu")
+        assert setting() == before
+        torch.set_float32_matmul_precision("highest")
+        for library, value in zip(precision._libraries(), untouched, strict=True):
+            library.fp32_precision = value
+
+
+# ----- What the options mean
+
+
+def test_auto_is_float32_on_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until there are curves: the table's rows for processors are what they are without it."""
+    assert {kind for kind, row in AUTOMATIC.items() if row != Precision()} == {"cuda"}
+    assert precision.automatic(torch.device("cuda", 1)) == Precision("bfloat16")
+    for capability in ("AVX2", "AVX512", "DEFAULT", "something new"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        assert precision.automatic(CPU) == Precision("float32", "highest")
+
+
+def test_what_is_asked_for_wins() -> None:
+    row = Precision("float32", "medium")
+    assert resolve("auto", "auto", row, CPU) == row
+    assert resolve("float32", "high", row, CPU) == Precision("float32", "high")
+    # What the table says of float32's products is nothing to bfloat16.
+    assert resolve("bfloat16", "auto", row, CPU) == Precision("bfloat16")
+    assert [str(Precision()), str(Precision("bfloat16"))] == [
+        "float32 (matmul precision highest)",
+        "bfloat16",
+    ]
+
+
+def test_contradictions_are_refused() -> None:
+    contradiction = "use precision float32, or matmul_precision highest"
+    with pytest.raises(MemspanError, match=contradiction):
+        TrainConfig(precision="bfloat16", matmul_precision="medium")
+    with pytest.raises(MemspanError, match=contradiction):
+        resolve("auto", "high", Precision("bfloat16"), CPU)
+    with pytest.raises(MemspanError, match="meta has no bfloat16: use precision float32"):
+        resolve("bfloat16", "auto", Precision(), torch.device("meta"))
+
+
+def test_slow_bfloat16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
+    (line,) = Precision("bfloat16").notices(CPU, None)
+    assert "40 to 500 times" in line
+    assert not Precision().notices(CPU, "a loop is computed")
+    assert not Precision("bfloat16").notices(torch.device("cuda"), None)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+    said = {
+        name: Precision("bfloat16").notices(CPU, case.model().train().float32_part())
+        for name, case in CASES.items()
+        if name in ("xl-segment", "compressive", "feedback", "feedback-mean-post", "fast-delta")
+    }
+    assert {name: len(lines) for name, lines in said.items()} == {
+        "xl-segment": 0,
+        "compressive": 0,
+        "feedback": 1,
+        # In training all of the reference is bfloat16.
+        "feedback-mean-post": 0,
+        "fast-delta": 1,
+    }
+
+
+# ----- What is computed
+
+
+@pytest.mark.parametrize("name", ["xl-segment", "compressive", "feedback", "fast-delta"])
+def test_matmul_precision_changes_little(name: str) -> None:
+    """Here nothing; with matrix units as much as bfloat16 does."""
+    model = CASES[name].shared_model(torch.float32)
+    expected = model.reader(batch_size=2, precision=Precision()).read(text(2, 6))
+    for matmul in ("high", "medium"):
+        reader = model.reader(batch_size=2, precision=Precision(matmul=matmul))
+        torch.testing.assert_close(reader.read(text(2, 6)), expected, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "evaluating"),
+    [
+        # Two layers; compressing reads what was compressed and what it became.
+        ("xl-segment", 0, 2),
+        ("compressive", 4, 2),
+        ("feedback", 0, 0),
+        ("fast-delta", 0, 0),
+    ],
+)
+def test_torchs_attention_only_where_it_is_fast(
+    name: str, training: int, evaluating: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, attention = [], F.scaled_dot_product_attention
+
+    def spy(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(1)
+        return attention(*arguments, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    model = CASES[name].model(torch.float32)
+    memory = model(text(2, 5)).memory
+    outputs = {}
+    for matmul in ("highest", "high", "medium"):
+        counts = []
+        with Precision(matmul=matmul).applied(CPU):
+            for grad in (True, False):
+                calls.clear()
+                with torch.set_grad_enabled(grad):
+                    output = model.train(grad)(text(2, 4), memory, targets=text(2, 4, 1))
+                counts.append(len(calls))
+                calls.clear()
+                outputs[matmul, grad] = output.loss.detach()
+            model.reader(memory).read(text(2, 4))
+            counts.append(len(calls))
+        # The Compressive Transformer counts attention outside of readers, which torch's cannot.
+        wanted = [training, training or evaluating, evaluating]
+        assert counts == (wanted if matmul == "highest" else [0, 0, 0])
+    for (_, grad), loss in outputs.items():
+        torch.testing.assert_close(loss, outputs["highest", grad], rtol=0.05, atol=0.05)
+
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {
+    name: (name, {}, EmbeddingConfig()) for name in MODELS
+} | {
+    "transformer-xl, narrow embedding": ("transformer-xl", {}, EmbeddingConfig(d_embed=6)),
+    "feedback, reference": ("feedback", {"normalisation": "post"}, EmbeddingConfig()),
+}
+
+
+def options(name: str = "transformer-xl", **loop: Any) -> RunConfig[Any]:
+    architecture, more, embedding = ARCHITECTURES[name]
+    sizes = SMALL | more | ({} if architecture == "fast-weights" else {"memory_length": 4})
+    return RunConfig(
+        architecture=architecture,  # type: ignore[arg-type]
+        model=MODELS[architecture](**sizes),
+        embedding=embedding,
+        data=DataConfig(corpus="text.txt"),
+        optim=OptimConfig(warmup_steps=2),
+        train=dataclasses.replace(LOOP, **loop),
+    )
+
+
+def trainer_of(config: RunConfig[Any]) -> train.Trainer:
+    prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
+    return train.Trainer(config, Path("r"), prepared, CPU, Console(quiet=True))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_training_in_bfloat16(name: str) -> None:
+    """Three updates: losses near float32's, weights, gradients and memory in float32."""
+    losses: dict[str, list[Tensor]] = {}
+    for products in ("float32", "bfloat16"):
+        trainer = trainer_of(options(name, precision=products))
+        losses[products] = []
+        for _ in range(3):
+            loss = trainer.update()
+            assert loss is not None
+            losses[products].append(loss)
+        read = [*trainer.memory.tensors().values(), *trainer.model.parameters()]
+        assert {t.dtype for t in read if t.is_floating_point()} == {torch.float32}
+        assert trainer.environment()["precision"] == products
+    expected, found = (torch.stack(each) for each in losses.values())
+    assert not torch.equal(expected, found)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
+
+
+def test_all_of_an_update_is_computed_as_asked() -> None:
+    """Forward and backward; the setting outside is another, and stays."""
+    trainer, seen = trainer_of(options(matmul_precision="medium")), []
+
+    def look(*_: Any) -> None:
+        seen.append(torch.get_float32_matmul_precision())
+
+    trainer.model.embedding.register_forward_hook(look)
+    for parameter in trainer.model.parameters():
+        parameter.register_hook(look)
+    trainer.update()
+    assert len(seen) > 2
+    trained = len(seen)
+    trainer.score(2)
+    trainer.sample(1)
+    assert len(seen) > trained + 1
+    assert set(seen) == {"medium"}
+
+
+# ----- Runs
+
+
+def test_a_run_goes_on_in_its_own_precision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(options(), Path("r"), Console(width=1000))
+    assert "on cpu in float32 (matmul precision highest)\n" in capsys.readouterr().out
+    sealed = load_config(Path("r")).train
+    assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
+    # On a machine where new runs would take another.
+    monkeypatch.setattr(precision, "automatic", lambda device: Precision("bfloat16"))
+    for more in ("--train.steps=4", "--train.precision=auto"):
+        flags = ["--train.steps", "5", more] if "auto" in more else [more]
+        cli.main(["train", "--resume", "r", *flags])
+        assert "on cpu in float32 (" in capsys.readouterr().out
+    assert load_config(Path("r")).train.precision == "float32"
+
+
+def test_runs_from_before_the_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They said auto, and their checkpoints what that was."""
+
+    def old_toml(config: RunConfig[Any]) -> str:
+        lines = to_toml(config).splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("matmul_precision"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "without_auto", lambda options, *_: options)
+        patch.setattr(checkpoint, "to_toml", old_toml)
+        patch.setattr(train.Trainer, "_stopping", lambda self: self.step == 2)
+        train.train(options(save_every=1), Path("r"), Console(quiet=True))
+    assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
+    assert "matmul" not in Path("r/config.toml").read_text()
+    cli.main(["generate", "r", "--tokens", "2"])
+    monkeypatch.setattr(precision, "automatic", lambda device: Precision("bfloat16"))
+    train.resume(Path("r"), Console(width=1000))
+    out = capsys.readouterr().out
+    assert "on cpu in float32 (matmul precision highest)\n" in out
+    assert "another environment" not in out
+    state = checkpoint.latest(Path("r")).state
+    assert (state["step"], state["environment"]["precision"]) == (3, "float32")
+
+
+def test_a_precision_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
+
+    def none(self: Precision, device: torch.device) -> Any:
+        raise RuntimeError("bfloat16 is not supported")
+
+    files = {path: path.read_bytes() for path in Path("r").rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(Precision, "autocast", none)
+        with pytest.raises(MemspanError, match="cpu has no bfloat16: use precision float32"):
+            train.resume(Path("r"), Console(quiet=True), config=options(steps=4))
+    assert {path: path.read_bytes() for path in files} == files
+    train.resume(Path("r"), Console(), config=options(precision="float32", steps=4))
+    assert 'precision "bfloat16", now "float32"' in " ".join(capsys.readouterr().out.split())
+
+
+def test_reading_in_another_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scores are of float32 whatever the run was trained in, unless asked otherwise."""
+    train.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
+    capsys.readouterr()
+
+    def scored(*flags: str) -> tuple[dict[str, Any], str]:
+        cli.main(["evaluate", "r", "--json", "--tokens", "16", *flags])
+        out, err = capsys.readouterr()
+        return json.loads(out), err
+
+    exact, quiet = scored()
+    assert (exact["precision"], exact["matmul_precision"], quiet) == ("float32", "highest", "")
+    for flags in (["--precision", "bfloat16"], ["--matmul-precision", "medium"]):
+        values, _ = scored(*flags)
+        assert flags[1] in (values["precision"], values["matmul_precision"])
+        assert values["nats_per_token"] == pytest.approx(exact["nats_per_token"], abs=0.01)
+        cli.main(["generate", "r", "--tokens", "3", *flags])
+        capsys.readouterr()
+    cli.main(["evaluate", "r", "--tokens", "16", "--precision", "bfloat16"])
+    assert ", bfloat16\n" in capsys.readouterr().out
+    for verb in ("evaluate", "generate"):
+        with pytest.raises(SystemExit):
+            cli.main([verb, "r", "--precision", "bfloat16", "--matmul-precision", "high"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "matmul_precision high would round" in line
