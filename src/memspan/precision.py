@@ -83,8 +83,8 @@ class Precision:
         lines = []
         if device.type == "cpu" and not multiplies_bfloat16():
             lines.append(
-                "PyTorch has no fast bfloat16 products for this processor, which lacks AVX-512: they "
-                "may take 40 to 500 times as long as float32's (PyTorch issue 146508)"
+                "PyTorch has no fast bfloat16 products for this processor (on x86 they need AVX-512): "
+                "they may take 40 to 500 times as long as float32's (PyTorch issue 146508)"
             )
         if float32_part is not None:
             lines.append(f"bfloat16 speeds up other products only: {float32_part} in float32")
