@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from memspan.precision import multiplies_bfloat16
+
 PRECISIONS = ("float32", "medium", "bfloat16")
 
 
@@ -51,7 +53,7 @@ def processor() -> Processor:
     vector = sorted(flag for flag in flags if re.search("avx|amx|bf16|fma|sve|asimd", flag))
     return Processor(
         capability=torch.backends.cpu.get_cpu_capability(),
-        multiplies_bfloat16=torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+        multiplies_bfloat16=multiplies_bfloat16(),
         flags=tuple(vector),
     )
 

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from memspan.precision import automatic
 from peers.side import VOCAB_SIZE, Side, Size
 from precisions import PRECISIONS, autocast, comparisons, processor, products_in
 from products import LARGE_OPERATIONS, LARGE_PRODUCT, large_product, operations
@@ -112,7 +113,8 @@ ARCHITECTURES = {
         "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
     },
 }
-WORKS = ("train", "attention", "evaluate", "generate")
+READING = ("evaluate", "generate")
+WORKS = ("train", "attention", *READING)
 TOLERANCE = 1e-4
 
 
@@ -123,15 +125,20 @@ def side_class(architecture: str, name: str) -> type[Side]:
 
 
 def own_precision(name: str, work: str) -> str:
-    """What a library computes in without options: torch's default, and memspan's ``auto``, on a CPU."""
-    return "float32"
+    """What a library computes in without options: torch's default, and memspan what ``auto`` is on this
+    CPU, where only training may be in bfloat16."""
+    if name != "memspan":
+        return "float32"
+    auto = automatic(torch.device("cpu"))
+    if auto.products == "bfloat16" and work not in READING:
+        return "bfloat16"
+    return {"highest": "float32", "medium": "medium"}[auto.matmul]
 
 
 @contextlib.contextmanager
 def at(precision: str, work: str) -> Iterator[None]:
     """Around many calls of one work. What trains has its autocast in every call: it caches weights."""
-    reads = work in ("evaluate", "generate")
-    with products_in(precision), autocast(precision if reads else "float32"):
+    with products_in(precision), autocast(precision if work in READING else "float32"):
         yield
 
 

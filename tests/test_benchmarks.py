@@ -14,6 +14,7 @@ from rich.console import Console
 
 import throughput
 import timing
+from memspan.precision import Precision
 from precisions import (
     PRECISIONS,
     Comparison,
@@ -91,6 +92,23 @@ def test_operations_of_products() -> None:
     assert operations(attend) == 2 * (2 * 2 * 4 * 4 * 8)
     with autocast("bfloat16"):
         assert operations(lambda: linear(x)) == 2 * 5 * 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("auto", "in_training", "in_reading"),
+    [
+        (Precision(), "float32", "float32"),
+        (Precision(matmul="medium"), "medium", "medium"),
+        (Precision("bfloat16"), "bfloat16", "float32"),
+    ],
+)
+def test_as_it_comes_is_what_auto_is(
+    monkeypatch: pytest.MonkeyPatch, auto: Precision, in_training: str, in_reading: str
+) -> None:
+    monkeypatch.setattr(throughput, "automatic", lambda device: auto)
+    assert throughput.own_precision("memspan", "train") == in_training
+    assert throughput.own_precision("memspan", "generate") == in_reading
+    assert throughput.own_precision("labml", "train") == "float32"
 
 
 def rows_of(monkeypatch: pytest.MonkeyPatch, own: str, **more: object) -> list[throughput.Row]:
