@@ -43,10 +43,10 @@ class GPTRun:
 
     CONTEXT, BATCH, HIGH, LOW, WARMUP = 64, 12, 1e-3, 1e-4, 100
 
-    def __init__(self, text: np.ndarray, steps: int) -> None:
-        torch.manual_seed(1)
+    def __init__(self, text: np.ndarray, steps: int, seed: int = 1) -> None:
+        torch.manual_seed(seed)
         self.text, self.steps, self.step = torch.from_numpy(text.astype(np.int64)), steps, 0
-        self.random = torch.Generator().manual_seed(1)
+        self.random = torch.Generator().manual_seed(seed)
         self.model = GPT(256, self.CONTEXT, n_layers=4, n_heads=4, d_model=128, d_ff=512)
         parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from memspan.config import EmbeddingConfig
-from memspan.nn import PART, Embedding, FeedForward, Head, initialise
+from memspan.nn import PART, Embedding, FeedForward, Head
 
 ROWS = [1, PART, PART + 1, 2 * PART + 3]
 
@@ -36,7 +36,8 @@ def test_losses_are_those_of_the_logits(rows: int, options: EmbeddingConfig) -> 
     torch.manual_seed(1)
     embedding = Embedding(9, 4, options)
     head = Head(embedding, options).double()
-    initialise(head, std=1.0)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter)
     hidden = torch.randn(1, rows, 4, dtype=torch.float64)
     targets = torch.randint(9, (1, rows))
     log_p = head(hidden).log_softmax(-1)

@@ -56,6 +56,9 @@ class TransformerXLConfig:
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
     attention_bias: bool = False
     """Biases on the value and output projections."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings, position codes and sub-layer outputs."""
     attention_dropout: float = 0.0
@@ -134,6 +137,9 @@ class CompressiveConfig:
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
     attention_bias: bool = False
     """Biases on the value and output projections."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings, position codes and sub-layer outputs."""
     attention_dropout: float = 0.0
@@ -218,6 +224,9 @@ class FeedbackConfig:
     (None: all heads look memory_length back). Only the reference knows it."""
     span_ramp: int = 32
     """adaptive_span: tokens over which a head's attention fades out at the end of its span."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs. With dropout, training takes the
     reference, which is several times slower."""
@@ -304,6 +313,9 @@ class FastWeightsConfig:
     anew in the backward pass."""
     final_norm: bool = True
     """Normalise the last layer's output (post-norm already ends in one)."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs."""
 

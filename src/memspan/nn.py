@@ -1,4 +1,4 @@
-"""What means the same in all four papers: feed-forward, sinusoids, embeddings, output heads, init."""
+"""What means the same in all four papers: feed-forward, sinusoids, embeddings, output heads."""
 
 from __future__ import annotations
 
@@ -221,15 +221,3 @@ def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor
         return F.cross_entropy(logits(x), words, ignore_index=NOT_SCORED, reduction="none")
 
     return by_parts(part, x, words)
-
-
-def initialise(module: nn.Module, std: float = 0.02) -> None:
-    """Matrices and tables from N(0, std^2), biases zero, norm gains one (the paper's own choice)."""
-    for name, parameter in module.named_parameters():
-        if parameter.is_meta:
-            # Shapes alone. Drawing them would import torch's compiler, which takes a second.
-            continue
-        if parameter.dim() >= 2:
-            nn.init.normal_(parameter, std=std)
-        elif not (name.endswith("weight") and "norm" in name):
-            nn.init.zeros_(parameter)

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from memspan.config import FastWeightsConfig
 from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
+from memspan.initialisation import initialise
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.models.segments import Padding, cuts, read_in_pieces
-from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
+from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops import delta_rule_loop
 from memspan.ops.delta_rule import Implementation, delta_rule, outer_product_rule, sum_rule
 from memspan.ops.delta_rule_loop import CompiledStep
@@ -37,6 +38,9 @@ from memspan.ops.feature_maps import (
     sum_to_one,
 )
 from memspan.sizes import refuse_oversized_model
+
+FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
+"""How parameters begin that write and read, where not as in other architectures: found by trial."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,7 +261,7 @@ class FastWeights(nn.Module):
         normalises = config.final_norm and config.norm != "post"
         self.final_norm = nn.LayerNorm(config.d_model) if normalises else nn.Identity()
         self.register_buffer("feature_id", self._feature_id(self._draws()))
-        initialise(self)
+        initialise(self, config.initialisation, config.n_layers, FACTORS)
 
     def stack(self) -> Iterator[FastWeightsLayer]:
         """The layers, first to last, under their own type."""

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError, refuse_unknown
+from memspan.initialisation import initialise
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.models.segments import Padding, cuts, read_in_pieces
-from memspan.nn import FeedForward, dropout_layer, initialise
+from memspan.nn import FeedForward, dropout_layer
 from memspan.ops import feedback_loop
 from memspan.ops.feedback_attention import attend, span_mask
 from memspan.ops.feedback_buffers import Folded
@@ -151,7 +152,7 @@ class Feedback(nn.Module):
             if config.normalisation == "pre" and config.final_norm
             else nn.Identity()
         )
-        initialise(self)
+        initialise(self, config.initialisation, config.n_layers)
 
     def stack(self) -> Iterator[FeedbackLayer]:
         """The layers, first to last, under their own type."""

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
+from memspan.initialisation import initialise
 from memspan.memory import Memory
 from memspan.models.inputs import check_batch_size, check_memory, check_segment, outside
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
-from memspan.nn import NOT_SCORED, Embedding, Head, dropout_layer, initialise
+from memspan.nn import NOT_SCORED, Embedding, Head, dropout_layer
 from memspan.precision import Precision
 from memspan.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.tensor_files import digest
@@ -43,7 +44,8 @@ class LanguageModel(nn.Module):
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
         self.output_dropout = dropout_layer(embedding.output_dropout)
-        initialise(self)
+        # Without the backbone, which is made with its own values.
+        initialise(self, backbone.initialisation)
         with refuse_impossible("the model"):
             self.backbone: Any = backbone_for(backbone)
 

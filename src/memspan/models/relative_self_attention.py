@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from memspan.config import CompressiveConfig, TransformerXLConfig
 from memspan.errors import MemspanError, refuse_unknown
+from memspan.initialisation import initialise
 from memspan.models.segments import Documents
-from memspan.nn import FeedForward, dropout_layer, initialise, sinusoids
+from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.relative_attention import (
     Implementation,
     attend_one,
@@ -251,7 +252,7 @@ class RelativeBackbone(nn.Module):
         self.position_bias = (
             nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
         )
-        initialise(self)
+        initialise(self, config.initialisation, config.n_layers)
 
     def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
         """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""

@@ -1,0 +1,225 @@
+"""What memory is worth: each preset beside itself with its memory emptied at every segment.
+
+    python benchmarks/memory_worth.py [--models transformer-xl gpt ...] [--sides ...] [--seeds 1 2 3]
+                                      [--steps N] [--workers 2]
+
+Sides of every architecture, with the recipe, the seed and the order of the text unchanged:
+
+    carried              the preset: memory goes from segment to segment
+    emptied              emptied before every segment, in training and in scoring; as many steps
+    emptied, equal time  the same for as many steps as fit the CPU time of `carried`
+    long segments        Transformer-XL: no memory, segments of T + M tokens, as many tokens a step
+
+`gpt` is the plain GPT by nanoGPT's recipe for a CPU; `gpt, scaled` with our initialisation. All are
+trained on the first nine tenths of Tiny Shakespeare and scored once, at the end, on the last tenth:
+nats per byte, one stream, windows of their segments where memory is emptied. Runs that
+benchmarks/results/memory-worth.json holds already are not repeated: it may be stopped, and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from learning import GPTRun
+from memspan.config import MODELS, RunConfig
+from memspan.config_files import preset_file, read_config
+from memspan.data.prepared import prepare
+from memspan.data.tokenizers import ByteTokenizer
+from memspan.evaluate import evaluate
+from memspan.initialisation import initialise
+from memspan.train import Trainer
+from timing import machine
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "memory-worth.json"
+PRESETS = {
+    "transformer-xl": "tiny-shakespeare",
+    "compressive": "tiny-shakespeare-compressive",
+    "feedback": "tiny-shakespeare-feedback",
+    "fast-weights": "tiny-shakespeare-fast-weights",
+}
+SIDES = ("carried", "emptied", "emptied, equal time", "long segments")
+GPT_STEPS = 2000
+"""Of nanoGPT's recipe."""
+
+
+class Side:
+    """A preset in training, with or without its memory."""
+
+    def __init__(self, config: RunConfig[Any], text: str, folder: Path, emptied: bool) -> None:
+        self.prepared, self.emptied = prepare(text, "bytes"), emptied
+        self.trainer = Trainer(
+            config, folder, self.prepared, torch.device("cpu"), Console(quiet=True)
+        )
+
+    def update(self) -> None:
+        if self.emptied:
+            self.trainer.memory = self.trainer.model.initial_memory(
+                self.trainer.config.train.batch_size
+            )
+        self.trainer.update()
+
+    def score(self, text: np.ndarray) -> float:
+        length = self.trainer.config.train.segment_length
+        return evaluate(
+            self.trainer.model.eval(),
+            text,
+            ByteTokenizer(),
+            document_starts=np.arange(0, len(text), length) if self.emptied else None,
+            segment_length=length,
+        ).nats_per_token
+
+
+def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[Any]:
+    """The preset as the side trains it."""
+    config = read_config(preset_file(PRESETS[model]))
+    loop = dataclasses.replace(config.train, steps=steps or config.train.steps, seed=seed)
+    backbone = config.model
+    if side == "long segments":
+        length = loop.segment_length + backbone.memory_length
+        rows = loop.batch_size * loop.segment_length // length
+        loop = dataclasses.replace(loop, segment_length=length, batch_size=rows)
+        backbone = dataclasses.replace(backbone, memory_length=0)
+    if model == "compressive":
+        # The trainer itself takes no learned positions of unknown number.
+        span = backbone.memory_length + backbone.compressed_length + loop.segment_length
+        backbone = dataclasses.replace(backbone, max_distance=span)
+    return dataclasses.replace(config, train=loop, model=backbone)
+
+
+def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:
+    """Of `carried` and of `emptied`, taking turns; full segments."""
+    sides, times = [], ([], [])  # type: ignore[var-annotated]
+    for name in ("carried", "emptied"):
+        config = config_of(model, name, None, seed)
+        loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
+        config = dataclasses.replace(config, train=loop)
+        sides.append(Side(config, text, Path(tempfile.mkdtemp()), name != "carried"))
+    for _ in range(6):
+        for side, seconds in zip(sides, times, strict=True):
+            start = time.process_time()
+            for _ in range(5):
+                side.update()
+            seconds.append((time.process_time() - start) / 5)
+    # The first round warms up.
+    return median(times[0][1:]), median(times[1][1:])
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Train one side and score it."""
+    torch.set_num_threads(1)
+    whole = np.frombuffer(Path(job["text"]).read_bytes(), np.uint8)
+    cut = len(whole) * 9 // 10
+    model, name, seed, steps = (job[key] for key in ("model", "side", "seed", "steps"))
+    with tempfile.TemporaryDirectory() as folder:
+        side: Side | GPTRun
+        if model == "gpt":
+            steps = steps or GPT_STEPS
+            side = GPTRun(whole[:cut], steps, seed)
+            if name == "scaled":
+                initialise(side.model, "scaled")
+            parameters = side.model.parameters()
+        else:
+            config = config_of(model, name, steps, seed)
+            steps = config.train.steps
+            if name == "emptied, equal time":
+                carried, emptied = seconds_per_step(model, seed, job["text"])
+                steps = round(steps * carried / emptied)
+                config = config_of(model, name, steps, seed)
+            side = Side(config, job["text"], Path(folder), emptied=name != "carried")
+            parameters = side.trainer.model.parameters()
+        start = time.process_time()
+        for _ in range(steps):
+            side.update()
+        seconds = time.process_time() - start
+        nats = side.score(whole[cut:])
+    kept = {key: job[key] for key in ("model", "side", "seed", "steps")}
+    return kept | {
+        "steps_made": steps,
+        "parameters": sum(p.numel() for p in parameters),
+        "cpu_seconds": round(seconds, 1),
+        "nats": nats,
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """A line for each side: mean and spread over its seeds."""
+    groups = defaultdict(list)
+    for each in runs:
+        groups[each["model"], each["side"], each["steps"]].append(each)
+    lines = [f"{'model':<15}{'side':<21}{'steps':>7}{'CPU s':>8}{'nats':>9}  spread  seeds"]
+    for (model, side, _), found in groups.items():
+        nats = [each["nats"] for each in found]
+        spread = f"{stdev(nats):6.3f}" if len(nats) > 1 else "     -"
+        steps, seconds = (
+            mean(each[key] for each in found) for key in ("steps_made", "cpu_seconds")
+        )
+        lines.append(
+            f"{model:<15}{side:<21}{steps:>7,.0f}{seconds:>8.0f}{mean(nats):>9.4f}  {spread}  "
+            f"{len(nats)}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ["gpt", *MODELS]
+    parser.add_argument("--models", nargs="+", default=names, choices=names, metavar="NAME")
+    parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, metavar="SIDE")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, help="per run (default: the preset's)")
+    parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
+        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
+    )
+    options = parser.parse_args()
+    if not options.text.is_file():
+        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
+    jobs = [
+        {"model": model, "side": side, "seed": seed, "steps": options.steps}
+        for seed in options.seeds
+        for model in options.models
+        for side in (("nanoGPT", "scaled") if model == "gpt" else options.sides)
+        if side != "long segments" or model == "transformer-xl"
+    ]
+    found = earlier()
+    done = [{key: each[key] for key in jobs[0]} for each in found]
+    waiting = [job | {"text": str(options.text)} for job in jobs if job not in done]
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for row in pool.imap_unordered(run, waiting):
+            print(json.dumps(row), flush=True)
+            # Read again: another call may have added its own.
+            found = [*earlier(), row]
+            found.sort(key=lambda r: (names.index(r["model"]), r["side"], r["seed"]))
+            RESULTS.write_text(json.dumps({"runs": found, "machine": machine()}, indent=1) + "\n")
+    print(table(found))
+
+
+def earlier() -> list[dict[str, Any]]:
+    """The runs that were made before."""
+    runs: list[dict[str, Any]] = (
+        json.loads(RESULTS.read_text())["runs"] if RESULTS.is_file() else []
+    )
+    return runs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""How parameters begin: sizes of activations that do not depend on the width."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import CASES, Case
+from memspan.config import (
+    CompressiveConfig,
+    FastWeightsConfig,
+    FeedbackConfig,
+    TransformerXLConfig,
+)
+from memspan.errors import MemspanError
+from memspan.initialisation import FACTORS, KINDS, initialise, kind
+from memspan.models import LanguageModel, fast_weights
+
+NAMES = ("xl-segment-learned", "xl-fixed-post-adaptive", "compressive", "feedback", "fast-delta")
+some_cases = pytest.mark.parametrize("case", [CASES[n] for n in NAMES], ids=NAMES)
+BACKBONES = (TransformerXLConfig, CompressiveConfig, FeedbackConfig, FastWeightsConfig)
+
+
+def stream(config: Any) -> float:
+    """Root mean square of what the last layer's normalisation is given."""
+    torch.manual_seed(0)
+    model = LanguageModel(50, config)
+    seen = []
+    model.backbone.final_norm.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    with torch.no_grad():
+        model(torch.randint(50, (4, 16)), implementation="reference")
+    return float(seen[0].square().mean().sqrt())
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_activations_do_not_depend_on_the_width(backbone: Any) -> None:
+    def ratio(scheme: str) -> float:
+        sizes = {"n_layers": 2, "n_heads": 2, "initialisation": scheme}
+        wide, narrow = (stream(backbone(**sizes, d_model=d, d_ff=4 * d)) for d in (256, 64))
+        return wide / narrow
+
+    assert ratio("scaled") == pytest.approx(1, rel=0.2)
+    assert ratio("papers") > 1.5
+
+
+@some_cases
+def test_every_parameter_has_its_scale(case: Case) -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(50, case.backbone, case.embedding)
+    own = fast_weights.FACTORS if isinstance(case.backbone, FastWeightsConfig) else {}
+    factors = FACTORS | own
+    for name, parameter in model.named_parameters():
+        if "compression" in name or parameter.dim() < 2 or parameter.numel() < 60:
+            continue
+        if kind(name) == "bias":
+            assert not parameter.any(), name
+            continue
+        of_kind, terms = kind(name), parameter.shape[-1]
+        terms *= {"residual": 2 * case.backbone.n_layers, "position": 1 / 2}.get(of_kind, 1)
+        terms = 1 if of_kind.startswith("position-") else terms
+        assert parameter.std().item() * math.sqrt(terms) == pytest.approx(
+            factors[kind(name)], rel=0.3, abs=1e-9
+        ), name
+
+
+@some_cases
+def test_papers_scheme_is_one_scale_for_all(case: Case) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([LanguageModel(50, case.backbone, case.embedding)])
+    initialise(model, "papers")
+    matrices = [p.flatten() for p in model.parameters() if p.dim() >= 2]
+    assert torch.cat(matrices).std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_kinds_are_those_of_the_factors() -> None:
+    assert {*KINDS, "projection"} == {*FACTORS, "bias"}
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(MemspanError, match="use scaled or papers"):
+        initialise(torch.nn.Linear(2, 2), "xavier")  # type: ignore[arg-type]
+    with pytest.raises(MemspanError, match="initialisation"):
+        TransformerXLConfig(initialisation="xavier")  # type: ignore[arg-type]
