@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile(
     "default",
     deadline=None,
-    max_examples=4,
+    max_examples=3,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

@@ -2,8 +2,8 @@
 
 Each parameter counts by itself, since a whole gradient's norm hides a small one that is wrong:
 ``|g32 - g64| <= 1e-4 max(|g64|, 1e-3 |whole gradient|)``, for every architecture, option and
-implementation, from empty and from full memories, with attention weights as initialised by
-both schemes and, by the papers', 6 times as large.
+implementation, from empty and from full memories, with attention weights as initialised and,
+in the papers' scheme, 6 times as large. In the scaled one they are about as large as that already.
 
 Near a kink (relu, DPFP) or a tie (max pooling, the most used slots) float32 may select otherwise than
 float64, and both are right about another function. So the text is one where the gradient itself,
@@ -116,8 +116,12 @@ def moved(model: LanguageModel, by: float) -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize(("scheme", "factor"), [("scaled", 1), ("papers", 1), ("papers", 6)])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("name", "scheme", "factor"),
+    [(name, scheme, factor) for name in EVERY for scheme, factor in (("scaled", 1), ("papers", 6))]
+    # Small weights are a trial for normalisations alone.
+    + [(name, "papers", 1) for name in EVERY if name.startswith("fast")],
+)
 def test_every_parameter_has_its_gradient_in_float32(
     name: str, scheme: str, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
