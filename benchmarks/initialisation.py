@@ -34,25 +34,19 @@ from torch import Tensor, nn
 
 from memspan import initialisation
 from memspan.config import MODELS, RunConfig
-from memspan.config_files import preset_file, read_config
+from memspan.config_files import read_config
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluate import evaluate
 from memspan.models import LanguageModel
 from memspan.models.fast_weights import FACTORS as OWN
-from memspan.train import Trainer
+from memspan.train import Trainer, with_position_table
+from shakespeare import PRESETS, add_text
 from timing import machine
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "initialisation.json"
+RESULTS = Path(__file__).resolve().parent / "results" / "initialisation.json"
 SHAPES = ((64, 4), (256, 4), (512, 4), (128, 2), (128, 12))
 """Widths and depths that `look` looks at."""
-PRESETS = {
-    "transformer-xl": "tiny-shakespeare",
-    "compressive": "tiny-shakespeare-compressive",
-    "feedback": "tiny-shakespeare-feedback",
-    "fast-weights": "tiny-shakespeare-fast-weights",
-}
 
 
 def factors(rule: str) -> tuple[str, dict[str, float]]:
@@ -72,18 +66,14 @@ def changed(rule: str) -> Iterator[None]:
 
 def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
     """The preset ``name`` with the rule's scheme; ``large``: twice as wide, with twice the heads."""
-    config = read_config(preset_file(PRESETS[name]))
+    config = read_config(PRESETS[name])
     times = 2 if size == "large" else 1
     model = dataclasses.replace(
         config.model,
         initialisation=factors(rule)[0],
         **{n: times * getattr(config.model, n) for n in ("d_model", "n_heads", "d_ff")},
     )
-    if name == "compressive":
-        # The trainer itself takes no learned positions of unknown number.
-        span = model.memory_length + model.compressed_length + config.train.segment_length
-        model = dataclasses.replace(model, max_distance=span)
-    return dataclasses.replace(config, model=model)
+    return with_position_table(dataclasses.replace(config, model=model))
 
 
 def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
@@ -186,15 +176,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--text",
-        type=Path,
-        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
-        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
-    )
+    add_text(parser)
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     whole = options.text.read_bytes()
     if options.what == "look":
         torch.set_num_threads(1)

@@ -35,22 +35,16 @@ from rich.console import Console
 
 from learning import GPTRun
 from memspan.config import MODELS, RunConfig
-from memspan.config_files import preset_file, read_config
+from memspan.config_files import read_config
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluate import evaluate
 from memspan.initialisation import initialise
-from memspan.train import Trainer
-from timing import machine
+from memspan.train import Trainer, with_position_table
+from shakespeare import PRESETS, add_text
+from timing import machine, seconds_per_call
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "memory-worth.json"
-PRESETS = {
-    "transformer-xl": "tiny-shakespeare",
-    "compressive": "tiny-shakespeare-compressive",
-    "feedback": "tiny-shakespeare-feedback",
-    "fast-weights": "tiny-shakespeare-fast-weights",
-}
+RESULTS = Path(__file__).resolve().parent / "results" / "memory-worth.json"
 SIDES = ("carried", "emptied", "emptied, equal time", "long segments")
 GPT_STEPS = 2000
 """Of nanoGPT's recipe."""
@@ -85,7 +79,7 @@ class Side:
 
 def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[Any]:
     """The preset as the side trains it."""
-    config = read_config(preset_file(PRESETS[model]))
+    config = read_config(PRESETS[model])
     loop = dataclasses.replace(config.train, steps=steps or config.train.steps, seed=seed)
     backbone = config.model
     if side == "long segments":
@@ -93,27 +87,21 @@ def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[
         rows = loop.batch_size * loop.segment_length // length
         loop = dataclasses.replace(loop, segment_length=length, batch_size=rows)
         backbone = dataclasses.replace(backbone, memory_length=0)
-    if model == "compressive":
-        # The trainer itself takes no learned positions of unknown number.
-        span = backbone.memory_length + backbone.compressed_length + loop.segment_length
-        backbone = dataclasses.replace(backbone, max_distance=span)
-    return dataclasses.replace(config, train=loop, model=backbone)
+    return with_position_table(dataclasses.replace(config, train=loop, model=backbone))
 
 
 def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:
     """Of `carried` and of `emptied`, taking turns; full segments."""
-    sides, times = [], ([], [])  # type: ignore[var-annotated]
-    for name in ("carried", "emptied"):
-        config = config_of(model, name, None, seed)
-        loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
-        config = dataclasses.replace(config, train=loop)
-        sides.append(Side(config, text, Path(tempfile.mkdtemp()), name != "carried"))
-    for _ in range(6):
-        for side, seconds in zip(sides, times, strict=True):
-            start = time.process_time()
-            for _ in range(5):
-                side.update()
-            seconds.append((time.process_time() - start) / 5)
+    config = config_of(model, "carried", None, seed)
+    loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
+    config = dataclasses.replace(config, train=loop)
+    times: tuple[list[float], list[float]] = ([], [])
+    with tempfile.TemporaryDirectory() as folder:
+        # Nothing is written: both may have the same folder.
+        sides = [Side(config, text, Path(folder), emptied) for emptied in (False, True)]
+        for _ in range(6):
+            for side, seconds in zip(sides, times, strict=True):
+                seconds.append(seconds_per_call(side.update, 5))
     # The first round warms up.
     return median(times[0][1:]), median(times[1][1:])
 
@@ -184,15 +172,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, help="per run (default: the preset's)")
     parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
-    parser.add_argument(
-        "--text",
-        type=Path,
-        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
-        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
-    )
+    add_text(parser)
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     jobs = [
         {"model": model, "side": side, "seed": seed, "steps": options.steps}
         for seed in options.seeds

@@ -36,7 +36,7 @@ KINDS = {
     "value": r"(^|\.)value(\.\d+)?\.weight$",
     "beta": r"(^|\.)beta\.weight$",
     "residual": r"(^|\.)(output|outer)\.weight$",
-    "embedding": r"(^|\.)tables\.\d+$",
+    "embedding": r"(^|\.)(tables\.\d+|cluster_weight)$",
     "position": r"(^|\.)position\.weight$",
     "position-key": r"(^|\.)position_keys$",
     "position-score": r"(^|\.)position_scores$",

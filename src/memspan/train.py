@@ -88,7 +88,7 @@ def train(
     for line in prepared.notices():
         console.print(line, highlight=False)
     start = None if init_from is None else runs.load(init_from, str(device))
-    config = _with_position_table(config)
+    config = with_position_table(config)
     precision = precision_of(config.train, device)
     options = without_auto(config.train, precision.products, precision.matmul)
     config = dataclasses.replace(config, train=options)
@@ -651,7 +651,7 @@ def device_for(name: str) -> torch.device:
         raise MemspanError(f"there is no device {name!r} here: use cpu") from None
 
 
-def _with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
+def with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
     """Size learned position tables for the spans that training uses, where not set."""
     span = _learned_span(config)
     if span is None or config.model.max_distance is not None:

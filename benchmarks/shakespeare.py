@@ -1,0 +1,32 @@
+"""Tiny Shakespeare: the presets that are tuned to it, and where its text is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from memspan.config_files import PRESETS as ALL_PRESETS
+from memspan.config_files import read_config
+
+PRESETS = {
+    read_config(file).architecture: file
+    for name, file in ALL_PRESETS.items()
+    if name.startswith("tiny-shakespeare")
+}
+"""Each architecture's, name -> file."""
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """The option that says where the text is."""
+    parser.add_argument(
+        "--text",
+        type=_existing,
+        default=str(Path(__file__).resolve().parents[2] / "shared/data/tiny-shakespeare.txt"),
+        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
+    )
+
+
+def _existing(name: str) -> Path:
+    if not Path(name).is_file():
+        raise argparse.ArgumentTypeError(f"no file {name}: give Tiny Shakespeare with --text")
+    return Path(name)
