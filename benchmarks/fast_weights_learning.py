@@ -22,13 +22,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from memspan.config import RunConfig, TransformerXLConfig
-from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.evaluate import evaluate
-from memspan.train import Trainer
+from memspan.evaluation import evaluate
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.config_files import preset_file, read_config
+from memspan.runs.options import RunConfig
+from memspan.training.trainer import Trainer
 from timing import machine
 
 HERE = Path(__file__).resolve().parent

@@ -21,8 +21,8 @@ from statistics import median
 
 import torch
 
-from memspan.config import FastWeightsConfig
 from memspan.models import LanguageModel
+from memspan.models.fast_weights.config import FastWeightsConfig
 from throughput import peak_bytes, reset_peak
 from timing import interleaved, machine
 

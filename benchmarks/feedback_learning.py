@@ -29,15 +29,17 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from memspan import runs
-from memspan.config import FeedbackConfig, RunConfig, TransformerXLConfig
-from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluate import evaluate
+from memspan.evaluation import evaluate
 from memspan.models import LanguageModel
-from memspan.train import Trainer
-from memspan.warm_start import initialise_from
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import run as runs
+from memspan.runs.config_files import preset_file, read_config
+from memspan.runs.options import RunConfig
+from memspan.training.trainer import Trainer
+from memspan.training.warm_start import initialise_from
 from timing import write
 
 HERE = Path(__file__).resolve().parent

@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from memspan.config import RunConfig
-from memspan.config_files import preset_file, read_config
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluate import evaluate
-from memspan.train import Trainer
+from memspan.evaluation import evaluate
+from memspan.runs.config_files import preset_file, read_config
+from memspan.runs.options import RunConfig
+from memspan.training.trainer import Trainer
 from peers.gpt import GPT
 from timing import machine
 

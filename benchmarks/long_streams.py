@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from memspan.config import MODELS, FastWeightsConfig
 from memspan.data.prepared import prepare
 from memspan.models import LanguageModel
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.registry import MODELS
 from resident import MIB, growth, resident
 from timing import machine
 

@@ -34,13 +34,14 @@ import torch
 from rich.console import Console
 
 from learning import GPTRun
-from memspan.config import MODELS, RunConfig
-from memspan.config_files import read_config
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluate import evaluate
-from memspan.initialisation import initialise
-from memspan.train import Trainer, with_position_table
+from memspan.evaluation import evaluate
+from memspan.models.initialisation import initialise
+from memspan.models.registry import MODELS
+from memspan.runs.config_files import read_config
+from memspan.runs.options import RunConfig
+from memspan.training.trainer import Trainer, with_position_table
 from shakespeare import PRESETS, add_text
 from timing import machine, seconds_per_call
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from memspan import metrics
+from memspan.training import metrics
 from timing import machine
 
 RESULTS = Path(__file__).resolve().parent / "results"

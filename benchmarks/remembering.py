@@ -16,8 +16,9 @@ from statistics import median
 
 import torch
 
-from memspan.config import FeedbackConfig, TransformerXLConfig
 from memspan.models import LanguageModel
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from timing import interleaved
 
 SIZE = {"n_layers": 4, "d_model": 128, "n_heads": 4, "d_ff": 512}

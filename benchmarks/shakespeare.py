@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memspan.config_files import PRESETS as ALL_PRESETS
-from memspan.config_files import read_config
+from memspan.runs.config_files import PRESETS as ALL_PRESETS
+from memspan.runs.config_files import read_config
 
 PRESETS = {
     read_config(file).architecture: file

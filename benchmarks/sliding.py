@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from memspan.config import TransformerXLConfig
 from memspan.models import LanguageModel
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from peers.gpt import GPT
 from peers.side import VOCAB_SIZE
 from timing import interleaved, ratio, write

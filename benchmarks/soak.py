@@ -25,8 +25,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from memspan import metrics, train
-from memspan.config import MODELS, DataConfig, RunConfig, TrainConfig
+from memspan.data.options import DataConfig
+from memspan.models.registry import MODELS
+from memspan.runs.options import RunConfig
+from memspan.training import metrics, trainer
+from memspan.training.options import TrainConfig
 from resident import MIB, growth, resident
 from timing import machine
 
@@ -103,7 +106,7 @@ def main() -> None:
         watch = Watch(folder, options.minutes * 60)
         watch.start()
         try:
-            train.train(config, folder, console)
+            trainer.train(config, folder, console)
         finally:
             watch.done.set()
             watch.join()

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from memspan.precision import automatic
+from memspan.precision.products import automatic
 from peers.side import VOCAB_SIZE, Side, Size
 from precisions import PRECISIONS, autocast, comparisons, processor, products_in
 from products import LARGE_OPERATIONS, LARGE_PRODUCT, large_product, operations

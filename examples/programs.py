@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from memspan.config import FeedbackConfig, TransformerXLConfig
 from memspan.data.synthetic import IDS, WORDS, Programs
 from memspan.models import LanguageModel
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 
 MODELS = ("feedback", "transformer-xl")
 SEGMENT = 64

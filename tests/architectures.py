@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.config import (
-    CompressiveConfig,
-    EmbeddingConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    TransformerXLConfig,
-)
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 
 VOCABULARY = 11
 

@@ -26,24 +26,25 @@ import torch.distributed as dist
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, history, metrics, runs, train
-from memspan.claim import claim
-from memspan.config import (
-    CompressiveConfig,
-    DataConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    RunConfig,
-    TrainConfig,
-    TransformerXLConfig,
-)
-from memspan.config_files import flags_from_toml, read_config, to_toml
+from memspan import cli
 from memspan.data.download import read_member
+from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers import load_tokenizer, train_tokenizer
 from memspan.distributed.shards import save_shards
 from memspan.errors import MemspanError
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import checkpoints, history
+from memspan.runs import run as runs
+from memspan.runs.claim import claim
+from memspan.runs.config_files import flags_from_toml, read_config, to_toml
+from memspan.runs.options import RunConfig
+from memspan.training import metrics, trainer
+from memspan.training.options import TrainConfig
 
 TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
 SIZE = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}
@@ -125,7 +126,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     )  # fmt: skip
     run = root / "run"
     with mock.patch.object(metrics, "plot", return_value=[]):
-        train.train(options, run, Console(quiet=True))
+        trainer.train(options, run, Console(quiet=True))
     newest = run / "checkpoints" / "step-00000002"
     loaded = memspan.load(run)
     model, prepared = loaded.model, prepare(str(text), "bytes")
@@ -184,7 +185,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
 
     def read_history() -> None:
         history.made(history.read(run), "0" * 64)
-        checkpoint.latest(run)
+        checkpoints.latest(run)
 
     past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
     (run / history.NAME).write_bytes(past)
@@ -215,7 +216,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         "state": Reader(newest / "state.json", b"", read_checkpoint),
         "training": Reader(newest / "training.safetensors", b"", read_checkpoint),
         "shard": Reader(shards, b"", read_shards),
-        "latest": Reader(sharded / "checkpoints" / checkpoint.LATEST, b"", read_shards),
+        "latest": Reader(sharded / "checkpoints" / checkpoints.LATEST, b"", read_shards),
         "metrics": Reader(records, b"", read_metrics),
         "memory": Reader(memory, b"", read_memory),
         "tokens": Reader(tokens, b"", lambda: read_tokens(tokens)),
@@ -235,10 +236,10 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
 def _with_shards(run: Path, copy: Path) -> Path:
     """A copy of the run with its last checkpoint as several processes write it; its shard's path."""
     shutil.copytree(run, copy)
-    saved = checkpoint.latest(run)
+    saved = checkpoints.latest(run)
     step = saved.state["step"]
     shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
-    folder = checkpoint.new_shards(copy, step)
+    folder = checkpoints.new_shards(copy, step)
     assert folder is not None
     tensors = {f"model/{name}": tensor for name, tensor in saved.weights.items()} | saved.training
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -249,19 +250,19 @@ def _with_shards(run: Path, copy: Path) -> Path:
         dist.destroy_process_group()
     with claim(copy) as claimed:
         claimed.load()
-        checkpoint.commit_shards(claimed, saved.state, best=False)
-    (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / checkpoint.SHARDS).iterdir()
+        checkpoints.commit_shards(claimed, saved.state, best=False)
+    (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / checkpoints.SHARDS).iterdir()
     return shard
 
 
 def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
     """All of resuming but the training."""
-    saved = checkpoint.latest(run)
+    saved = checkpoints.latest(run)
     runs.check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
-    trainer = train.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
-    trainer.restore(saved)
+    training = trainer.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
+    training.restore(saved)
     metrics.unchanged(run, saved.state["metrics"])
-    trainer.update()
+    training.update()
 
 
 def new_folder(corpus: str) -> Path:

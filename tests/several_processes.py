@@ -19,11 +19,11 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 import torch
 from rich.console import Console
 
-from memspan import metrics, train
-from memspan.config_files import read_config
 from memspan.data.streams import Segment, Streams
 from memspan.distributed.processes import ALONE, Processes, joined
 from memspan.nn import NOT_SCORED
+from memspan.runs.config_files import read_config
+from memspan.training import metrics, trainer
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
@@ -32,10 +32,10 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
     of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
     """
-    original, quiet = train.Trainer.update, Console(quiet=True)
+    original, quiet = trainer.Trainer.update, Console(quiet=True)
     next_segment = Streams.next
 
-    def update(self: train.Trainer) -> torch.Tensor | None:
+    def update(self: trainer.Trainer) -> torch.Tensor | None:
         if self.step == job.get("spoil") and self.processes.rank == self.processes.size - 1:
             last = torch.arange(len(self.memory.tokens_seen)) == len(self.memory.tokens_seen) - 1
             self.memory = self.memory.map(
@@ -61,23 +61,23 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     if "copy" in job and processes.first:
         shutil.copytree(job["copy"], folder)
     processes.wait()
-    train.Trainer.update = update  # type: ignore[method-assign]
+    trainer.Trainer.update = update  # type: ignore[method-assign]
     if "unscored" in job:
         Streams.next = partly_scored  # type: ignore[method-assign]
     try:
         if "config" in job:
             config = read_config(Path(job["config"]))
-            train.train(config, folder, quiet, None, processes)
+            trainer.train(config, folder, quiet, None, processes)
         else:
-            train.resume(folder, quiet, processes)
+            trainer.resume(folder, quiet, processes)
     finally:
-        train.Trainer.update = original  # type: ignore[method-assign]
+        trainer.Trainer.update = original  # type: ignore[method-assign]
         Streams.next = next_segment  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    train.LOG_EVERY = 1
+    trainer.LOG_EVERY = 1
     # Pictures take seconds.
     metrics.plot = lambda folder: []
     with joined() as processes:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import throughput
 import timing
-from memspan.precision import Precision
+from memspan.precision.products import Precision
 from precisions import (
     PRECISIONS,
     Comparison,

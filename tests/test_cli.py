@@ -14,10 +14,14 @@ from typing import TextIO
 
 import pytest
 
-from memspan import cli, runs
-from memspan.config import MODELS, DataConfig, RunConfig, TransformerXLConfig
-from memspan.config_files import PRESETS, flags_from_toml, read_config
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.models import LanguageModel
+from memspan.models.registry import MODELS
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import run as runs
+from memspan.runs.config_files import PRESETS, flags_from_toml, read_config
+from memspan.runs.options import RunConfig
 from memspan.training import terminal
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()

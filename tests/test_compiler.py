@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memspan.ops import compiler
+from memspan.ops.native import compiler
 
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"
@@ -24,11 +24,10 @@ SOURCE = (
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, for C files that are compiled at once."""
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    (sources / "small.c").write_text(SOURCE)
-    (sources / "loop.h").write_text("")
-    monkeypatch.setattr(compiler, "FOLDER", sources)
+    source = tmp_path / "small" / "compiled.c"
+    source.parent.mkdir()
+    source.write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compiler, "FLAGS", ("-fPIC",))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MEMSPAN_COMPILE", raising=False)
@@ -38,13 +37,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer() -> int | None:
-    code = compiler.functions("small", torch.float32)
+    code = compiler.functions(Path("small/compiled.c").resolve(), torch.float32)
     return None if code is None else code.answer()
 
 
 def test_compiled_once_and_said(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert answer() == 42
-    assert "compiling small.c" in capfd.readouterr().err
+    assert "compiling small/compiled.c" in capfd.readouterr().err
     assert (cache.stat().st_mode & 0o777) == 0o700
     made = next(cache.glob("*.so")).stat().st_mtime_ns
     compiler._say.cache_clear()

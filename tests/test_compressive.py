@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from architectures import VOCABULARY, compressive, randomise
 from golden import assert_same
-from memspan.config import CompressiveConfig, OptimConfig, RunConfig, TransformerXLConfig
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
-from memspan.ops import compression as ops
+from memspan.models.compressive import compression as ops
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.ops.relative_attention import relative_attention
+from memspan.runs.options import RunConfig
 from memspan.training.optimisation import adamw, set_learning_rate
+from memspan.training.options import OptimConfig
 
 FUNCTIONS = ("convolution", "mean", "max", "dilated-convolution", "most-used")
 LEARNED = ("convolution", "dilated-convolution")

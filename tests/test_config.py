@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memspan.config import MODELS, RunConfig
 from memspan.data.synthetic import Programs
 from memspan.errors import MemspanError
+from memspan.models.registry import MODELS
+from memspan.runs.options import RunConfig
 from memspan.sampling import Sampling
 
 SECTIONS = [kind for kind in typing.get_type_hints(RunConfig).values() if isinstance(kind, type)]

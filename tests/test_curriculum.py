@@ -11,11 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from memspan import train
-from memspan.config import DataConfig, FeedbackConfig, RunConfig, TrainConfig
+from memspan.data.options import DataConfig
 from memspan.data.streams import Streams
 from memspan.errors import MemspanError
-from memspan.tensor_files import load_tensors
+from memspan.files.tensors import load_tensors
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
+from memspan.training.options import TrainConfig
 
 LOOP = TrainConfig(
     steps=20,
@@ -95,22 +98,22 @@ def test_streams_go_on_where_they_are() -> None:
 
 def test_a_resumed_curriculum_is_the_uninterrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped at a change of length, and within a stage: the same weights to the last bit."""
-    train.train(config(), Path("whole"), Console(quiet=True))
+    trainer.train(config(), Path("whole"), Console(quiet=True))
     whole, _ = load_tensors(Path("whole/checkpoints/step-00000020/model.safetensors"))
     for stop in (8, 10):
         folder = Path(f"stopped-{stop}")
-        update = train.Trainer.update
+        update = trainer.Trainer.update
 
-        def interrupted(trainer: train.Trainer, stop: int = stop, update=update) -> torch.Tensor:
+        def interrupted(trainer: trainer.Trainer, stop: int = stop, update=update) -> torch.Tensor:
             loss = update(trainer)
             trainer.asked_to_stop = trainer.step == stop
             return loss
 
         with monkeypatch.context() as patch:
-            patch.setattr(train.Trainer, "update", interrupted)
-            train.train(config(), folder, Console(quiet=True))
+            patch.setattr(trainer.Trainer, "update", interrupted)
+            trainer.train(config(), folder, Console(quiet=True))
         assert (folder / f"checkpoints/step-{stop:08d}").is_dir()
-        train.resume(folder, Console(quiet=True))
+        trainer.resume(folder, Console(quiet=True))
         resumed, _ = load_tensors(folder / "checkpoints/step-00000020/model.safetensors")
         assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -133,6 +136,6 @@ def test_a_curriculum_that_makes_no_sense(options: dict[str, int], message: str)
 def test_a_curriculum_that_ends_above_the_corpus() -> None:
     """Refused at the start, not when it gets there."""
     with pytest.raises(MemspanError, match=r"too few.*segment-length") as caught:
-        train.train(config(segment_length=5000), Path("run"), Console(quiet=True))
+        trainer.train(config(segment_length=5000), Path("run"), Console(quiet=True))
     assert "\n" not in str(caught.value)
     assert not Path("run").exists()

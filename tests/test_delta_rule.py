@@ -14,9 +14,9 @@ from torch import Tensor
 
 from golden import assert_same
 from memspan.errors import MemspanError, refuse_unknown
-from memspan.ops import delta_rule_loop
-from memspan.ops.delta_rule import Implementation, delta_rule, outer_product_rule, sum_rule
-from memspan.ops.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.delta_rule.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
+from memspan.ops.delta_rule.rules import Implementation, delta_rule, outer_product_rule, sum_rule
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
 LENGTHS = [1, 7, 63, 64, 100, 1000]

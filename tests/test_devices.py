@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memspan import nn
-from memspan.config import MODELS, FastWeightsConfig
-from memspan.evaluate import sum_of
-from memspan.health import non_finite_rows
+from memspan.evaluation import sum_of
 from memspan.models import LanguageModel
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.registry import MODELS
+from memspan.training.health import non_finite_rows
 
 ON_THE_CPU = {"sinusoids", "sum_of"}
 """Functions that compute in float64, on the CPU."""

@@ -22,22 +22,21 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, metrics, train
-from memspan.claim import claim
-from memspan.config import (
-    CompressiveConfig,
-    DataConfig,
-    EmbeddingConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
-    TransformerXLConfig,
-)
-from memspan.config_files import to_toml
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.distributed.processes import Processes
 from memspan.errors import MemspanError
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import checkpoints
+from memspan.runs.claim import claim
+from memspan.runs.config_files import to_toml
+from memspan.runs.options import RunConfig
+from memspan.training import metrics, trainer
+from memspan.training.options import OptimConfig, TrainConfig
 from several_processes import run
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
@@ -65,7 +64,7 @@ STEPS, CUT = 6, 3
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(train, "LOG_EVERY", 1)
+    monkeypatch.setattr(trainer, "LOG_EVERY", 1)
     monkeypatch.setattr(metrics, "plot", lambda folder: [])
     monkeypatch.chdir(tmp_path)
     sentence = "what was read is kept, and what is kept is read again; "
@@ -136,7 +135,7 @@ def assert_same_losses(a: str, b: str, skipped: int = 0) -> None:
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
-    return checkpoint.latest(Path(folder)).weights
+    return checkpoints.latest(Path(folder)).weights
 
 
 @several
@@ -163,9 +162,9 @@ def test_two_processes_learn_as_one() -> None:
     for name, kind in SPOILT:
         spoilt = f"{name}-{kind}-spoilt"
         assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)
-        health = checkpoint.latest_state(Path(spoilt))["health"]
+        health = checkpoints.latest_state(Path(spoilt))["health"]
         assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
-        assert checkpoint.latest_state(Path(f"{spoilt}-1"))["health"] == health
+        assert checkpoints.latest_state(Path(f"{spoilt}-1"))["health"] == health
     for name in MODELS:
         one = weights(f"{name}-1")
         for kind in KINDS:
@@ -224,10 +223,10 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     content[len(content) * 3 // 4] ^= 1
     shard.write_bytes(content)
     with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* go on from step 2"):
-        train.resume(Path("sharded-cut"), Console(quiet=True))
+        trainer.resume(Path("sharded-cut"), Console(quiet=True))
     shard.unlink()
     with pytest.raises(MemspanError, match=rf"{shard.name} is missing"):
-        checkpoint.latest(Path("sharded-cut"))
+        checkpoints.latest(Path("sharded-cut"))
     shutil.rmtree(newest.parent)
     run({"folder": "sharded-cut"})
     assert_same_losses("sharded-whole", "sharded-cut")
@@ -258,9 +257,9 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
         "the last checkpoint with --resume\n"
     )
 
-    before = checkpoint.latest_state(Path("r"))["step"]
+    before = checkpoints.latest_state(Path("r"))["step"]
     again = start("--resume", "r")
-    wait_for(lambda: checkpoint.latest_state(Path("r"))["step"] > before, again)
+    wait_for(lambda: checkpoints.latest_state(Path("r"))["step"] > before, again)
     with (
         pytest.raises(MemspanError, match="another process is training"),
         claim(Path("r")),
@@ -269,7 +268,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     again.send_signal(signal.SIGINT)
     _, said = again.communicate(timeout=60)
     assert (again.returncode, said) == (0, "")
-    newest = checkpoint.latest_state(Path("r"))["step"]
+    newest = checkpoints.latest_state(Path("r"))["step"]
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
 
@@ -279,7 +278,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     _, said = early.communicate(timeout=60)
     assert early.returncode == 130
     assert said.count("memspan: interrupted") == 1
-    assert checkpoint.latest_state(Path("r"))["step"] == newest
+    assert checkpoints.latest_state(Path("r"))["step"] == newest
 
 
 @several
@@ -352,19 +351,19 @@ def test_a_mistake_of_all_processes_is_said_once() -> None:
 
 
 def test_resuming_asks_for_rows_that_divide() -> None:
-    train.train(config("transformer-xl", steps=2), Path("r"), Console(quiet=True))
-    prepared = train.prepare("text.txt", "characters", None)
+    trainer.train(config("transformer-xl", steps=2), Path("r"), Console(quiet=True))
+    prepared = trainer.prepare("text.txt", "characters", None)
     parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
     with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
-        train.Trainer(config("transformer-xl"), *parts, Processes(0, 3))
+        trainer.Trainer(config("transformer-xl"), *parts, Processes(0, 3))
 
 
 def test_features_that_are_drawn_anew_need_one_process() -> None:
     model = FastWeightsConfig(**SMALL, feature_map="favor", favor_redraw=True)
-    prepared = train.prepare("text.txt", "characters", None)
+    prepared = trainer.prepare("text.txt", "characters", None)
     parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
     with pytest.raises(MemspanError, match="favor_redraw"):
-        train.Trainer(config("fast-weights", model=model), *parts, Processes(0, 2))
+        trainer.Trainer(config("fast-weights", model=model), *parts, Processes(0, 2))
 
 
 def test_rows_are_contiguous_and_cover_the_batch() -> None:
@@ -375,34 +374,34 @@ def test_rows_are_contiguous_and_cover_the_batch() -> None:
 
 def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
     """A name that is not there is passed over: every folder is a whole checkpoint."""
-    train.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
+    trainer.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
     pointer = Path("r/checkpoints/latest")
     for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
         pointer.write_text(text)
-        assert checkpoint.latest_state(Path("r"))["step"] == step
+        assert checkpoints.latest_state(Path("r"))["step"] == step
     pointer.unlink()
-    assert checkpoint.latest_state(Path("r"))["step"] == 6
+    assert checkpoints.latest_state(Path("r"))["step"] == 6
 
 
 def test_a_checkpoint_that_is_there_is_never_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one of its step, trained with other options, would not be written in its place."""
-    train.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
+    trainer.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
     folder = Path("r/checkpoints/step-00000006")
-    state = checkpoint.latest_state(Path("r"))
+    state = checkpoints.latest_state(Path("r"))
     Path("r/checkpoints/latest").write_text("step-00000004\n")
-    shards = folder.with_name(".step-00000006.tmp") / checkpoint.SHARDS
+    shards = folder.with_name(".step-00000006.tmp") / checkpoints.SHARDS
     shards.mkdir(parents=True)
     folder.rename("elsewhere")
 
     def crash(folder: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "sync_folder", crash)
+    monkeypatch.setattr(checkpoints, "sync_folder", crash)
     with claim(Path("r")) as claimed:
         claimed.load()
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.commit_shards(claimed, state, best=False)
+            checkpoints.commit_shards(claimed, state, best=False)
     assert folder.is_dir()
-    assert checkpoint.latest_state(Path("r"))["step"] == 6
+    assert checkpoints.latest_state(Path("r"))["step"] == 6

@@ -14,12 +14,15 @@ from rich.console import Console
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY
-from memspan import train
-from memspan.config import DataConfig, RunConfig, TrainConfig, TransformerXLConfig
+from memspan.data.options import DataConfig
 from memspan.data.streams import START
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluate import evaluate
+from memspan.evaluation import evaluate
 from memspan.models import LanguageModel
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
+from memspan.training.options import TrainConfig
 
 LENGTHS = (5, 1, 9, 4, 12)
 
@@ -70,10 +73,10 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
         data=DataConfig(corpus=str(tmp_path / "texts"), document_reset=True),
         train=TrainConfig(batch_size=1, segment_length=7, device="cpu"),
     )
-    prepared = train.prepare(options.data.corpus, "bytes", None)
+    prepared = trainer.prepare(options.data.corpus, "bytes", None)
     cpu, quiet = torch.device("cpu"), Console(quiet=True)
-    trainer = train.Trainer(options, tmp_path / "run", prepared, cpu, quiet)
-    model = trainer.model.eval()
+    training = trainer.Trainer(options, tmp_path / "run", prepared, cpu, quiet)
+    model = training.model.eval()
 
     def expected(split: str) -> Tensor:
         text = prepared.splits[split]
@@ -86,12 +89,12 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
     with torch.no_grad():
         wanted = expected("train")
         for _ in range(len(wanted) // 7):
-            output = trainer._read(trainer.streams.next())
-            trainer.memory = output.memory
+            output = training._read(training.streams.next())
+            training.memory = output.memory
             found.append(output.losses[0])
         wanted = wanted[: 7 * len(found)]
         torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5)
         wanted = expected("validation")
     some = dataclasses.replace(options.train, evaluate_tokens=len(wanted))
-    trainer.config = dataclasses.replace(options, train=some)
-    assert trainer.score(1).nats == pytest.approx(wanted.sum().item(), rel=1e-4)
+    training.config = dataclasses.replace(options, train=some)
+    assert training.score(1).nats == pytest.approx(wanted.sum().item(), rel=1e-4)

@@ -11,8 +11,8 @@ import torch
 
 import memspan
 from memspan import cli
-from memspan.config import MODELS
 from memspan.data.prepared import prepare
+from memspan.models.registry import MODELS
 
 TEXT = "Reading on, it remembers what it read. " * 200
 LOOP = {

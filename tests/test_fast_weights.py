@@ -16,14 +16,18 @@ from torch import Tensor
 
 from architectures import VOCABULARY, fast_weights
 from golden import assert_same
-from memspan import cli, train
-from memspan.config import DataConfig, FastWeightsConfig, OptimConfig, RunConfig, TrainConfig
-from memspan.config_files import load_config
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
+from memspan.files.tensors import load_tensors
 from memspan.models import FastWeights, LanguageModel
-from memspan.models.fast_weights import FastWeightsReader
-from memspan.ops import delta_rule_loop
-from memspan.tensor_files import load_tensors
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.fast_weights.model import FastWeightsReader
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.runs.config_files import load_config
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
+from memspan.training.options import OptimConfig, TrainConfig
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
 
@@ -377,7 +381,7 @@ def test_where_looking_would_wait_a_foreign_row_comes_out_as_nan(
     dpfp, favor = fast_weights().model(), fast_weights(feature_map="favor").model()
     memory = dpfp(text(2, 5)).memory.reset([True, False])
     reader = favor.reader(batch_size=2)
-    monkeypatch.setattr("memspan.models.fast_weights.can_look", lambda x: False)
+    monkeypatch.setattr("memspan.models.fast_weights.model.can_look", lambda x: False)
     monkeypatch.setattr(Tensor, "__bool__", lambda x: pytest.fail("a value was looked at"))
     monkeypatch.setattr(Tensor, "item", lambda x: pytest.fail("a value was looked at"))
     losses = favor(text(2, 3), memory, targets=text(2, 3)).losses
@@ -455,10 +459,10 @@ def test_resume_continues_bit_for_bit(
         train=loop,
     )
     quiet = Console(quiet=True)
-    train.train(config, Path("whole"), quiet)
-    original, calls = train.Trainer.update, 0
+    trainer.train(config, Path("whole"), quiet)
+    original, calls = trainer.Trainer.update, 0
 
-    def update(self: train.Trainer) -> Tensor:
+    def update(self: trainer.Trainer) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == 8:
@@ -466,10 +470,10 @@ def test_resume_continues_bit_for_bit(
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
+        patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(RuntimeError, match="power cut"):
-            train.train(config, Path("cut"), quiet)
-    train.resume(Path("cut"), quiet)
+            trainer.train(config, Path("cut"), quiet)
+    trainer.resume(Path("cut"), quiet)
     for name in ("model", "training"):
         files = [
             load_tensors(sorted((Path(run) / "checkpoints").iterdir())[-1] / f"{name}.safetensors")

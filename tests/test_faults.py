@@ -25,10 +25,16 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, config_files, files, train
-from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
-from memspan.tensor_files import load_tensors, save_tensors
+from memspan.files import atomic
+from memspan.files.tensors import load_tensors, save_tensors
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import checkpoints, config_files
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
+from memspan.training.options import OptimConfig, TrainConfig
 
 QUIET = Console(quiet=True)
 OPTIONS = RunConfig(
@@ -56,7 +62,7 @@ class PowerCut(BaseException):
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.metrics, "plot", lambda folder: [])
+    monkeypatch.setattr(trainer.metrics, "plot", lambda folder: [])
     (tmp_path / "text.txt").write_text("memory is what remains of what was read. " * 30)
 
 
@@ -99,9 +105,9 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
 
 
 def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
     expected = content(Path("whole"))
-    original = train.Trainer.save
+    original = trainer.Trainer.save
 
     def until(cut: int, work: Callable[[], None]) -> int:
         """Power goes before operation ``cut`` of the last save; how many were made."""
@@ -113,38 +119,38 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
                 raise PowerCut
             done += 1
 
-        def save(self: train.Trainer) -> None:
+        def save(self: trainer.Trainer) -> None:
             with operations(count) if self.step == 6 else nullcontext():
                 original(self)
 
         with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
-            patch.setattr(train.Trainer, "save", save)
+            patch.setattr(trainer.Trainer, "save", save)
             work()
         return done
 
-    until(0, lambda: train.train(OPTIONS, Path("before"), QUIET))
-    total = until(-1, lambda: train.train(OPTIONS, Path("counted"), QUIET))
+    until(0, lambda: trainer.train(OPTIONS, Path("before"), QUIET))
+    total = until(-1, lambda: trainer.train(OPTIONS, Path("counted"), QUIET))
     assert total > 15
     for cut in range(total):
         folder = Path(f"cut-{cut}")
         shutil.copytree("before", folder)
-        assert until(cut, lambda folder=folder: train.resume(folder, QUIET)) == cut
-        if checkpoint.latest(folder).state["step"] == 6:
+        assert until(cut, lambda folder=folder: trainer.resume(folder, QUIET)) == cut
+        if checkpoints.latest(folder).state["step"] == 6:
             with pytest.raises(MemspanError, match="is finished"):
-                train.resume(folder, QUIET)
+                trainer.resume(folder, QUIET)
         else:
-            train.resume(folder, QUIET)
+            trainer.resume(folder, QUIET)
         assert content(folder) == expected, cut
         assert not list(folder.rglob(".*")), cut
 
 
 def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
-    train.train(OPTIONS, Path("r"), QUIET)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     holder = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from memspan.files import only_writer\n"
+            "import sys, pathlib; from memspan.files.atomic import only_writer\n"
             "with only_writer(pathlib.Path('r')):\n"
             "    print('ready', flush=True); sys.stdin.read()",
         ],
@@ -157,64 +163,64 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
     # What earlier versions locked, and whoever cleans up may remove.
     Path("r/.lock").unlink(missing_ok=True)
     with pytest.raises(MemspanError, match="another process is training in r"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     with pytest.raises(MemspanError, match="another process is training in r"):
-        train.train(OPTIONS, Path("r"), QUIET)
+        trainer.train(OPTIONS, Path("r"), QUIET)
     assert content(Path("r")) == before
     holder.kill()
     holder.communicate()
     # The system has lifted the claim.
     with pytest.raises(MemspanError, match="is finished"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
 
 
 def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over NFS."""
-    flock = files.fcntl.flock
+    flock = atomic.fcntl.flock
 
     def only_files(handle: int, how: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EBADF, "Bad file descriptor")
         flock(handle, how)
 
-    monkeypatch.setattr(files.fcntl, "flock", only_files)
+    monkeypatch.setattr(atomic.fcntl, "flock", only_files)
     for _ in range(2):
         with (
-            files.only_writer(Path("r")),
+            atomic.only_writer(Path("r")),
             pytest.raises(MemspanError, match="another process"),
-            files.only_writer(Path("r")),
+            atomic.only_writer(Path("r")),
         ):
             pass
 
 
 def test_without_locks_training_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LOCKS", False)
-    train.train(OPTIONS, Path("r"), QUIET)
+    monkeypatch.setattr(atomic, "LOCKS", False)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     memspan.load("r")
 
 
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
 def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
-    train.train(OPTIONS, Path("r"), QUIET)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     other = dataclasses.replace(OPTIONS.model, memory_length=5)
-    train.train(dataclasses.replace(OPTIONS, model=other), Path("other"), QUIET)
+    trainer.train(dataclasses.replace(OPTIONS, model=other), Path("other"), QUIET)
     changed = Path("other", name).read_bytes()
     # White space means nothing to the tokeniser's own checksum.
     Path("r", name).write_bytes(changed if name == "config.toml" else changed + b"\n")
-    for use in (memspan.load, lambda folder: train.resume(Path(folder), QUIET)):
+    for use in (memspan.load, lambda folder: trainer.resume(Path(folder), QUIET)):
         with pytest.raises(MemspanError, match=f"{name} in r has changed") as refusal:
             use("r")
         assert "away" not in str(refusal.value)
 
 
 def test_tensors_of_another_checkpoint_are_refused() -> None:
-    train.train(OPTIONS, Path("a"), QUIET)
+    trainer.train(OPTIONS, Path("a"), QUIET)
     seeded = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, seed=2))
-    train.train(seeded, Path("b"), QUIET)
+    trainer.train(seeded, Path("b"), QUIET)
     newest = "checkpoints/step-00000006/training.safetensors"
     shutil.copy(Path("b", newest), Path("a", newest))
     with pytest.raises(MemspanError, match="another checkpoint's"):
-        checkpoint.latest(Path("a"))
+        checkpoints.latest(Path("a"))
 
 
 def test_a_header_is_sealed_with_its_tensors() -> None:
@@ -230,10 +236,10 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
     """Validations may fall on steps where no checkpoint is due."""
     loop = dataclasses.replace(OPTIONS.train, evaluate_every=3, save_every=4, steps=7)
     options = dataclasses.replace(OPTIONS, train=loop, optim=OptimConfig(warmup_steps=50))
-    train.train(options, Path("r"), QUIET)
+    trainer.train(options, Path("r"), QUIET)
     scores = {
         r["step"]: r["validation_nats_per_token"]
-        for r in train.metrics.read(Path("r/metrics.jsonl"))
+        for r in trainer.metrics.read(Path("r/metrics.jsonl"))
         if "validation_nats_per_token" in r
     }
     assert set(scores) == {3, 6, 7}
@@ -242,95 +248,95 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
 
 def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
+        patch.setattr(trainer.Trainer, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
         with pytest.raises(PowerCut):
-            train.train(OPTIONS, Path("r"), QUIET)
+            trainer.train(OPTIONS, Path("r"), QUIET)
     with pytest.raises(MemspanError, match="start it again with memspan train --preset r/config"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     cli.main(["train", "--preset", "r/config.toml", "--out", "r"])
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
     assert content(Path("r")) == content(Path("whole"))
 
 
 def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() -> None:
-    train.train(OPTIONS, Path("r"), QUIET)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     published = Path("r/model.safetensors")
     good = published.read_bytes()
     published.unlink()
     published.write_bytes(good[:-1])
     with pytest.raises(MemspanError, match="is finished"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     assert published.read_bytes() == good
 
 
 def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are damaged under both their names, and the newest checkpoint is whole."""
-    original = train.Trainer.score
+    original = trainer.Trainer.score
 
-    def worse(self: train.Trainer, batch_size: int) -> Any:
+    def worse(self: trainer.Trainer, batch_size: int) -> Any:
         scores = original(self, batch_size)
         return dataclasses.replace(scores, nats=scores.tokens * self.step)
 
-    monkeypatch.setattr(train.Trainer, "score", worse)
-    train.train(OPTIONS, Path("r"), QUIET)
+    monkeypatch.setattr(trainer.Trainer, "score", worse)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     assert memspan.load("r").step == 3
     folder = Path("r/checkpoints/step-00000003")
     with open(folder / "model.safetensors", "r+b") as file:
         file.truncate(100)
     with pytest.raises(MemspanError, match=f"or move {folder} away to go on without the best"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     folder.rename("away")
     with pytest.raises(MemspanError, match="is finished"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     assert memspan.load("r").step == 6
 
 
 def test_checkpoints_elsewhere_are_refused() -> None:
     """Old checkpoints are deleted there: a run folder from elsewhere must not say where."""
-    train.train(OPTIONS, Path("r"), QUIET)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     Path("r/checkpoints").rename("elsewhere")
     Path("r/checkpoints").symlink_to(Path("elsewhere").absolute())
     with pytest.raises(MemspanError, match="is a link out of the run's folder"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    train.train(OPTIONS, Path("r"), QUIET)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(MemspanError, match="cannot write in r"):
-            train.resume(Path("r"), QUIET)
+            trainer.resume(Path("r"), QUIET)
     with monkeypatch.context() as patch:
         # Such a file system refuses to remove, too, even what is not there.
         patch.setattr(os, "fsync", refuse)
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(MemspanError, match="Read-only file system"):
-            files.write_atomically(Path("r/x"), b"")
+            atomic.write_atomically(Path("r/x"), b"")
 
 
 def test_metrics_that_changed_are_told_and_training_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train.train(OPTIONS, Path("whole"), QUIET)
-    original = train.Trainer.update
+    trainer.train(OPTIONS, Path("whole"), QUIET)
+    original = trainer.Trainer.update
 
-    def update(self: train.Trainer) -> torch.Tensor:
+    def update(self: trainer.Trainer) -> torch.Tensor:
         if self.step == 5:
             raise PowerCut
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
+        patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(PowerCut):
-            train.train(OPTIONS, Path("r"), QUIET)
+            trainer.train(OPTIONS, Path("r"), QUIET)
     shutil.copytree("r", "untouched")
     records = Path("r/metrics.jsonl")
     records.write_text(records.read_text().replace('"tokens": 24', '"tokens": 34'))
     for folder, told in (("r", True), ("untouched", False)):
-        train.resume(Path(folder), Console(width=500))
+        trainer.resume(Path(folder), Console(width=500))
         said = capsys.readouterr().out
         assert ("metrics.jsonl is not as it was saved" in said) == told
         assert content(Path(folder)) == content(Path("whole"))
@@ -350,14 +356,14 @@ def test_metrics_that_changed_are_told_and_training_goes_on(
 def test_a_state_that_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
     """Its checksum being right."""
     longer = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, save_every=1))
-    train.train(longer, Path("r"), QUIET)
+    trainer.train(longer, Path("r"), QUIET)
     shutil.rmtree("r/checkpoints/step-00000006")
     path = Path("r/checkpoints/step-00000005/state.json")
     state = json.loads(path.read_text().rsplit("\n", 2)[0])
     text = json.dumps(state | {"best_step": None} | change)
     path.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
     with pytest.raises(MemspanError, match=says):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
 
 
 def test_what_the_system_refuses_is_one_line(

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from architectures import feedback, randomise
 from golden import assert_same
-from memspan.config import FeedbackConfig
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
-from memspan.ops import feedback_loop
-from memspan.ops.feedback_attention import attend, span_mask
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.ops.feedback import compiled as feedback_loop
+from memspan.ops.feedback.attention import attend, span_mask
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -309,7 +309,7 @@ def test_without_a_compiler(tmp_path: Path) -> None:
     """PyTorch serves, and asking for the compiled loop says what is missing."""
     program = (
         "import torch\n"
-        "from memspan.config import FeedbackConfig\n"
+        "from memspan.models.feedback.config import FeedbackConfig\n"
         "from memspan.errors import MemspanError\n"
         "from memspan.models import Feedback\n"
         "model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))\n"

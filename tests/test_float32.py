@@ -21,10 +21,12 @@ import torch
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY, Case, fast_weights
-from memspan.config import FastWeightsConfig, FeedbackConfig
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.ops import delta_rule_loop, feedback_loop
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.feedback import compiled as feedback_loop
 
 TOLERANCE, SMALL = 1e-4, 1e-3
 ROUNDING = 1e-6

@@ -11,12 +11,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memspan.config import TransformerXLConfig
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.evaluate import evaluate
-from memspan.generate import PROMPT_SEGMENT, generate, probabilities, read_prompt
+from memspan.evaluation import evaluate
+from memspan.generation import PROMPT_SEGMENT, generate, probabilities, read_prompt
 from memspan.models import LanguageModel
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.sampling import Sampling
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()

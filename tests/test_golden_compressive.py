@@ -25,9 +25,10 @@ from golden_rows import (
     labml_rows,
     write_parameters,
 )
-from memspan.config import CompressiveConfig, EmbeddingConfig
 from memspan.models import LanguageModel
-from memspan.ops import compression as ops
+from memspan.models.compressive import compression as ops
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.options import EmbeddingConfig
 from memspan.ops.relative_attention import relative_attention
 
 pytestmark = pytest.mark.golden

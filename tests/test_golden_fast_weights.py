@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from golden import Golden, assert_same, parameters
-from memspan.config import FastWeightsConfig
 from memspan.models import FastWeights, FastWeightsMemory
-from memspan.ops import delta_rule_loop
-from memspan.ops.delta_rule import delta_rule, sum_rule
-from memspan.ops.feature_maps import dpfp, elu_plus_one, favor, sum_to_one
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.delta_rule.feature_maps import dpfp, elu_plus_one, favor, sum_to_one
+from memspan.ops.delta_rule.rules import delta_rule, sum_rule
 
 pytestmark = pytest.mark.golden
 

@@ -19,9 +19,10 @@ from torch.func import functional_call
 
 from golden import Golden, assert_same, parameters
 from golden_rows import GRADIENT, OUTPUT, PREFIX, assert_all_seen, check_loss
-from memspan.config import EmbeddingConfig, FeedbackConfig
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
-from memspan.ops import feedback_loop
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.ops.feedback import compiled as feedback_loop
 
 pytestmark = pytest.mark.golden
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import memspan.models.relative_self_attention as attention_module
+import memspan.models.relative.self_attention as attention_module
 from golden import Golden, assert_same, parameters
 from golden_rows import (
     GRADIENT,
@@ -31,8 +31,9 @@ from golden_rows import (
     upside_down,
     write_parameters,
 )
-from memspan.config import EmbeddingConfig, TransformerXLConfig
 from memspan.models import LanguageModel
+from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import sinusoids
 from memspan.ops.relative_attention import relative_attention
 

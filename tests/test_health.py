@@ -15,20 +15,20 @@ from rich.console import Console
 
 import memspan
 from architectures import CASES, VOCABULARY
-from memspan import checkpoint, cli, runs, train
-from memspan.config import (
-    MODELS,
-    DataConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
-)
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.evaluate import evaluate
-from memspan.health import MOST_SKIPS_IN_A_ROW, Health, non_finite_rows
+from memspan.evaluation import evaluate
+from memspan.files.tensors import load_tensors
 from memspan.memory import Memory
-from memspan.tensor_files import load_tensors
+from memspan.models.registry import MODELS
+from memspan.runs import checkpoints
+from memspan.runs import run as runs
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
+from memspan.training.health import MOST_SKIPS_IN_A_ROW, Health, non_finite_rows
+from memspan.training.options import OptimConfig, TrainConfig
 
 TEXT = "to carry a memory from one segment to the next, and to the next again. " * 20
 
@@ -58,9 +58,9 @@ def quiet() -> Console:
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = math.nan) -> None:
     """Let one gradient be ``value`` in the given steps."""
-    original = train.Trainer._accumulate_gradients
+    original = trainer.Trainer._accumulate_gradients
 
-    def accumulate(self: train.Trainer, *update: Any) -> Any:
+    def accumulate(self: trainer.Trainer, *update: Any) -> Any:
         read = original(self, *update)
         if self.step + 1 in steps:
             gradient = self.model.get_parameter("head.biases.0").grad
@@ -68,7 +68,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = math.
             gradient[3] = value
         return read
 
-    monkeypatch.setattr(train.Trainer, "_accumulate_gradients", accumulate)
+    monkeypatch.setattr(trainer.Trainer, "_accumulate_gradients", accumulate)
 
 
 def records() -> list[dict[str, Any]]:
@@ -83,9 +83,9 @@ def records() -> list[dict[str, Any]]:
 def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {6})
     with pytest.raises(MemspanError) as stop:
-        train.train(run("transformer-xl"), Path("r"), quiet())
+        trainer.train(run("transformer-xl"), Path("r"), quiet())
     message = str(stop.value)
-    assert checkpoint.latest(Path("r")).state["step"] == 4
+    assert checkpoints.latest(Path("r")).state["step"] == 4
     # Five segments of 8 are read; the second row starts after a third of the training split.
     assert "at step 6 (tokens 40 to 48, " in message
     assert "largest gradients: head.biases.0 nan, " in message
@@ -96,7 +96,7 @@ def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) 
 def test_a_stop_before_the_first_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {1})
     with pytest.raises(MemspanError, match="there was no checkpoint in r yet"):
-        train.train(run("transformer-xl"), Path("r"), quiet())
+        trainer.train(run("transformer-xl"), Path("r"), quiet())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -104,19 +104,19 @@ def test_skipped_updates_change_nothing_and_are_counted(
     monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     before: dict[int, dict[str, torch.Tensor]] = {}
-    original = train.Trainer.update
+    original = trainer.Trainer.update
 
-    def update(self: train.Trainer) -> Any:
+    def update(self: trainer.Trainer) -> Any:
         before[self.step] = {k: v.clone() for k, v in self.model.state_dict().items()}
         return original(self)
 
-    monkeypatch.setattr(train.Trainer, "update", update)
+    monkeypatch.setattr(trainer.Trainer, "update", update)
     spoil(monkeypatch, {5, 11}, value)
-    train.train(run("transformer-xl", non_finite="skip"), Path("r"), quiet())
+    trainer.train(run("transformer-xl", non_finite="skip"), Path("r"), quiet())
     for step in range(11):
         same = all(torch.equal(before[step][k], before[step + 1][k]) for k in before[step])
         assert same == (step + 1 in {5, 11}), step
-    assert checkpoint.latest(Path("r")).state["health"] == {
+    assert checkpoints.latest(Path("r")).state["health"] == {
         "skipped_updates": 2,
         "reset_memory_rows": 0,
     }
@@ -126,20 +126,20 @@ def test_skipped_updates_change_nothing_and_are_counted(
 def test_the_counts_survive_a_resumption(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {2, 7})
     options = run("transformer-xl", non_finite="skip")
-    train.train(options, Path("whole"), quiet())
-    original = train.Trainer.update
+    trainer.train(options, Path("whole"), quiet())
+    original = trainer.Trainer.update
 
-    def update(self: train.Trainer) -> Any:
+    def update(self: trainer.Trainer) -> Any:
         if self.step == 6:
             raise MemspanError("power cut")
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
+        patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(MemspanError, match="power cut"):
-            train.train(options, Path("cut"), quiet())
-    train.resume(Path("cut"), quiet())
-    whole, cut = checkpoint.latest(Path("whole")), checkpoint.latest(Path("cut"))
+            trainer.train(options, Path("cut"), quiet())
+    trainer.resume(Path("cut"), quiet())
+    whole, cut = checkpoints.latest(Path("whole")), checkpoints.latest(Path("cut"))
     assert whole.state["health"] == cut.state["health"]
     assert whole.state["health"]["skipped_updates"] == 2
     assert all(torch.equal(whole.weights[k], cut.weights[k]) for k in whole.weights)
@@ -150,14 +150,14 @@ def test_training_gives_up_where_skipping_does_not_help(monkeypatch: pytest.Monk
     options = run("transformer-xl", non_finite="skip", steps=200, save_every=0)
     left_out = f"{MOST_SKIPS_IN_A_ROW} updates in a row were left out"
     with pytest.raises(MemspanError, match=f"at step {2 + MOST_SKIPS_IN_A_ROW} .*{left_out}"):
-        train.train(options, Path("r"), quiet())
+        trainer.train(options, Path("r"), quiet())
 
 
 def test_records_hold_no_loss_where_every_update_was_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spoil(monkeypatch, set(range(11, 21)))
-    train.train(run("transformer-xl", non_finite="skip", steps=20), Path("r"), quiet())
+    trainer.train(run("transformer-xl", non_finite="skip", steps=20), Path("r"), quiet())
     training = [r for r in records() if "skipped_updates" in r]
     assert [r["skipped_updates"] for r in training] == [0, 10]
     assert ["train_nats_per_token" in r for r in training] == [True, False]
@@ -168,9 +168,9 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
     monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
     """Whatever architecture: the loss that saw it is skipped, and training goes on without it."""
-    original = train.Trainer._accumulate_gradients
+    original = trainer.Trainer._accumulate_gradients
 
-    def accumulate(self: train.Trainer, *update: Any) -> Any:
+    def accumulate(self: trainer.Trainer, *update: Any) -> Any:
         if self.step == 5:
             row = torch.zeros(3, dtype=torch.bool)
             row[1] = True
@@ -182,9 +182,9 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
             self.memory = self.memory.map(overflow)
         return original(self, *update)
 
-    monkeypatch.setattr(train.Trainer, "_accumulate_gradients", accumulate)
-    train.train(run(architecture, non_finite="skip", segment_length=4), Path("r"), quiet())
-    saved = checkpoint.latest(Path("r"))
+    monkeypatch.setattr(trainer.Trainer, "_accumulate_gradients", accumulate)
+    trainer.train(run(architecture, non_finite="skip", segment_length=4), Path("r"), quiet())
+    saved = checkpoints.latest(Path("r"))
     assert saved.state["health"] == {"skipped_updates": 1, "reset_memory_rows": 1}
     assert all(t.isfinite().all() for t in saved.weights.values())
     memory = {k: v for k, v in saved.training.items() if k.startswith("memory/")}
@@ -240,7 +240,7 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
 def test_the_command_line_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.train(run("transformer-xl", steps=2), Path("r"), quiet())
+    trainer.train(run("transformer-xl", steps=2), Path("r"), quiet())
 
     def overflowing(model: Any) -> Any:
         with torch.no_grad():
@@ -266,22 +266,22 @@ def test_the_command_line_says_so_in_one_line(
 def test_a_validation_that_is_not_finite_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = train.Trainer.score
+    original = trainer.Trainer.score
 
-    def score(self: train.Trainer, batch_size: int) -> Any:
+    def score(self: trainer.Trainer, batch_size: int) -> Any:
         if self.step == 4:
             raise NonFiniteError("the score is not finite")
         return original(self, batch_size)
 
-    monkeypatch.setattr(train.Trainer, "score", score)
-    train.train(run("transformer-xl", evaluate_every=4), Path("r"), Console())
+    monkeypatch.setattr(trainer.Trainer, "score", score)
+    trainer.train(run("transformer-xl", evaluate_every=4), Path("r"), Console())
     assert "the score is not finite" in capsys.readouterr().out
     scored = [r["step"] for r in records() if "validation_bits_per_byte" in r]
     assert scored == [8, 12]
 
 
 def test_a_full_run_is_healthy_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    train.train(run("transformer-xl"), Path("r"), Console())
+    trainer.train(run("transformer-xl"), Path("r"), Console())
     assert "skipped" not in capsys.readouterr().out
     tensors, _ = load_tensors(Path("r/model.safetensors"))
     assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())

@@ -19,13 +19,17 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 import hostile
-from memspan import cli, config_files, metrics
-from memspan.config import DataConfig, RunConfig, TransformerXLConfig
+from memspan import cli
 from memspan.data.download import read_member
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
-from memspan.files import read_limited, write_atomically
-from memspan.tensor_files import load_tensors
+from memspan.files.atomic import read_limited, write_atomically
+from memspan.files.tensors import load_tensors
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import config_files
+from memspan.runs.options import RunConfig
+from memspan.training import metrics
 
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (

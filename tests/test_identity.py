@@ -14,13 +14,18 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, cli, history, train
-from memspan.claim import Claim
-from memspan.config import DataConfig, OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
-from memspan.config_files import load_config
+from memspan import cli
 from memspan.data.corpora import load_corpus, located
 from memspan.data.identity import difference
+from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs import checkpoints, history
+from memspan.runs.claim import Claim
+from memspan.runs.config_files import load_config
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
+from memspan.training.options import OptimConfig, TrainConfig
 
 QUIET = Console(quiet=True)
 TEXT = "memory is what remains of what was read. " * 30
@@ -49,7 +54,7 @@ class PowerCut(BaseException):
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.metrics, "plot", lambda folder: [])
+    monkeypatch.setattr(trainer.metrics, "plot", lambda folder: [])
     Path("text.txt").write_text(TEXT)
 
 
@@ -57,15 +62,15 @@ def during(
     monkeypatch: pytest.MonkeyPatch, events: dict[int, Callable[[], None]], out: str = "r"
 ) -> None:
     """Train in ``out``; ``events`` happen after so many steps, each once."""
-    original, left = train.Trainer.update, dict(events)
+    original, left = trainer.Trainer.update, dict(events)
 
-    def update(self: train.Trainer) -> torch.Tensor | None:
+    def update(self: trainer.Trainer) -> torch.Tensor | None:
         left.pop(self.step, lambda: None)()
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
-        train.train(OPTIONS, Path(out), Console(width=500))
+        patch.setattr(trainer.Trainer, "update", update)
+        trainer.train(OPTIONS, Path(out), Console(width=500))
 
 
 def cut() -> None:
@@ -79,7 +84,7 @@ def cut_run(monkeypatch: pytest.MonkeyPatch, step: int = 5, out: str = "r") -> N
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
-    return checkpoint.latest(Path(folder)).weights
+    return checkpoints.latest(Path(folder)).weights
 
 
 def assert_same(a: str, b: str) -> None:
@@ -98,7 +103,7 @@ def flip_in_config() -> None:
 def test_options_that_change_while_training_are_not_sealed(
     ends: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
     events: dict[int, Callable[[], None]] = {3: flip_in_config}
     if ends:
         during(monkeypatch, events)
@@ -108,7 +113,7 @@ def test_options_that_change_while_training_are_not_sealed(
     assert "r/config.toml was changed while training" in capsys.readouterr().out
     assert "0.003" in Path("r/config.toml.changed").read_text()
     if not ends:
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     assert memspan.load("r").config == memspan.load("whole").config
     assert_same("r", "whole")
 
@@ -119,13 +124,13 @@ def test_options_that_change_and_were_not_seen_yet_are_refused(
     with pytest.raises(PowerCut):
         during(monkeypatch, {5: lambda: (flip_in_config(), cut())})  # type: ignore[func-returns-value]
     with pytest.raises(MemspanError, match=r"config.toml in r has changed"):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
 
 
 def test_files_that_are_deleted_while_training_are_written_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
     names = ("config.toml", "tokenizer.json")
 
     def delete() -> None:
@@ -144,7 +149,7 @@ def test_a_folder_that_is_moved_while_training_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another run under its old name is left alone, to the byte."""
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
 
     def move() -> None:
         Path("r").rename("moved")
@@ -156,10 +161,10 @@ def test_a_folder_that_is_moved_while_training_is_followed(
         if path.is_file():
             assert Path("r", path.relative_to("whole")).read_bytes() == path.read_bytes()
     assert not list(Path().rglob("r/**/.*"))
-    train.resume(Path("moved"), QUIET)
+    trainer.resume(Path("moved"), QUIET)
     assert_same("moved", "whole")
-    steps = [r["step"] for r in train.metrics.read(Path("moved/metrics.jsonl"))]
-    assert steps == [r["step"] for r in train.metrics.read(Path("whole/metrics.jsonl"))]
+    steps = [r["step"] for r in trainer.metrics.read(Path("moved/metrics.jsonl"))]
+    assert steps == [r["step"] for r in trainer.metrics.read(Path("whole/metrics.jsonl"))]
 
 
 def test_a_folder_that_is_deleted_while_training_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,25 +178,25 @@ def test_a_folder_that_is_deleted_while_training_ends_it(monkeypatch: pytest.Mon
 
 
 def test_a_folder_that_is_moved_during_a_save_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = checkpoint._write_state
+    write = checkpoints._write_state
 
     def move_first(folder: Path, state: dict[str, object], files: dict[str, str]) -> None:
         Path("r").rename("moved")
         write(folder, state, files)
 
-    monkeypatch.setattr(checkpoint, "_write_state", move_first)
+    monkeypatch.setattr(checkpoints, "_write_state", move_first)
     with pytest.raises(MemspanError, match=r"during a save.*--resume .*/moved$"):
-        train.train(OPTIONS, Path("r"), QUIET)
+        trainer.train(OPTIONS, Path("r"), QUIET)
     assert not list(Path("moved").rglob("state.json"))
 
 
 def test_a_run_that_is_copied_or_moved_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
     cut_run(monkeypatch)
     shutil.copytree("r", "copy")
     Path("r").rename("moved")
     for folder in ("copy", "moved"):
-        train.resume(Path(folder), QUIET)
+        trainer.resume(Path(folder), QUIET)
         assert_same(folder, "whole")
 
 
@@ -207,9 +212,9 @@ def test_an_old_checkpoint_that_stayed_is_deleted_at_the_next_save(
         else:
             original(path, ignore_errors=ignore_errors)
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", rmtree)
     loop = dataclasses.replace(OPTIONS.train, save_every=1)
-    train.train(dataclasses.replace(OPTIONS, train=loop), Path("r"), QUIET)
+    trainer.train(dataclasses.replace(OPTIONS, train=loop), Path("r"), QUIET)
     assert refused
     assert not list(Path("r/checkpoints").glob(".*"))
 
@@ -242,9 +247,9 @@ def test_a_corpus_that_changed_in_any_split_or_border_is_refused(
     cut_run(monkeypatch)
     rewrite(change)
     with pytest.raises(MemspanError, match=says):
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     rewrite({})
-    train.resume(Path("r"), QUIET)
+    trainer.resume(Path("r"), QUIET)
 
 
 def test_splits_that_come_and_go() -> None:
@@ -258,19 +263,19 @@ def test_splits_that_come_and_go() -> None:
 def test_runs_that_recorded_their_training_tokens_only_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.train(OPTIONS, Path("whole"), QUIET)
+    trainer.train(OPTIONS, Path("whole"), QUIET)
     with monkeypatch.context() as patch:
         # As before there was more.
         patch.setattr(
-            train.TrainingState,
+            trainer.TrainingState,
             "taken",
-            lambda self, taken=train.TrainingState.taken: dataclasses.replace(
+            lambda self, taken=trainer.TrainingState.taken: dataclasses.replace(
                 found := taken(self),
                 state=found.state | {"corpus": found.state["corpus"]["train"]["tokens"]},
             ),
         )
         cut_run(monkeypatch)
-    train.resume(Path("r"), Console(width=500))
+    trainer.resume(Path("r"), Console(width=500))
     assert "recorded its training tokens only" in capsys.readouterr().out
     assert_same("r", "whole")
     assert set(memspan.load("r").corpus) == {"train", "validation", "test"}
@@ -279,7 +284,7 @@ def test_runs_that_recorded_their_training_tokens_only_go_on(
 def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    train.train(OPTIONS, Path("r"), QUIET)
+    trainer.train(OPTIONS, Path("r"), QUIET)
     capsys.readouterr()
 
     def scored(*more: str) -> tuple[dict[str, object], str]:
@@ -313,15 +318,15 @@ def options(**loop: object) -> RunConfig[TransformerXLConfig]:
 
 def test_a_finished_run_goes_on_to_more_steps(capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights are those of a run that was to make so many steps from the start."""
-    train.train(options(steps=12), Path("whole"), QUIET)
-    train.train(options(steps=6), Path("r"), QUIET)
+    trainer.train(options(steps=12), Path("whole"), QUIET)
+    trainer.train(options(steps=6), Path("r"), QUIET)
     published = Path("r/model.safetensors").read_bytes()
     capsys.readouterr()
     cli.main(["train", "--resume", "r", "--train.steps", "9", "--train.save-every", "3"])
     assert "train.steps 6 -> 9, train.save_every 2 -> 3" in " ".join(
         capsys.readouterr().out.split()
     )
-    train.resume(Path("r"), QUIET, config=options(steps=12))
+    trainer.resume(Path("r"), QUIET, config=options(steps=12))
     assert_same("r", "whole")
     assert Path("r/config.toml").read_bytes() == Path("whole/config.toml").read_bytes()
     changed = [(c.step, c.changed) for c in history.read(Path("r"))]
@@ -342,13 +347,13 @@ def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> N
         optim=OptimConfig(learning_rate=1e-3, weight_decay=0.0, beta2=0.9, clip_norm=0.0),
     )
     console = Console(file=io.StringIO(), record=True, width=1000)
-    train.resume(Path("r"), console, config=new)
+    trainer.resume(Path("r"), console, config=new)
     assert "; learning rate here 0.00105 -> 5e-05\n" in console.export_text()
-    saved = checkpoint.latest(Path("r")).state
+    saved = checkpoints.latest(Path("r")).state
     assert saved["environment"]["precision"] == "bfloat16"
     # Four segments of 4, and two steps of two segments of 8.
     assert saved["streams"]["tokens_read"] == 4 * 4 + 2 * 2 * 8
-    last = train.metrics.read(Path("r/metrics.jsonl"))[-1]
+    last = trainer.metrics.read(Path("r/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"]) == (6, 2 * saved["streams"]["tokens_read"])
 
 
@@ -357,8 +362,8 @@ def test_a_crash_while_options_change_is_recovered(
     cut_before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before either file is written, or before the first save after them."""
-    train.train(options(steps=12), Path("whole"), QUIET)
-    train.train(options(steps=6), Path("r"), QUIET)
+    trainer.train(options(steps=12), Path("whole"), QUIET)
+    trainer.train(options(steps=6), Path("r"), QUIET)
     write = Claim.write
 
     def writing(self: Claim, name: str, content: bytes) -> None:
@@ -368,17 +373,17 @@ def test_a_crash_while_options_change_is_recovered(
 
     with monkeypatch.context() as patch:
         patch.setattr(Claim, "write", writing)
-        patch.setattr(train.Trainer, "update", lambda self: cut())
+        patch.setattr(trainer.Trainer, "update", lambda self: cut())
         with pytest.raises(PowerCut):
-            train.resume(Path("r"), QUIET, config=options(steps=12))
+            trainer.resume(Path("r"), QUIET, config=options(steps=12))
     memspan.load("r")
     if cut_before:
         # It was not made; another may be.
         with pytest.raises(MemspanError, match="is finished"):
-            train.resume(Path("r"), QUIET)
-        train.resume(Path("r"), QUIET, config=options(steps=12))
+            trainer.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET, config=options(steps=12))
     else:
-        train.resume(Path("r"), QUIET)
+        trainer.resume(Path("r"), QUIET)
     assert_same("r", "whole")
     assert [c.changed for c in history.read(Path("r"))] == [{"train.steps": [6, 12]}]
 
@@ -392,7 +397,7 @@ def test_longer_segments_than_learned_positions_are_refused(
     longer = load_config(Path("r"))
     longer = dataclasses.replace(longer, train=dataclasses.replace(longer.train, segment_length=5))
     with pytest.raises(MemspanError, match=r"learned positions up to a distance of 8.* needs 9"):
-        train.resume(Path("r"), QUIET, config=longer)
+        trainer.resume(Path("r"), QUIET, config=longer)
 
 
 def test_another_environment_is_said_in_one_line(
@@ -400,15 +405,15 @@ def test_another_environment_is_said_in_one_line(
 ) -> None:
     cut_run(monkeypatch)
     shutil.copytree("r", "same")
-    train.resume(Path("same"), Console(width=900))
+    trainer.resume(Path("same"), Console(width=900))
     assert "another environment" not in capsys.readouterr().out
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NONE")
-    train.resume(Path("r"), Console(width=900))
+    trainer.resume(Path("r"), Console(width=900))
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "another environment" in x]
     assert ', now "NONE"; threads 1, now 7)' in line
     assert "its weights may differ" in line
-    assert checkpoint.latest(Path("r")).state["environment"]["threads"] == 7
+    assert checkpoints.latest(Path("r")).state["environment"]["threads"] == 7
 
 
 def test_runs_work_from_any_folder(
@@ -417,14 +422,14 @@ def test_runs_work_from_any_folder(
     cut_run(monkeypatch)
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    train.resume(Path("../r"), QUIET)
+    trainer.resume(Path("../r"), QUIET)
     cli.main(["evaluate", "../r"])
     Path("../text.txt").rename("book.txt")
     with pytest.raises(SystemExit):
         cli.main(["evaluate", "../r"])
     assert "say where it is with --corpus PATH" in capsys.readouterr().err
     with pytest.raises(MemspanError, match=r"say where it is now with --data.corpus PATH"):
-        train.resume(Path("../r"), QUIET)
+        trainer.resume(Path("../r"), QUIET)
     more = ["--train.steps", "8", "--data.corpus", "book.txt"]
     cli.main(["train", "--resume", "../r", *more])
     assert memspan.load("../r").config.data.corpus == str(tmp_path / "elsewhere/book.txt")

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from architectures import CASES, Case
-from memspan.config import (
-    CompressiveConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    TransformerXLConfig,
-)
 from memspan.errors import MemspanError
-from memspan.initialisation import FACTORS, KINDS, initialise, kind
-from memspan.models import LanguageModel, fast_weights
+from memspan.models import LanguageModel
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights import model as fast_weights
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.initialisation import FACTORS, KINDS, initialise, kind
+from memspan.models.transformer_xl.config import TransformerXLConfig
 
 NAMES = ("xl-segment-learned", "xl-fixed-post-adaptive", "compressive", "feedback", "fast-delta")
 some_cases = pytest.mark.parametrize("case", [CASES[n] for n in NAMES], ids=NAMES)

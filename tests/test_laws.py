@@ -25,10 +25,10 @@ from torch import Tensor
 
 from architectures import CASES, VOCABULARY, Case, compressive, randomise, transformer_xl
 from golden import assert_same
-from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models import ARCHITECTURES, LanguageModel
+from memspan.models import MODELS, LanguageModel
+from memspan.models.options import EmbeddingConfig
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -109,7 +109,7 @@ def _no_gradients(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def test_every_architecture_has_cases() -> None:
     kinds = {type(case.shared_model().backbone) for case in CASES.values()}
-    assert kinds == set(ARCHITECTURES.values())
+    assert kinds == set(MODELS.values())
 
 
 # ----- 1. Causality

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from architectures import CASES
 from memspan.errors import MemspanError
+from memspan.files.tensors import save_tensors
 from memspan.memory import Memory
 from memspan.models import TransformerXLMemory
-from memspan.tensor_files import save_tensors
 
 FINGERPRINT = "f" * 64
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memspan.config import EmbeddingConfig
-from memspan.nn import PART, Embedding, FeedForward, Head
+from memspan.models.embedding import Embedding, Head
+from memspan.models.options import EmbeddingConfig
+from memspan.nn import PART, FeedForward
 
 ROWS = [1, PART, PART + 1, 2 * PART + 3]
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from architectures import CASES, VOCABULARY
-from memspan.config import CompressiveConfig, EmbeddingConfig
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.options import EmbeddingConfig
 
 ARCHITECTURES = ("xl-segment", "compressive", "feedback", "fast-delta")
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)

@@ -16,20 +16,22 @@ from rich.console import Console
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY
-from memspan import checkpoint, cli, precision, train
-from memspan.config import (
-    MODELS,
-    DataConfig,
-    EmbeddingConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
-)
-from memspan.config_files import load_config, to_toml
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
-from memspan.ops import delta_rule_loop, feedback_loop
-from memspan.precision import AUTOMATIC, Precision, resolve
+from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.feedback import compiled as feedback_loop
+from memspan.precision import products as precision
+from memspan.precision.products import AUTOMATIC, Precision, resolve
+from memspan.runs import checkpoints
+from memspan.runs.config_files import load_config, to_toml
+from memspan.runs.options import RunConfig
+from memspan.training import precision as training_precision
+from memspan.training import trainer
+from memspan.training.options import OptimConfig, TrainConfig
 
 CPU = torch.device("cpu")
 SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -63,7 +65,7 @@ def _own_folders_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         loop.available(torch.zeros(()))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train.metrics, "plot", lambda folder: [])
+    monkeypatch.setattr(trainer.metrics, "plot", lambda folder: [])
     Path("text.txt").write_text("memory is what remains of what was read. " * 30)
     before = setting()
     yield
@@ -232,9 +234,9 @@ def options(name: str = "transformer-xl", **loop: Any) -> RunConfig[Any]:
     )
 
 
-def trainer_of(config: RunConfig[Any]) -> train.Trainer:
+def trainer_of(config: RunConfig[Any]) -> trainer.Trainer:
     prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
-    return train.Trainer(config, Path("r"), prepared, CPU, Console(quiet=True))
+    return trainer.Trainer(config, Path("r"), prepared, CPU, Console(quiet=True))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -281,12 +283,12 @@ def test_all_of_an_update_is_computed_as_asked() -> None:
 def test_a_run_goes_on_in_its_own_precision(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.train(options(), Path("r"), Console(width=1000))
+    trainer.train(options(), Path("r"), Console(width=1000))
     assert "on cpu in float32 (matmul precision highest)\n" in capsys.readouterr().out
     sealed = load_config(Path("r")).train
     assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
     # On a machine where new runs would take another.
-    monkeypatch.setattr(precision, "automatic", lambda device: Precision("bfloat16"))
+    monkeypatch.setattr(training_precision, "automatic", lambda device: Precision("bfloat16"))
     for more in ("--train.steps=4", "--train.precision=auto"):
         flags = ["--train.steps", "5", more] if "auto" in more else [more]
         cli.main(["train", "--resume", "r", *flags])
@@ -304,26 +306,26 @@ def test_runs_from_before_the_option(
         return "".join(line for line in lines if not line.startswith("matmul_precision"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "without_auto", lambda options, *_: options)
-        patch.setattr(checkpoint, "to_toml", old_toml)
-        patch.setattr(train.Trainer, "_stopping", lambda self: self.step == 2)
-        train.train(options(save_every=1), Path("r"), Console(quiet=True))
+        patch.setattr(trainer, "without_auto", lambda options, *_: options)
+        patch.setattr(checkpoints, "to_toml", old_toml)
+        patch.setattr(trainer.Trainer, "_stopping", lambda self: self.step == 2)
+        trainer.train(options(save_every=1), Path("r"), Console(quiet=True))
     assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
     assert "matmul" not in Path("r/config.toml").read_text()
     cli.main(["generate", "r", "--tokens", "2"])
-    monkeypatch.setattr(precision, "automatic", lambda device: Precision("bfloat16"))
-    train.resume(Path("r"), Console(width=1000))
+    monkeypatch.setattr(training_precision, "automatic", lambda device: Precision("bfloat16"))
+    trainer.resume(Path("r"), Console(width=1000))
     out = capsys.readouterr().out
     assert "on cpu in float32 (matmul precision highest)\n" in out
     assert "another environment" not in out
-    state = checkpoint.latest(Path("r")).state
+    state = checkpoints.latest(Path("r")).state
     assert (state["step"], state["environment"]["precision"]) == (3, "float32")
 
 
 def test_a_precision_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
+    trainer.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
 
     def none(self: Precision, device: torch.device) -> Any:
         raise RuntimeError("bfloat16 is not supported")
@@ -332,15 +334,15 @@ def test_a_precision_that_is_not_here(
     with monkeypatch.context() as patch:
         patch.setattr(Precision, "autocast", none)
         with pytest.raises(MemspanError, match="cpu has no bfloat16: use precision float32"):
-            train.resume(Path("r"), Console(quiet=True), config=options(steps=4))
+            trainer.resume(Path("r"), Console(quiet=True), config=options(steps=4))
     assert {path: path.read_bytes() for path in files} == files
-    train.resume(Path("r"), Console(), config=options(precision="float32", steps=4))
+    trainer.resume(Path("r"), Console(), config=options(precision="float32", steps=4))
     assert 'precision "bfloat16", now "float32"' in " ".join(capsys.readouterr().out.split())
 
 
 def test_reading_in_another_precision(capsys: pytest.CaptureFixture[str]) -> None:
     """Scores are of float32 whatever the run was trained in, unless asked otherwise."""
-    train.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
+    trainer.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
     capsys.readouterr()
 
     def scored(*flags: str) -> tuple[dict[str, Any], str]:

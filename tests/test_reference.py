@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from architectures import CASES, Case
 from golden import assert_same
-from memspan.config import EmbeddingConfig
+from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import backbone_for
 from test_laws import some_memory, text
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from architectures import CASES, VOCABULARY, Case, compressive, transformer_xl
 from golden import assert_same
-from memspan.config import CompressiveConfig, TransformerXLConfig
 from memspan.errors import MemspanError
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from test_laws import assert_memories_equal, fields, some_memory, text
 
 RELATIVE = [

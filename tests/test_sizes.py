@@ -9,21 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from memspan import cli, sizes
-from memspan.config import (
-    MODELS,
-    CompressiveConfig,
-    DataConfig,
-    EmbeddingConfig,
-    FeedbackConfig,
-    RunConfig,
-    TrainConfig,
-    TransformerXLConfig,
-)
+from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
-from memspan.models.registry import backbone_for
+from memspan.models import LanguageModel, sizes
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS, backbone_for
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.options import RunConfig
+from memspan.training.options import TrainConfig
+from memspan.training.sizes import refuse_oversized_training
 
 CPU = torch.device("cpu")
 
@@ -89,15 +87,15 @@ def test_embeddings_and_memories_that_do_not_fit() -> None:
 
 def test_training_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     config: RunConfig[Any] = RunConfig(TransformerXLConfig())
-    sizes.refuse_oversized_training(config, 256, 12, CPU)
+    refuse_oversized_training(config, 256, 12, CPU)
     long = dataclasses.replace(config, train=TrainConfig(segment_length=10**6))
     with pytest.raises(MemspanError, match="activations"):
-        sizes.refuse_oversized_training(long, 256, 100, CPU)
+        refuse_oversized_training(long, 256, 100, CPU)
     # The weights would fit, and nothing else.
     one = 4.0 * sizes.parameters(config.model, 256)
     monkeypatch.setattr(sizes, "_machine_memory", lambda: 2 * one)
     with pytest.raises(MemspanError, match="moments"):
-        sizes.refuse_oversized_training(config, 256, 1, CPU)
+        refuse_oversized_training(config, 256, 1, CPU)
 
 
 def test_a_model_of_shapes_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,21 +16,19 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan import checkpoint, train
-from memspan.claim import claim
-from memspan.config import (
-    MODELS,
-    CompressiveConfig,
-    DataConfig,
-    EmbeddingConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
-)
-from memspan.config import TransformerXLConfig as XL
+from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
-from memspan.tensor_files import load_tensors
+from memspan.files.tensors import load_tensors
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS
+from memspan.models.transformer_xl.config import TransformerXLConfig as XL
+from memspan.runs import checkpoints
+from memspan.runs.claim import claim
+from memspan.runs.options import RunConfig
+from memspan.training import trainer
 from memspan.training.optimisation import adamw
+from memspan.training.options import OptimConfig, TrainConfig
 
 MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
 COMPRESSIVE = CompressiveConfig(
@@ -104,10 +102,10 @@ def test_resume_continues_bit_for_bit(
     model: object, loop: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = config(model, **loop)
-    train.train(options, Path("whole"), quiet())
-    original, calls = train.Trainer.update, 0
+    trainer.train(options, Path("whole"), quiet())
+    original, calls = trainer.Trainer.update, 0
 
-    def update(self: train.Trainer) -> torch.Tensor:
+    def update(self: trainer.Trainer) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 15:
@@ -115,17 +113,17 @@ def test_resume_continues_bit_for_bit(
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
+        patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(RuntimeError, match="power cut"):
-            train.train(options, Path("cut"), quiet())
-    train.resume(Path("cut"), quiet())
+            trainer.train(options, Path("cut"), quiet())
+    trainer.resume(Path("cut"), quiet())
     assert_same(final("whole"), final("cut"))
     assert (Path("whole") / "model.safetensors").read_bytes() == (
         Path("cut") / "model.safetensors"
     ).read_bytes()
 
     def losses(folder: str) -> list[tuple[object, ...]]:
-        records = train.metrics.read(Path(folder) / "metrics.jsonl")
+        records = trainer.metrics.read(Path(folder) / "metrics.jsonl")
         return [(r["step"], r.get("validation_nats_per_token")) for r in records]
 
     assert losses("whole") == losses("cut")
@@ -172,44 +170,44 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_interrupt_saves_and_resumes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = config()
-    train.train(options, Path("whole"), quiet())
-    original = train.Trainer.update
+    trainer.train(options, Path("whole"), quiet())
+    original = trainer.Trainer.update
 
-    def update(self: train.Trainer) -> torch.Tensor:
+    def update(self: trainer.Trainer) -> torch.Tensor:
         if self.step == 10:
             os.kill(os.getpid(), getattr(signal, name))
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", update)
-        train.train(options, Path("cut"), quiet())
-    assert checkpoint.latest(Path("cut")).state["step"] == 11
-    train.resume(Path("cut"), quiet())
+        patch.setattr(trainer.Trainer, "update", update)
+        trainer.train(options, Path("cut"), quiet())
+    assert checkpoints.latest(Path("cut")).state["step"] == 11
+    trainer.resume(Path("cut"), quiet())
     assert_same(final("whole"), final("cut"))
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = train.Trainer.update
+    original = trainer.Trainer.update
 
-    def update(self: train.Trainer) -> torch.Tensor:
+    def update(self: trainer.Trainer) -> torch.Tensor:
         if self.step == 13:
             next(self.model.parameters()).data.fill_(float("nan"))
         return original(self)
 
-    monkeypatch.setattr(train.Trainer, "update", update)
+    monkeypatch.setattr(trainer.Trainer, "update", update)
     with pytest.raises(MemspanError, match="not finite at step 14"):
-        train.train(config(), Path("r"), quiet())
-    saved = checkpoint.latest(Path("r"))
+        trainer.train(config(), Path("r"), quiet())
+    saved = checkpoints.latest(Path("r"))
     assert saved.state["step"] == 12
     assert all(t.isfinite().all() for t in saved.weights.values())
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    train.train(config(steps=8), Path("r"), quiet())
+    trainer.train(config(steps=8), Path("r"), quiet())
     before = final("r")
-    saved = checkpoint.latest(Path("r"))
+    saved = checkpoints.latest(Path("r"))
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -219,7 +217,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) 
         claimed.load()
         patch.setattr(os, "fsync", full)
         with pytest.raises(MemspanError, match="No space left on device"):
-            checkpoint.save(claimed, newer, True)
+            checkpoints.save(claimed, newer, True)
     assert [p.name for p in (Path("r") / "checkpoints").iterdir() if p.name[0] == "."] == []
     assert_same(before, final("r"))
     memspan.load("r")
@@ -227,14 +225,14 @@ def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) 
 
 def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
-    original = train.Trainer.score
+    original = trainer.Trainer.score
 
-    def score(self: train.Trainer, batch_size: int) -> object:
+    def score(self: trainer.Trainer, batch_size: int) -> object:
         got = original(self, batch_size)
         return dataclasses.replace(got, nats=next(scores) * got.tokens)
 
-    monkeypatch.setattr(train.Trainer, "score", score)
-    train.train(config(evaluate_every=4, steps=20), Path("r"), quiet())
+    monkeypatch.setattr(trainer.Trainer, "score", score)
+    trainer.train(config(evaluate_every=4, steps=20), Path("r"), quiet())
     steps = sorted(int(p.name[5:]) for p in (Path("r") / "checkpoints").iterdir())
     assert steps == [4, 16, 20]
     assert memspan.load("r").step == 4
@@ -242,7 +240,7 @@ def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPa
 
 def test_load_gives_model_and_tokenizer() -> None:
     tied = dataclasses.replace(config(), embedding=EmbeddingConfig(cutoffs=(4, 8), div_val=2))
-    train.train(tied, Path("r"), quiet())
+    trainer.train(tied, Path("r"), quiet())
     run = memspan.load("r")
     assert run.tokenizer.decode(run.tokenizer.encode(b"the memory")) == b"the memory"
     ids = torch.from_numpy(run.tokenizer.encode(b"the memory").astype("int64"))[None]
@@ -254,12 +252,12 @@ def test_load_gives_model_and_tokenizer() -> None:
 
 def test_learning_rate_follows_its_schedule() -> None:
     options = config(steps=105)
-    rates = [train.learning_rate(step, options) for step in range(105)]
+    rates = [trainer.learning_rate(step, options) for step in range(105)]
     assert rates[:5] == pytest.approx([2e-3 * (i + 1) / 5 for i in range(5)])
     assert rates[55] == pytest.approx((2e-3 + 1e-4) / 2)
     assert min(rates[5:]) >= 1e-4
     slow = dataclasses.replace(options, optim=OptimConfig(schedule="inverse-sqrt", warmup_steps=4))
-    assert train.learning_rate(15, slow) == pytest.approx(1e-3)
+    assert trainer.learning_rate(15, slow) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("model", [MODEL, COMPRESSIVE], ids=["transformer-xl", "compressive"])
@@ -304,7 +302,7 @@ def test_a_trainer_saves_before_it_trains() -> None:
     with pytest.raises(MemspanError, match="does not hold the folder run"):
         trainer.save()
     with claim(Path("run")) as trainer.claim:
-        checkpoint.create(trainer.claim, trainer.config, trainer.prepared.tokenizer)
+        checkpoints.create(trainer.claim, trainer.config, trainer.prepared.tokenizer)
         trainer.save()
     assert memspan.load("run").step == 0
 
@@ -340,19 +338,19 @@ def test_effective_batches_grow() -> None:
     loop = {"accumulate": 2, "accumulate_later": 5, "accumulate_from": 3}
     options = config(steps=6, evaluate_every=0, **loop)
     assert [options.train.segments_read(n) for n in range(7)] == [0, 2, 4, 6, 11, 16, 21]
-    train.train(options, Path("run"), quiet())
-    last = train.metrics.read(Path("run/metrics.jsonl"))[-1]
+    trainer.train(options, Path("run"), quiet())
+    last = trainer.metrics.read(Path("run/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"]) == (6, 21 * 2 * 8)
-    streams = checkpoint.latest(Path("run")).state["streams"]
-    trainer = trainer_of(config(steps=6))
+    streams = checkpoints.latest(Path("run")).state["streams"]
+    training = trainer_of(config(steps=6))
     for _ in range(21):
-        trainer.streams.next()
-    assert streams == trainer.streams.state_dict()
+        training.streams.next()
+    assert streams == training.streams.state_dict()
 
 
-def trainer_of(options: RunConfig) -> train.Trainer:  # type: ignore[type-arg]
-    prepared = train.prepare("text.txt", "characters", None)
-    return train.Trainer(options, Path("run"), prepared, torch.device("cpu"), quiet())
+def trainer_of(options: RunConfig) -> trainer.Trainer:  # type: ignore[type-arg]
+    prepared = trainer.prepare("text.txt", "characters", None)
+    return trainer.Trainer(options, Path("run"), prepared, torch.device("cpu"), quiet())
 
 
 def test_an_architecture_and_a_config_that_differ() -> None:
@@ -401,8 +399,8 @@ def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_statistics_are_logged_and_drawn() -> None:
     """Per layer, in training and at validation; the shares of attention as a picture."""
-    train.train(config(COMPRESSIVE), Path("run"), quiet())
-    records = train.metrics.read(Path("run/metrics.jsonl"))
+    trainer.train(config(COMPRESSIVE), Path("run"), quiet())
+    records = trainer.metrics.read(Path("run/metrics.jsonl"))
     validations = [r for r in records if "validation_bits_per_byte" in r]
     for record in validations:
         for layer in (1, 2):
@@ -416,10 +414,10 @@ def test_statistics_are_logged_and_drawn() -> None:
 
 
 def test_training_learns() -> None:
-    train.train(config(steps=60, evaluate_every=60), Path("r"), quiet())
+    trainer.train(config(steps=60, evaluate_every=60), Path("r"), quiet())
     losses = [
         r["train_nats_per_token"]
-        for r in train.metrics.read(Path("r/metrics.jsonl"))
+        for r in trainer.metrics.read(Path("r/metrics.jsonl"))
         if "train_nats_per_token" in r
     ]
     assert losses[-1] < losses[0] - 0.2
@@ -429,19 +427,19 @@ def test_tensorboard_gets_the_metrics() -> None:
     pytest.importorskip("tensorboard")
     # A process of its own: what tensorboard warns of is not ours to fix.
     program = (
-        "from pathlib import Path; from memspan.metrics import Metrics\n"
+        "from pathlib import Path; from memspan.training.metrics import Metrics\n"
         "m = Metrics(Path('r'), 'tensorboard'); m.log(1, loss=2.0); m.close()"
     )
     Path("r").mkdir()
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert list(Path("r/tensorboard").iterdir())
-    assert train.metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0}]
+    assert trainer.metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0}]
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(MemspanError, match=r"memspan\[trackio\]"):
-        train.metrics.Metrics(Path(), "trackio")
+        trainer.metrics.Metrics(Path(), "trackio")
 
 
 @pytest.mark.parametrize(
@@ -455,4 +453,4 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_the_proposed_prompt_is_from_the_text(text: bytes, prompt: str) -> None:
-    assert train.prompt_from(text) == prompt
+    assert trainer.prompt_from(text) == prompt

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memspan import cli, metrics
+from memspan import cli
 from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
-from memspan.evaluate import Scores, evaluate
+from memspan.evaluation import Scores, evaluate
 from memspan.models import LanguageModel
+from memspan.training import metrics
 from test_train import MODEL
 
 KNOWN = "the quick brown fox jumps over the lazy dog\n" * 200

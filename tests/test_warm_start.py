@@ -12,21 +12,19 @@ from torch import Tensor
 
 from architectures import randomise
 from golden import assert_same
-from memspan.config import (
-    CompressiveConfig,
-    EmbeddingConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    RunConfig,
-)
-from memspan.config import TransformerXLConfig as XL
 from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
-from memspan.ops.feedback_attention import attend
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig as XL
+from memspan.ops.feedback.attention import attend
 from memspan.ops.relative_attention import relative_attention
-from memspan.runs import Run
-from memspan.warm_start import initialise_from
+from memspan.runs.options import RunConfig
+from memspan.runs.run import Run
+from memspan.training.warm_start import initialise_from
 
 SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
 BYTES = ByteTokenizer()
@@ -177,8 +175,10 @@ def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     """Through the training verb: a learning rate of zero leaves the source's weights."""
     from rich.console import Console
 
-    from memspan import runs, train
-    from memspan.config import DataConfig, OptimConfig, TrainConfig
+    from memspan.data.options import DataConfig
+    from memspan.runs import run as runs
+    from memspan.training import trainer
+    from memspan.training.options import OptimConfig, TrainConfig
 
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("memory " * 200)
@@ -192,12 +192,12 @@ def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         train=loop,
     )
     quiet = Console(quiet=True)
-    train.train(base, tmp_path / "xl", quiet)
+    trainer.train(base, tmp_path / "xl", quiet)
     config = dataclasses.replace(base, model=FeedbackConfig(**SIZE), architecture="feedback")
-    train.train(config, tmp_path / "feedback", quiet, tmp_path / "xl")  # type: ignore[arg-type]
+    trainer.train(config, tmp_path / "feedback", quiet, tmp_path / "xl")  # type: ignore[arg-type]
     ours: dict[str, Tensor] = runs.load(tmp_path / "feedback").model.state_dict()
     theirs = runs.load(tmp_path / "xl").model.state_dict()
     for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):
         assert torch.equal(ours[name], theirs[name])
     with pytest.raises(MemspanError, match="no run at"):
-        train.train(config, tmp_path / "other", quiet, tmp_path / "none")  # type: ignore[arg-type]
+        trainer.train(config, tmp_path / "other", quiet, tmp_path / "none")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from memspan import train
+from memspan.training import trainer
 
 
 def at_operations(before: Callable[[str], None]) -> None:
@@ -42,14 +42,14 @@ def in_saves(which: Callable[[int], bool], fault: Callable[[str], None]) -> Call
             if inside:
                 fault(name)
 
-        def save(self: train.Trainer) -> None:
+        def save(self: trainer.Trainer) -> None:
             nonlocal inside
             inside = which(self.step)
             original(self)
             inside = False
 
-        original = train.Trainer.save
-        train.Trainer.save = save  # type: ignore[method-assign]
+        original = trainer.Trainer.save
+        trainer.Trainer.save = save  # type: ignore[method-assign]
         at_operations(before)
 
     return hook
@@ -81,13 +81,13 @@ def failing(number: int) -> Callable[[str], None]:
 
 def stop_at(step: int) -> Callable[[], None]:
     def hook() -> None:
-        original = train.Trainer.update
+        original = trainer.Trainer.update
 
-        def update(self: train.Trainer) -> Any:
+        def update(self: trainer.Trainer) -> Any:
             if self.step == step:
                 die()
             return original(self)
 
-        train.Trainer.update = update  # type: ignore[method-assign]
+        trainer.Trainer.update = update  # type: ignore[method-assign]
 
     return hook

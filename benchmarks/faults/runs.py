@@ -16,7 +16,7 @@ from typing import Any
 
 from faults.injection import in_saves, stop_at
 from faults.processes import Done, run, run_new
-from memspan.metrics import read
+from memspan.training.metrics import read
 
 STEPS, SAVE_EVERY, STOPPED_AT = 60, 7, 38
 MIDDLE = 4 * SAVE_EVERY

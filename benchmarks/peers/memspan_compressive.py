@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from memspan.config import CompressiveConfig, EmbeddingConfig
 from memspan.models import LanguageModel
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.options import EmbeddingConfig
 from peers.memspan_xl import MemspanXL
 from peers.side import VOCAB_SIZE, Side, Size
 

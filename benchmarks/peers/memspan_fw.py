@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.config import EmbeddingConfig, FastWeightsConfig
 from memspan.models import LanguageModel
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.options import EmbeddingConfig
 from peers.side import VOCAB_SIZE, Side, Size
 
 

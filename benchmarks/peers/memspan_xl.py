@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.config import EmbeddingConfig, TransformerXLConfig
 from memspan.models import LanguageModel
+from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from peers.side import VOCAB_SIZE, Side, Size
 
 

@@ -9,7 +9,7 @@ from memspan.errors import MemspanError
 if TYPE_CHECKING:
     from memspan.memory import Memory
     from memspan.models import LanguageModel
-    from memspan.runs import Run, load
+    from memspan.runs.run import Run, load
 
 __all__ = ["LanguageModel", "Memory", "MemspanError", "Run", "load"]
 __version__ = "0.1.0"
@@ -17,8 +17,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "LanguageModel": "memspan.models",
     "Memory": "memspan.memory",
-    "Run": "memspan.runs",
-    "load": "memspan.runs",
+    "Run": "memspan.runs.run",
+    "load": "memspan.runs.run",
 }
 
 

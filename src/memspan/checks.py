@@ -95,3 +95,19 @@ SCALARS: dict[Any, Check] = {
 def _listed(words: Sequence[str]) -> str:
     *most, last = words
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def at_least(low: float, config: object, *names: str) -> None:
+    """Refuse a number below ``low`` in any of the options ``names``."""
+    for name in names:
+        value = getattr(config, name)
+        if value < low:
+            raise MemspanError(f"{name} must be at least {low}, not {value}")
+
+
+def probability(config: object, *names: str) -> None:
+    """Refuse what is no probability below 1 in any of the options ``names``."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise MemspanError(f"{name} is a probability in [0, 1), not {value}")

@@ -18,15 +18,12 @@ import tyro
 
 from memspan import __version__
 from memspan.checks import MOST
-from memspan.config import (
-    MODELS,
-    DataConfig,
-    MatmulPrecision,
-    Products,
-    RunConfig,
-    refuse_contradictory_precision,
-)
-from memspan.config_files import (
+from memspan.data.options import DataConfig
+from memspan.distributed import reports
+from memspan.errors import MemspanError
+from memspan.models.registry import MODELS
+from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
+from memspan.runs.config_files import (
     PRESETS,
     architecture_of,
     flags_from_toml,
@@ -35,13 +32,12 @@ from memspan.config_files import (
     preset_file,
     read_config,
 )
-from memspan.distributed import reports
-from memspan.errors import MemspanError
+from memspan.runs.options import RunConfig
 from memspan.sampling import Sampling
 
 if TYPE_CHECKING:
-    from memspan.precision import Precision
-    from memspan.runs import Run
+    from memspan.precision.products import Precision
+    from memspan.runs.run import Run
 
 USAGE = """\
 memspan: transformers with memory that read text of any length in constant memory
@@ -301,8 +297,8 @@ def _train(arguments: list[str]) -> None:
             # PyTorch takes seconds to import, and a text that is not in the cache longer.
             what = options.config.data.corpus if options.resume is None else options.resume
             print(f"preparing {what}", flush=True)
-        from memspan import train
         from memspan.distributed.processes import joined
+        from memspan.training import trainer
 
         processes = stack.enter_context(joined())
         # Names of corpora and folders may hold brackets, which are no mark-up. Lines are broken by the
@@ -310,10 +306,10 @@ def _train(arguments: list[str]) -> None:
         console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
         if options.resume is not None:
             wanted = options.config if changed else None
-            train.resume(options.resume, console, processes, wanted)
+            trainer.resume(options.resume, console, processes, wanted)
         else:
             folder = processes.of_first(options.out or _new_folder(options.config))
-            train.train(options.config, folder, console, options.init_from, processes)
+            trainer.train(options.config, folder, console, options.init_from, processes)
     _settle_output()
 
 
@@ -386,11 +382,11 @@ def _without(arguments: list[str], name: str) -> list[str]:
 def _export(arguments: list[str]) -> None:
     options = parsed(ExportArguments, arguments, "memspan export")
     load_config(options.run)
-    from memspan import checkpoint
-    from memspan.claim import claim
+    from memspan.runs import checkpoints
+    from memspan.runs.claim import claim
 
     with claim(options.run):
-        steps = checkpoint.export(options.run)
+        steps = checkpoints.export(options.run)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
     print(f"{options.run}: {what}; best weights in {options.run / 'model.safetensors'}")
 
@@ -453,7 +449,7 @@ def _evaluate(arguments: list[str]) -> None:
     _notify(prepared.notices())
     import numpy as np
 
-    from memspan.evaluate import evaluate, percent
+    from memspan.evaluation import evaluate, percent
     from memspan.training.terminal import counting
 
     run = _load(options.run, options.device)
@@ -559,7 +555,7 @@ def _reading(options: EvaluateArguments | GenerateArguments) -> dict[str, Any]:
 
 def _precision(options: EvaluateArguments | GenerateArguments, run: Run) -> Precision:
     """In which a run is read; what there is to know about that is said."""
-    from memspan.precision import Precision, resolve
+    from memspan.precision.products import Precision, resolve
 
     trained: Any = run.config.train.matmul_precision
     auto = Precision(matmul="highest" if trained == "auto" else trained)
@@ -587,9 +583,9 @@ def _generate(arguments: list[str]) -> None:
     )
     load_config(options.run)
     # Torch, which takes seconds to import, only now.
-    from memspan.generate import generate, read_prompt
+    from memspan.generation import generate, read_prompt
     from memspan.memory import refuse_to_overwrite
-    from memspan.sizes import refuse_oversized
+    from memspan.models.sizes import refuse_oversized
 
     if options.save_memory is not None:
         # Before hours of reading.
@@ -711,8 +707,8 @@ def _data(arguments: list[str]) -> None:
 
 
 def _load(folder: Path, device: str) -> Run:
-    from memspan.runs import load
-    from memspan.train import device_for
+    from memspan.runs.run import load
+    from memspan.training.trainer import device_for
 
     return load(folder, str(device_for(device)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.tensor_files import load_tensors, read_header, save_tensors
+from memspan.files.tensors import load_tensors, read_header, save_tensors
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from memspan.config import refuse_oversized_vocabulary
+from memspan.data.options import refuse_oversized_vocabulary
 from memspan.errors import MemspanError
-from memspan.files import read_limited, write_atomically
+from memspan.files.atomic import read_limited, write_atomically
 
 LIMIT = 1 << 28
 """Bytes of a ``tokenizer.json`` at most."""

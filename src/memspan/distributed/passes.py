@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
-from memspan.precision import Precision
+from memspan.precision.products import Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -11,18 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memspan.config import EmbeddingConfig
 from memspan.errors import MemspanError
-from memspan.initialisation import initialise
+from memspan.files.tensors import digest
 from memspan.memory import Memory
+from memspan.models.embedding import Embedding, Head
+from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_memory, check_segment, outside
+from memspan.models.options import EmbeddingConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.registry import backbone_for
 from memspan.models.segments import Padding, padding_mask
-from memspan.nn import NOT_SCORED, Embedding, Head, dropout_layer
-from memspan.precision import Precision
-from memspan.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
-from memspan.tensor_files import digest
+from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
+from memspan.nn import NOT_SCORED, dropout_layer
+from memspan.precision.products import Precision
 
 
 class LanguageModel(nn.Module):
@@ -30,7 +31,7 @@ class LanguageModel(nn.Module):
 
     Args:
         vocab_size: number of token ids, V.
-        backbone: the architecture's config, such as :class:`~memspan.config.TransformerXLConfig`.
+        backbone: the architecture's config, such as :class:`~memspan.models.TransformerXLConfig`.
         embedding: embedding and head options.
     """
 

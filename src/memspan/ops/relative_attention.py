@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError, refuse_unknown
-from memspan.precision import float32_matmul_precision
+from memspan.precision.products import float32_matmul_precision
 
 CACHE_BYTES = 2 << 20
 """Scores that are worked on at once on a CPU; half or twice as much costs little."""

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from memspan.config import RunConfig
 from memspan.errors import MemspanError
+from memspan.runs.options import RunConfig
 
 Changes = dict[str, list[Any]]
 """Option, such as ``train.steps``, to its values before and after."""

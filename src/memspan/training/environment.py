@@ -11,8 +11,9 @@ import torch
 
 from memspan import __version__
 from memspan.models import FastWeights, Feedback, LanguageModel
-from memspan.ops import delta_rule_loop, feedback_loop
-from memspan.precision import Precision
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.feedback import compiled as feedback_loop
+from memspan.precision.products import Precision
 
 
 def environment(

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.config import OptimConfig, RunConfig
 from memspan.models import LanguageModel
+from memspan.runs.options import RunConfig
+from memspan.training.options import OptimConfig
 
 
 def adamw(model: LanguageModel, config: OptimConfig) -> torch.optim.AdamW:

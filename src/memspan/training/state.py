@@ -12,23 +12,24 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from memspan import metrics, runs
-from memspan.checkpoint import Checkpoint
-from memspan.config import RunConfig
 from memspan.data.identity import identity
 from memspan.data.prepared import Prepared
 from memspan.data.streams import Streams
 from memspan.distributed.passes import passes
 from memspan.distributed.processes import ALONE, Processes, local, placed, sharded
 from memspan.errors import MemspanError
-from memspan.health import Health
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.precision import precision_of
-from memspan.sizes import refuse_oversized_training
+from memspan.runs import run as runs
+from memspan.runs.checkpoints import Checkpoint
+from memspan.runs.options import RunConfig
+from memspan.training import metrics
 from memspan.training.environment import environment
+from memspan.training.health import Health
 from memspan.training.optimisation import adamw
-from memspan.warm_start import initialise_from
+from memspan.training.precision import precision_of
+from memspan.training.sizes import refuse_oversized_training
+from memspan.training.warm_start import initialise_from
 
 
 class TrainingState:

@@ -1,0 +1,53 @@
+"""Options of the text that is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memspan.checks import at_least, check_types
+from memspan.errors import MemspanError
+
+MOST_TOKENS = 1 << 24
+"""Ids of a vocabulary at most."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Text."""
+
+    corpus: str = "python-stdlib"
+    """A named corpus (see `memspan data list`), or a file, a folder or a quoted glob of text."""
+    tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
+    """What a token is. subwords needs the extra `memspan[subwords]`. Words and characters that the
+    vocabulary lacks are one unknown token; a text that has it is not scored in bits per byte."""
+    vocab_size: int | None = None
+    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
+    document_reset: bool = False
+    """Read every document by itself, in training and evaluation: nothing before its first token is
+    seen, in the segment or in memory (off: the text is read on across its documents)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.vocab_size is not None:
+            at_least(2, self, "vocab_size")
+            refuse_oversized_vocabulary(self.vocab_size)
+            if self.tokenizer in ("bytes", "characters"):
+                raise MemspanError(
+                    f"vocab_size belongs to the tokenizers words and subwords, not {self.tokenizer}: "
+                    "drop one of them"
+                )
+        # They would reach the terminal, and config.toml cannot hold half a character.
+        if any(
+            ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in self.corpus
+        ):
+            raise MemspanError(
+                f"the corpus's name {self.corpus!r} has control characters or is no Unicode: "
+                "rename the file"
+            )
+
+
+def refuse_oversized_vocabulary(vocab_size: int) -> None:
+    """Raise :class:`MemspanError` for a vocabulary that no machine trains: tables are as long."""
+    if vocab_size > MOST_TOKENS:
+        raise MemspanError(f"vocab_size must be at most {MOST_TOKENS:,}, not {vocab_size}")

@@ -1,0 +1,102 @@
+"""Tensors on disk: safetensors with a seal, so that a flipped bit is noticed. Nothing unpickles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.files.atomic import write_atomically
+
+SEAL = "sha256"
+MOST_TENSORS = 1 << 16
+"""Of one file: reading takes time for each, however small."""
+HEADER_LIMIT = 1 << 25
+"""Bytes of a file's list of tensors at most."""
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values, in the order of the names."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    """Write atomically, with ``header`` and the seal of both in the file's metadata; the seal."""
+    copies = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    sealed = _seal(header, copies)
+    # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
+    metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
+    write_atomically(path, save(copies, metadata))
+    return sealed
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header of a file that :func:`save_tensors` wrote, the seal in it as ``sha256``.
+
+    Raises:
+        MemspanError: the file is missing, not safetensors, truncated or altered.
+    """
+    if not path.is_file():
+        raise MemspanError(f"{path} is missing: check the path, or restore the file")
+    try:
+        _check_list(path)
+        with safe_open(path, framework="pt") as file:
+            header = dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Types that PyTorch has no arithmetic for cannot be ours.
+        sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise MemspanError(
+            f"{path} is damaged or no safetensors file ({reason}): restore it or write it again"
+        ) from None
+    if header.get(SEAL) != sealed or not all(isinstance(v, str) for v in header.values()):
+        raise MemspanError(
+            f"{path} is damaged (its checksum is wrong): restore it or write it again"
+        )
+    # Copies stand where the allocator puts them. In the file they stand at any address, and sums
+    # over a tensor that is not aligned may round otherwise: a resumed run would differ.
+    return {name: tensor.clone() for name, tensor in tensors.items()}, header
+
+
+def read_header(path: Path) -> dict[str, object]:
+    """The header of a file of ours, unchecked and without its tensors; empty for any other file."""
+    try:
+        _check_list(path)
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
+    except (SafetensorError, OSError, ValueError, TypeError):
+        return {}
+
+
+def _check_list(path: Path) -> None:
+    """Refuse a list of tensors that would take long to parse, before it is parsed.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    with open(path, "rb") as file:
+        # Safetensors' own format: the list's length, then the list as JSON, an object per tensor.
+        length = int.from_bytes(file.read(8), "little")
+        listed = file.read(min(length, HEADER_LIMIT))
+    if listed.count(b"{") > MOST_TENSORS + 2:
+        raise ValueError(f"it lists more than {MOST_TENSORS:,} tensors")
+    if len(listed) == HEADER_LIMIT:
+        raise ValueError(f"its list of tensors is longer than {HEADER_LIMIT:,} bytes")
+
+
+def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
+    content = json.dumps(dict(header), sort_keys=True) + digest(tensors)
+    return hashlib.sha256(content.encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""Options of the Compressive Transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memspan.checks import at_least, check_types, probability
+from memspan.errors import MemspanError
+from memspan.models.relative.options import check_attention
+
+
+@dataclass(frozen=True)
+class CompressiveConfig:
+    """Compressive Transformer backbone (Rae et al. 2019, arXiv 1911.05507)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
+    memory_length: int = 64
+    """Slots of memory that each layer keeps, one per token, M. May be changed at evaluation."""
+    compressed_length: int = 64
+    """Compressed slots that each layer keeps, C. May be changed at evaluation. 0: none."""
+    compression_rate: int = 4
+    """Slots of memory that are compressed into one, c. Each layer reaches M + c C tokens back."""
+    compression: Literal["convolution", "mean", "max", "dilated-convolution", "most-used"] = (
+        "convolution"
+    )
+    """What makes one slot of c. convolution: kernel and stride c (the paper's best). most-used: the
+    slot that received most attention when it left memory."""
+    auxiliary_loss: Literal["attention", "auto-encoding", "none"] = "attention"
+    """What trains the compression: reconstructing the attention on what was compressed, or the slots
+    themselves. none: only the task, see task_gradient."""
+    task_gradient: bool = False
+    """Let the task's loss train the compression too. It needs gradients over several segments:
+    set train.accumulate and train.gradient_segments to 2 or more."""
+    attention_span: Literal["segment", "fixed"] = "segment"
+    """segment: a query sees both memories and its segment's past. fixed: exactly the last M + C
+    slots, itself included."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Position term: projected sinusoids of the distance in slots, or learned tables."""
+    max_distance: int | None = None
+    """Rows of the learned position tables: the longest span in use, both memories and segment
+    together (None: what training needs). Only for learned positions."""
+    clamp_length: int | None = None
+    """Distances over this many slots share one position code (None: no clamping)."""
+    tie_position_biases: bool = False
+    """Share the position biases u and v over all layers."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, position codes and sub-layer outputs."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
+        at_least(0, self, "memory_length", "compressed_length")
+        probability(self, "dropout", "attention_dropout")
+        if self.compression_rate < 2:
+            raise MemspanError(
+                f"compression_rate must be at least 2, not {self.compression_rate}: at 1 nothing is "
+                "compressed, which is transformer-xl with a longer memory"
+            )
+        if self.memory_length < self.compression_rate - 1:
+            raise MemspanError(
+                f"memory_length {self.memory_length} is too short to compress "
+                f"{self.compression_rate} slots into one: raise it to at least "
+                f"{self.compression_rate - 1}, or lower compression_rate"
+            )
+        check_attention(self)
+        learns = "convolution" in self.compression and self.compressed_length > 0
+        if learns and self.auxiliary_loss == "none" and not self.task_gradient:
+            raise MemspanError(
+                f"with auxiliary_loss none nothing would train the {self.compression}: set "
+                "task_gradient, choose an auxiliary loss, or compression mean, max or most-used"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of a layer's position table."""
+        return (self.max_distance or 0) if self.positions == "learned" else 0

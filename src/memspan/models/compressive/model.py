@@ -1,0 +1,627 @@
+"""Compressive Transformer (Rae et al. 2019, arXiv 1911.05507): its memory, layer, stack, reader.
+
+Layer ``n`` attends to ``[compressed_n ; memory_n ; h_n]``. What leaves ``memory_n`` is not thrown away,
+as in Transformer-XL, but compressed by the layer's own function, ``c`` slots into one, and kept in
+``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer.
+Options: :class:`memspan.config.CompressiveConfig`. Layout and compression functions:
+:mod:`memspan.ops.compression`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.compressive import compression as ops
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.output import BackboneOutput
+from memspan.models.relative.self_attention import (
+    AttentionPass,
+    ReaderAttention,
+    RelativeBackbone,
+    RelativeLayer,
+    Span,
+)
+from memspan.models.segments import Documents, Padding, documents_of, padding_mask
+from memspan.ops.relative_attention import Implementation
+
+
+@dataclass(frozen=True, repr=False)
+class CompressiveMemory(Memory):
+    """Inputs of every layer, un-normalised, newest right-most: the last ones as they were, older ones
+    compressed.
+
+    A slot is valid if fewer than the row's count stand to its right, and zero else. Every row counts
+    its own tokens, so after a reset it is laid out as a fresh one, whatever the other rows do.
+    """
+
+    hidden: Tensor
+    """``[B, L, M, D]``."""
+    compressed: Tensor
+    """``[B, L, C, D]``; each slot stands for c tokens."""
+    length: Tensor
+    """Valid slots of ``hidden``, int64 ``[B]``: between ``M - c + 1`` and ``M`` once full."""
+    compressed_length: Tensor
+    """Valid slots of ``compressed``, int64 ``[B]``."""
+
+    def slots(self) -> dict[str, int]:
+        return {"length": self.hidden.shape[2], "compressed_length": self.compressed.shape[2]}
+
+
+class Compression(nn.Module):
+    """A layer's compression function ``f_c`` and, for auto-encoding, its decoder ``g``."""
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__()
+        self.kind, self.rate = config.compression, config.compression_rate
+        d_model = config.d_model
+        if self.kind == "convolution":
+            self.weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
+            self.bias = nn.Parameter(torch.empty(d_model))
+        elif self.kind == "dilated-convolution":
+            levels = math.ceil(math.log2(self.rate))
+            self.weight = nn.Parameter(torch.empty(levels, d_model, d_model, 2))
+            self.bias = nn.Parameter(torch.empty(levels, d_model))
+        if config.auxiliary_loss == "auto-encoding":
+            self.decoder_weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
+            self.decoder_bias = nn.Parameter(torch.empty(d_model))
+
+    def forward(self, x: Tensor, received: Tensor | None) -> Tensor:
+        """``[B, n*c, D] -> [B, n, D]``; ``received [B, n*c]`` is the attention, for most-used."""
+        if self.kind == "mean":
+            return ops.mean_pooling(x, self.rate)
+        if self.kind == "max":
+            return ops.max_pooling(x, self.rate)
+        if self.kind == "convolution":
+            return ops.convolution(x, self.weight, self.bias)
+        if self.kind == "dilated-convolution":
+            return ops.dilated_convolution(x, self.weight, self.bias, self.rate)
+        assert received is not None
+        return ops.most_used(x, received, self.rate)
+
+    def initialise(self) -> None:
+        """Begin as mean pooling with some noise, the decoder as repetition: slots keep their scale."""
+        for name, parameter in self.named_parameters():
+            if parameter.is_meta:
+                continue
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=0.02)
+                share = 1.0 if name == "decoder_weight" else 1 / parameter.shape[-1]
+                with torch.no_grad():
+                    parameter.add_(torch.eye(parameter.shape[-2])[..., None], alpha=share)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one pass does to the slots, the same for all layers."""
+
+    after: ops.Append
+    sources: Tensor
+    """Columns of ``[compressed | memory | segment]`` that are compressed, int64 ``[B, n*c]``."""
+    valid: Tensor
+    """Bool ``[B, n]``: the runs that a row really compresses, ``n`` being the most of any row."""
+    kept: Tensor
+    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``."""
+    kept_valid: Tensor
+    """Bool ``[B, C, 1]``: which of these are slots; ``hidden_valid [B, M, 1]`` for memory."""
+    hidden_valid: Tensor
+    documents: Documents | None
+
+
+class CompressiveLayer(RelativeLayer):
+    """Attention over both memories and the segment, the feed-forward sub-layer, the compression."""
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__(config)
+        self.compression = Compression(config) if config.compressed_length else None
+        self.auxiliary_loss, self.task_gradient = config.auxiliary_loss, config.task_gradient
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        compressed: Tensor,
+        step: Step,
+        shared: AttentionPass,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+        received: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Read ``x [B, T, D]``.
+
+        Args:
+            memory: both memories in one row, ``[B, C+M, D]``.
+            compressed: the compressed memory alone, ``[B, C, D]``.
+            received: counts the attention that each slot receives, ``[B, C+M+T]``.
+
+        Returns:
+            The output ``[B, T, D]``, the new compressed memory ``[B, C, D]``, the auxiliary loss.
+        """
+        q, k, v = self.project(x, memory)
+        attended = self.attention.attend(q, k, v, shared, content_bias, position_bias, received)
+        loss = x.new_zeros(())
+        if self.compression is not None and compressed.shape[1] and step.valid.shape[1]:
+            # Detached: neither loss goes through what is compressed to what computed it.
+            old = ops.pick(torch.cat([memory, x], 1).detach(), step.sources)
+            use = None if received is None else ops.pick(received, step.sources)
+            new = self.compression(old, use)
+            if self.auxiliary_loss == "attention":
+                old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
+                loss = ops.attention_reconstruction(
+                    q.detach(),
+                    old_k,
+                    old_v,
+                    *self.frozen_keys_and_values(new),
+                    step.valid,
+                    None if step.documents is None else step.documents.last(),
+                    implementation=shared.implementation,
+                )
+            elif self.auxiliary_loss == "auto-encoding":
+                decoder = self.compression.decoder_weight, self.compression.decoder_bias
+                loss = ops.auto_encoding(old, new, *decoder, step.valid)
+            new = new if self.task_gradient else new.detach()
+            compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
+            compressed = compressed.where(step.kept_valid, compressed.new_zeros(()))
+        return self.residual(x, attended), compressed, loss
+
+    def reconstruction_loss(self, x: Tensor, old: Tensor, received: Tensor | None = None) -> Tensor:
+        """``|| attn(x, old) - attn(x, f_c(old)) ||^2`` (algorithm 2) by itself, a scalar.
+
+        Its gradient reaches the compression function and nothing else.
+
+        Args:
+            x: this layer's inputs that attend, ``[B, T, D]``.
+            old: slots to compress as memory holds them, un-normalised, ``[B, n*c, D]``.
+            received: the attention that they received, ``[B, n*c]``, for most-used.
+
+        Raises:
+            MemspanError: the layer compresses nothing, or ``old`` is no whole number of runs.
+        """
+        if self.compression is None:
+            raise MemspanError("a model with compressed_length 0 has no compression to score")
+        rate = self.compression.rate
+        if old.shape[1] % rate:
+            raise MemspanError(
+                f"{old.shape[1]} slots are no whole number of runs: give a multiple of {rate}"
+            )
+        with torch.no_grad():
+            q, k, v = self.project(x, old)
+        new = self.compression(old.detach(), received)
+        n_old = old.shape[1]
+        every = torch.ones(new.shape[:2], dtype=torch.bool, device=new.device)
+        return ops.attention_reconstruction(
+            q, k[:, :, :n_old], v[:, :, :n_old], *self.frozen_keys_and_values(new), every
+        )
+
+    def frozen_keys_and_values(self, compressed: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``[B, n, D]``, per head, with weights that get no gradient."""
+        norm, attention = self.attention_norm, self.attention
+        if self.pre:
+            gain, shift = norm.weight.detach(), norm.bias.detach()
+            compressed = F.layer_norm(compressed, norm.normalized_shape, gain, shift, norm.eps)
+        bias = attention.value.bias
+        keys = F.linear(compressed, attention.key.weight.detach())
+        values = F.linear(
+            compressed, attention.value.weight.detach(), None if bias is None else bias.detach()
+        )
+        return attention.heads(keys), attention.heads(values)
+
+
+class Compressive(RelativeBackbone):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    The sizes ``M`` and ``C`` are the memory's own, so other ones may be used with the same weights:
+    ``initial_memory(batch_size, memory_length=..., compressed_length=...)``.
+
+    ``auxiliary_loss`` of the output trains the compression functions and nothing else; the task's
+    loss trains all but them, unless ``task_gradient`` is set.
+
+    Differs from the paper: pre-norm by default; gradients never pass through what is compressed to
+    the layers that computed it.
+    """
+
+    memory_type = CompressiveMemory
+    config: CompressiveConfig
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        super().__init__(config, (CompressiveLayer(config) for _ in range(config.n_layers)))
+        for layer in self.stack():
+            if layer.compression is not None:
+                layer.compression.initialise()
+
+    def stack(self) -> Iterator[CompressiveLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """What the auxiliary loss trains."""
+        layers = [layer.compression for layer in self.stack()]
+        return [p for c in layers if c is not None for p in c.parameters()]
+
+    def initial_memory(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        compressed_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+    ) -> CompressiveMemory:
+        """A memory before the first token.
+
+        Args:
+            batch_size: rows, B.
+            memory_length: slots of memory, M (None: as configured); may differ from training's.
+            compressed_length: compressed slots, C (None: as configured); likewise.
+            start: ``empty``, nothing to attend to; ``zeros``, M and C all-zero slots that are attended.
+        """
+        config = self.config
+        slots = config.memory_length if memory_length is None else memory_length
+        compressed = config.compressed_length if compressed_length is None else compressed_length
+        if slots < config.compression_rate - 1:
+            raise MemspanError(
+                f"memory_length {slots} is too short to compress {config.compression_rate} slots "
+                f"into one: it must be at least {config.compression_rate - 1}"
+            )
+        if compressed and not config.compressed_length:
+            raise MemspanError(
+                "the model was made with compressed_length 0, without compression functions: "
+                "train one with a larger --model.compressed-length"
+            )
+        weight = self.content_bias
+        counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        sizes = (batch_size, config.n_layers)
+        return CompressiveMemory(
+            tokens_seen=counts,
+            hidden=weight.new_zeros(*sizes, slots, config.d_model),
+            compressed=weight.new_zeros(*sizes, compressed, config.d_model),
+            length=counts + slots * (start == "zeros"),
+            compressed_length=counts + compressed * (start == "zeros"),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: CompressiveMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: Implementation | None = None,
+        attention_weights: list[Tensor] | None = None,
+    ) -> BackboneOutput[CompressiveMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins (None: nowhere): it sees nothing
+                before, neither in the segment nor in memory. Only a row's last document is
+                compressed and has an auxiliary loss, for nothing of the others stays.
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
+            padding: the side that padding is on.
+            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            attention_weights: a list that is given each layer's weights, ``[B, H, T, C + M + T]``,
+                before dropout and without gradient; for inspection. Valid slots stand right-most before
+                the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Left
+                padding counts as right padding in it.
+
+        Returns:
+            As every backbone; ``statistics`` has per layer the auxiliary loss and, in evaluation mode,
+            the share of attention that falls on compressed slots, memory and segment (not with
+            ``sdpa``, which keeps no weights).
+        """
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self._check_memory(memory.hidden, x.shape[0])
+        x, documents = documents_of(x, starts, lengths, padding)
+        slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        old_slots, n_tokens = compressed_slots + slots, x.shape[1]
+        used = memory.length + memory.compressed_length
+        shared = self.attention_pass(
+            used, n_tokens, old_slots, documents, implementation, attention_weights
+        )
+        step = self._step(memory, n_tokens, documents)
+        context = in_one_row(memory)
+
+        h = self.dropout(x)
+        hidden, compressed, losses, shares = [], [], [], []
+        for n, layer in enumerate(self.stack()):
+            old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
+            both = torch.cat([old, h], 1)
+            recent = (
+                both[:, old_slots + n_tokens - slots :]
+                if documents is None
+                else documents.newest(both, slots)
+            )
+            hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
+            received = self._counter(h, old_slots + n_tokens, implementation)
+            h, older, loss = layer(h, old, older, step, shared, *self.biases(n), received)
+            compressed.append(older)
+            losses.append(loss)
+            if not self.training and received is not None:
+                shares.append(_shares(received, memory.length, n_tokens, documents))
+
+        tokens_seen = memory.tokens_seen
+        if documents is None:
+            tokens_seen = tokens_seen + n_tokens
+        else:
+            tokens_seen = documents.unless_fresh(tokens_seen) + documents.n_last
+        memory = CompressiveMemory(
+            tokens_seen=tokens_seen,
+            hidden=torch.stack(hidden, 1),
+            compressed=torch.stack(compressed, 1),
+            length=step.after.length,
+            compressed_length=step.after.compressed_length,
+        )
+        by_layer = torch.stack(losses)
+        statistics = {"auxiliary_loss": by_layer.detach()}
+        if shares:
+            names = ("attention_compressed", "attention_memory", "attention_segment")
+            statistics |= dict(zip(names, torch.stack(shares, 1), strict=True))
+        out = self.final_norm(h)
+        if documents is not None:
+            out = documents.put_back(out)
+        return BackboneOutput(out, memory, by_layer.sum(), statistics)
+
+    def reader(
+        self,
+        memory: CompressiveMemory | None,
+        batch_size: int,
+        *,
+        attention_span: str | None = None,
+        clamp_length: int | None = None,
+    ) -> CompressiveReader:
+        """Reads on without gradients, keeping the keys and values of both memories.
+
+        Args:
+            memory: what was read before (None: nothing, in ``batch_size`` rows).
+            batch_size: rows, B.
+            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
+            clamp_length: read with this clamp (None: as configured).
+        """
+        span = self.span(attention_span, clamp_length)
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory.hidden, memory.batch_size)
+        return CompressiveReader(self, memory, span)
+
+    @property
+    def needs_received(self) -> bool:
+        """Whether compressing asks how much attention each slot received."""
+        return self.config.compression == "most-used" and self.config.compressed_length > 0
+
+    def _counter(
+        self, x: Tensor, span: int, implementation: Implementation | None
+    ) -> Tensor | None:
+        """Where attention that is received is counted, if anybody asks."""
+        counts_shares = not self.training and implementation != "sdpa"
+        wanted = self.needs_received or counts_shares
+        return x.new_zeros(len(x), span) if wanted else None
+
+    def _step(self, memory: CompressiveMemory, n_tokens: int, documents: Documents | None) -> Step:
+        rate = self.config.compression_rate
+        slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        length, compressed_length = memory.length, memory.compressed_length
+        added: int | Tensor = n_tokens
+        end: int | Tensor = compressed_slots + slots + n_tokens
+        if documents is not None:
+            length = documents.unless_fresh(length)
+            compressed_length = documents.unless_fresh(compressed_length)
+            added, end = documents.n_last, compressed_slots + slots + documents.lengths
+        after = ops.append(
+            length,
+            compressed_length,
+            added,
+            memory_slots=slots,
+            compressed_slots=compressed_slots,
+            rate=rate,
+        )
+        # As many runs as any phase can ask for: sizes do not depend on the counts.
+        runs = -(-n_tokens // rate)
+        back = torch.arange(runs * rate, 0, -1, device=length.device)
+        return Step(
+            after,
+            sources=((end - after.length)[:, None] - back).clamp(min=0),
+            valid=ops.in_use(runs, after.n_compressed),
+            kept=ops.newest(
+                compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
+            ),
+            kept_valid=ops.in_use(compressed_slots, after.compressed_length)[..., None],
+            hidden_valid=ops.in_use(slots, after.length)[..., None],
+            documents=documents,
+        )
+
+
+def in_one_row(memory: CompressiveMemory) -> Tensor:
+    """``[compressed | memory]`` without a gap before memory that is not full: ``[B, L, C+M, D]``."""
+    n_layers, compressed_slots = memory.compressed.shape[1:3]
+    both = torch.cat([memory.compressed, memory.hidden], 2)
+    width = both.shape[2]
+    columns = ops.newest(width, width, memory.length, compressed_slots)
+    return ops.pick(both.flatten(0, 1), columns.repeat_interleave(n_layers, 0)).view_as(both)
+
+
+def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
+    """:func:`memspan.ops.compression.pick` from ``[B, H, S, K]``, the same columns for all heads."""
+    return ops.pick(x.transpose(1, 2), columns).transpose(1, 2)
+
+
+def _shares(received: Tensor, length: Tensor, n_tokens: int, documents: Documents | None) -> Tensor:
+    """Shares of the attention on compressed slots, memory and segment: ``[B, S] -> [3]``."""
+    old, segment = received.split([received.shape[1] - n_tokens, n_tokens], 1)
+    if documents is not None:
+        segment = segment.where(padding_mask(documents.lengths, n_tokens), 0)
+    memory = old.where(ops.in_use(old.shape[1], length), 0).sum()
+    parts = torch.stack([old.sum() - memory, memory, segment.sum()])
+    # 0 where nothing was read.
+    return parts / parts.sum().clamp(min=torch.finfo(parts.dtype).tiny)
+
+
+class CompressiveReader:
+    """Reads a stream without gradients; keys and values of both memories are projected once and kept.
+
+    With frozen weights those of a slot never change. Buffers hold ``[compressed | memory | room]``, the
+    row's slots ending at one column; a pass appends, and where it makes a row compress, all rows'
+    slots move to the buffer's start with the new compressed ones among them. That happens once every
+    ``c`` tokens at most, so the cost per token is constant.
+    """
+
+    def __init__(self, backbone: Compressive, memory: CompressiveMemory, span: Span) -> None:
+        self.backbone = backbone
+        self.rate = backbone.config.compression_rate
+        self.slots, self.compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        self._attention = ReaderAttention(list(backbone.stack()), backbone, span)
+        self._end = self.slots + self.compressed_slots
+        self._attention.cover(self._end + 1, self._end)
+        self._tokens_seen = memory.tokens_seen
+        self._device = memory.length.device
+        # Counts stay on the CPU: the shapes of a pass depend on them.
+        self._length, self._compressed = memory.length.cpu(), memory.compressed_length.cpu()
+        dtype = backbone.content_bias.dtype
+        self._hidden = list(in_one_row(memory).detach().to(dtype).unbind(1))
+        self._keys, self._values = [], []
+        for n, hidden in enumerate(self._hidden):
+            keys, values = self._attention.keys_and_values(n, hidden)
+            self._keys.append(keys)
+            self._values.append(values)
+
+    @property
+    def memory(self) -> CompressiveMemory:
+        """The memory after all that was read, a value of its own."""
+        length, compressed = self._length.to(self._device), self._compressed.to(self._device)
+        recent = self._recent(self._end, length, self.compressed_slots)
+        hidden = torch.stack([h[:, self._end - self.slots : self._end] for h in self._hidden], 1)
+        older = torch.stack([ops.pick(h, recent) for h in self._hidden], 1)
+        zero = hidden.new_zeros(())
+        return CompressiveMemory(
+            tokens_seen=self._tokens_seen,
+            hidden=hidden.where(ops.in_use(self.slots, length)[:, None, :, None], zero),
+            compressed=older.where(
+                ops.in_use(self.compressed_slots, compressed)[:, None, :, None], zero
+            ),
+            length=length,
+            compressed_length=compressed,
+        )
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if not x.numel():
+            return self.backbone.final_norm(x)
+        n_new, slots = x.shape[1], self.slots + self.compressed_slots
+        _, documents = documents_of(x, starts)
+        self._make_room(n_new)
+        self._attention.cover(slots + n_new, slots)
+        # Only slots that some row uses are looked at; rows that use the same need no mask over them.
+        used = self._length + self._compressed
+        most = int(used.max())
+        mask = None
+        span = self._attention.span
+        same = int(used.min()) == most
+        if n_new > 1 or not same or span.attention == "fixed" or documents is not None:
+            mask = span.visible(used.to(self._device), n_new, most, slots, documents)
+        seen, new = slice(self._end - most, self._end + n_new), slice(self._end, self._end + n_new)
+        received: list[Tensor] = []
+        h = x
+        for n, layer in enumerate(self.backbone.stack()):
+            self._hidden[n][:, new] = h
+            q, k, v = self._attention.project(n, h)
+            self._keys[n][:, :, new] = k
+            self._values[n][:, :, new] = v
+            if self.backbone.needs_received:
+                received.append(h.new_zeros(len(h), most + n_new))
+            k, v = self._keys[n][:, :, seen], self._values[n][:, :, seen]
+            counted = received[n] if received else None
+            h = layer.residual(h, self._attention.attend(n, q, k, v, mask, counted))
+        self._end += n_new
+        self._append(n_new, documents, received)
+        return self.backbone.final_norm(h)
+
+    def _append(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
+        """Count the new tokens, and compress what no longer fits."""
+        added: int | Tensor = n_new
+        if documents is None:
+            self._tokens_seen = self._tokens_seen + n_new
+        else:
+            self._tokens_seen = documents.unless_fresh(self._tokens_seen) + documents.n_last
+            fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
+            self._length = self._length.where(~fresh, 0)
+            self._compressed = self._compressed.where(~fresh, 0)
+        after = ops.append(
+            self._length,
+            self._compressed,
+            added,
+            memory_slots=self.slots,
+            compressed_slots=self.compressed_slots,
+            rate=self.rate,
+        )
+        runs = int(after.n_compressed.max())
+        if runs and self.compressed_slots:
+            self._compress(after, runs, received)
+        self._length, self._compressed = after.length, after.compressed_length
+
+    def _compress(self, after: ops.Append, runs: int, received: list[Tensor]) -> None:
+        # Of the buffers, the part that holds any row's slots; columns are counted from its start.
+        first = max(0, self._end - int(after.total.max()) - self.compressed_slots)
+        end, width = self._end - first, self.slots + self.compressed_slots
+        total, n_compressed, length = (
+            t.to(self._device) for t in (after.total, after.n_compressed, after.length)
+        )
+        back = torch.arange(runs * self.rate, 0, -1, device=self._device)
+        sources = (end - length[:, None] - back).clamp(min=0)
+        # In [buffer | new]: the compressed slots, then they and memory in one row.
+        compressed = ops.newest(self.compressed_slots, end + runs, n_compressed, end - total)
+        memory = torch.arange(end - self.slots, end, device=self._device).expand(len(total), -1)
+        columns = torch.cat([compressed, memory], 1).gather(
+            1, ops.newest(width, width, length, self.compressed_slots)
+        )
+        by_head = columns.clamp(min=0).repeat_interleave(self.backbone.config.n_heads, 0)
+        for n, layer in enumerate(self.backbone.stack()):
+            assert layer.compression is not None
+            hidden = self._hidden[n][:, first : self._end]
+            use = None
+            if received:
+                # Counted from the first column that was looked at.
+                looked_at = end - received[n].shape[1]
+                use = ops.pick(received[n], (sources - looked_at).clamp(min=0))
+            new = layer.compression(ops.pick(hidden, sources), use)
+            self._hidden[n][:, :width] = ops.pick(torch.cat([hidden, new], 1), columns.clamp(min=0))
+            fresh = self._attention.keys_and_values(n, new)
+            for buffer, slots in zip((self._keys[n], self._values[n]), fresh, strict=True):
+                both = torch.cat([buffer[:, :, first : self._end], slots], 2)
+                picked = ops.pick(both.flatten(0, 1), by_head)
+                buffer[:, :, :width] = picked.unflatten(0, both.shape[:2])
+        self._end = width
+
+    def _recent(self, end: int, length: Tensor, width: int) -> Tensor:
+        """Columns of each row's ``width`` newest compressed slots."""
+        return ops.newest(width, 0, torch.zeros_like(length), end - length)
+
+    def _make_room(self, n_new: int) -> None:
+        width = self.slots + self.compressed_slots
+        if self._end + n_new <= self._hidden[0].shape[1]:
+            return
+        room, first = width + n_new + max(width, 64), self._end - width
+
+        def moved(buffer: Tensor, dim: int) -> Tensor:
+            shape = list(buffer.shape)
+            shape[dim] = room
+            fresh = buffer.new_zeros(shape)
+            fresh.narrow(dim, 0, width).copy_(buffer.narrow(dim, first, width))
+            return fresh
+
+        self._hidden = [moved(t, 1) for t in self._hidden]
+        self._keys = [moved(t, 2) for t in self._keys]
+        self._values = [moved(t, 2) for t in self._values]
+        self._end = width

@@ -1,0 +1,165 @@
+"""Token embeddings and output heads, plain or adaptive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError
+from memspan.models.options import EmbeddingConfig
+from memspan.nn import NOT_SCORED, by_parts
+
+
+class Embedding(nn.Module):
+    """Token embedding, plain or adaptive (Baevski and Auli 2019, arXiv 1809.10853).
+
+    The vocabulary is cut at ``cutoffs`` into clusters of falling frequency. With ``div_val > 1``
+    cluster ``i`` has a table of width ``d_embed / div_val**i`` and a projection to ``d_model``; with
+    ``div_val = 1`` one table and one projection serve all, and the clusters matter only at the
+    output. ``tables[i]``: ``[rows, width]``; ``projections[i]``: ``[D, width]``, none where a single
+    table already has the model's width.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, config: EmbeddingConfig) -> None:
+        super().__init__()
+        if config.cutoffs and config.cutoffs[-1] >= vocab_size:
+            raise MemspanError(
+                f"the last cutoff {config.cutoffs[-1]} is not below the vocabulary's "
+                f"{vocab_size}: lower or drop --embedding.cutoffs"
+            )
+        d_embed = config.d_embed or d_model
+        self.d_model, self.vocab_size = d_model, vocab_size
+        self.scale = d_model**0.5 if config.scale else 1.0
+        self.edges = (0, *config.cutoffs, vocab_size) if config.div_val > 1 else (0, vocab_size)
+        sizes = [high - low for low, high in zip(self.edges, self.edges[1:], strict=False)]
+        widths = [d_embed // config.div_val**i for i in range(len(sizes))]
+        if widths[-1] < 1:
+            raise MemspanError(
+                f"div_val {config.div_val} leaves cluster {len(sizes) - 1} no width: lower it, "
+                "raise d_embed or use fewer cutoffs"
+            )
+        self.tables = nn.ParameterList(
+            nn.Parameter(torch.empty(n, w)) for n, w in zip(sizes, widths, strict=True)
+        )
+        projected = config.div_val > 1 or d_embed != d_model
+        self.projections = nn.ParameterList(
+            nn.Parameter(torch.empty(d_model, w)) for w in (widths if projected else [])
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``int64 [B, T] -> [B, T, D]``."""
+        if len(self.tables) == 1:
+            x = F.embedding(tokens, self.tables[0])
+            if len(self.projections):
+                # Under autocast, too, the residual stream has the parameters' precision.
+                x = F.linear(x, self.projections[0]).to(x.dtype)
+            return x * self.scale
+        x = self.tables[0].new_zeros(*tokens.shape, self.d_model)
+        for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
+            low, high = self.edges[i], self.edges[i + 1]
+            # The outer clusters are open: what is in none of them is an error when it is looked up.
+            here = (tokens >= low) | (i == 0)
+            if i < len(self.tables) - 1:
+                here = here & (tokens < high)
+            rows = F.linear(F.embedding(tokens[here] - low, table), projection)
+            x = x.index_put(here.nonzero(as_tuple=True), rows.to(x.dtype))
+        return x * self.scale
+
+
+class Head(nn.Module):
+    """Output layer, plain or adaptive softmax (Grave et al. 2017, arXiv 1609.04309).
+
+    The head cluster scores its own words and one entry per tail cluster (``cluster_weight``, in the
+    order of the clusters); a word of tail ``i`` has ``log p(tail i) + log p(word | tail i)``.
+    Tables and projections may be the embedding's, see :class:`~memspan.models.EmbeddingConfig`.
+    """
+
+    def __init__(self, embedding: Embedding, config: EmbeddingConfig) -> None:
+        super().__init__()
+        self.edges = (0, *config.cutoffs, embedding.vocab_size)
+        n_clusters = len(self.edges) - 1
+        self.by_cluster = config.div_val > 1
+        self.tables = (
+            embedding.tables
+            if config.tie
+            else nn.ParameterList(nn.Parameter(torch.empty(t.shape)) for t in embedding.tables)
+        )
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
+        tied = {
+            "none": [False] * n_clusters,
+            "all": [True] * n_clusters,
+            "all-but-first": [False] + [True] * (n_clusters - 1),
+        }[config.tie_projections]
+        self.projections = nn.ParameterList()
+        if len(embedding.projections):
+            for i in range(n_clusters):
+                source = embedding.projections[i if self.by_cluster else 0]
+                self.projections.append(
+                    source if tied[i] else nn.Parameter(torch.empty(source.shape))
+                )
+        if n_clusters > 1:
+            width = self.tables[0].shape[1]
+            self.cluster_weight = nn.Parameter(torch.empty(n_clusters - 1, width))
+            self.cluster_bias = nn.Parameter(torch.zeros(n_clusters - 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits ``[..., D] -> [..., V]``; with clusters they are log-probabilities already."""
+        if len(self.edges) == 2:
+            return self._cluster(hidden, 0)
+        head = self._head(hidden).log_softmax(-1)
+        shortlist = self.edges[1]
+        tails = [
+            head[..., shortlist + i - 1, None] + self._cluster(hidden, i).log_softmax(-1)
+            for i in range(1, len(self.edges) - 1)
+        ]
+        return torch.cat([head[..., :shortlist], *tails], -1)
+
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Nats per token, ``[B, T, D], int64 [B, T] -> [B, T]``; each tail sees its own words only.
+
+        Where the target is :data:`NOT_SCORED` the loss is 0.
+        """
+        x, words = hidden.flatten(0, -2), targets.flatten()
+        if len(self.edges) == 2:
+            return nats(partial(self._cluster, i=0), x, words).view_as(targets)
+        cluster = torch.bucketize(
+            words, torch.tensor(self.edges[1:-1], device=x.device), right=True
+        )
+        column = torch.where(cluster == 0, words, self.edges[1] + cluster - 1)
+        losses = nats(self._head, x, column)
+        for i in range(1, len(self.edges) - 1):
+            rows = (cluster == i).nonzero().squeeze(1)
+            tail = partial(self._cluster, i=i)
+            tail_nats = nats(tail, x.index_select(0, rows), words[rows] - self.edges[i])
+            losses = losses.index_add(0, rows, tail_nats)
+        return losses.view_as(targets)
+
+    def _head(self, x: Tensor) -> Tensor:
+        weight, bias = self._table(0)
+        weight = torch.cat([weight, self.cluster_weight])
+        return F.linear(self._project(x, 0), weight, torch.cat([bias, self.cluster_bias]))
+
+    def _cluster(self, x: Tensor, i: int) -> Tensor:
+        return F.linear(self._project(x, i), *self._table(i))
+
+    def _project(self, x: Tensor, i: int) -> Tensor:
+        return F.linear(x, self.projections[i].t()) if len(self.projections) else x
+
+    def _table(self, i: int) -> tuple[Tensor, Tensor]:
+        if self.by_cluster or len(self.edges) == 2:
+            return self.tables[i], self.biases[i]
+        rows = slice(self.edges[i], self.edges[i + 1])
+        return self.tables[0][rows], self.biases[0][rows]
+
+
+def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
+    """``-log p(word)`` of ``words [N]`` by ``logits(x [N, D])``: ``[N]``, 0 for :data:`NOT_SCORED`."""
+
+    def part(x: Tensor, words: Tensor) -> Tensor:
+        return F.cross_entropy(logits(x), words, ignore_index=NOT_SCORED, reduction="none")
+
+    return by_parts(part, x, words)

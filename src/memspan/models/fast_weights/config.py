@@ -1,0 +1,145 @@
+"""Options of the Fast Weights transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memspan.checks import at_least, check_types, probability
+from memspan.errors import MemspanError
+
+
+@dataclass(frozen=True)
+class FastWeightsConfig:
+    """Fast Weights backbone (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Heads per layer; each has a fast weight matrix."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer."""
+    rule: Literal["delta", "sum", "outer-product"] = "delta"
+    """How a token is written. delta: it replaces what its key held. sum: it is added.
+    outer-product: the rule of 1991, f(W + a b), a loop over tokens."""
+    outer_activation: Literal["tanh", "identity"] = "tanh"
+    """The outer-product rule's f."""
+    feature_map: Literal["dpfp", "elu", "favor", "softmax", "identity"] = "dpfp"
+    """Map from keys and queries to features; their number is in docs/fast_weights.md."""
+    nu: int = 1
+    """dpfp: its rolls; 2 * d_head * nu features."""
+    favor_features: int | None = None
+    """favor: random projections m (None: d_head); 2 * m features."""
+    favor_redraw: bool = False
+    """favor: draw new projections for every training segment. What was written with the old ones
+    cannot be read any more, so in training the memory then starts empty at every segment."""
+    normalisation: Literal["sum", "attention", "none"] = "sum"
+    """sum: features are divided by their sum. attention: outputs are divided by z . q, with z the
+    sum of all keys. none: neither."""
+    epsilon: float = 1e-6
+    """Added to what normalisation divides by."""
+    norm: Literal["pre", "post", "feed-forward"] = "pre"
+    """Layer normalisation before each sub-layer, after each residual sum, or before the feed-forward
+    only: attention then reads the residual stream as it is."""
+    positions: Literal["none", "sinusoidal"] = "none"
+    """Sinusoids of the absolute position, added to the input. The recurrence needs none."""
+    chunk_size: int = 32
+    """Tokens that are worked on at once; results do not depend on it."""
+    recompute: bool = False
+    """Training with less memory for about a third more time: compute most of the recurrence
+    anew in the backward pass."""
+    final_norm: bool = True
+    """Normalise the last layer's output (post-norm already ends in one)."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings and sub-layer outputs."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "chunk_size")
+        at_least(0, self, "epsilon")
+        probability(self, "dropout")
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
+                "change one of them, or set d_head"
+            )
+        for name in ("d_head", "favor_features"):
+            if getattr(self, name) is not None:
+                at_least(1, self, name)
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise MemspanError(
+                f"sinusoidal positions need an even d_model, not {self.d_model}: "
+                "change it, or use positions none"
+            )
+        if not 1 <= self.nu <= 2 * self.head_width - 1:
+            raise MemspanError(
+                f"nu must lie in 1 .. {2 * self.head_width - 1}, twice the head's width less one, "
+                f"not {self.nu}: more rolls only repeat the same products"
+            )
+        self._refuse_options_of_others()
+        if self.feature_map == "identity" and self.normalisation != "none":
+            raise MemspanError(
+                f"normalisation {self.normalisation} divides by a sum of features, which may be "
+                "zero or negative with feature_map identity: use normalisation none, or another map"
+            )
+
+    def _refuse_options_of_others(self) -> None:
+        if self.rule == "outer-product":
+            if self.feature_map != "identity" or self.normalisation != "none":
+                raise MemspanError(
+                    "the outer-product rule writes and reads linear maps of its input: use "
+                    "feature_map identity and normalisation none with it, or rule delta or sum"
+                )
+            if self.d_head is not None and self.d_head * self.n_heads != self.d_model:
+                raise MemspanError(
+                    "the outer-product rule reads with the input itself, cut into heads: leave "
+                    "d_head at its default"
+                )
+            if self.recompute:
+                raise MemspanError(
+                    "recompute belongs to the chunked form, which the outer-product rule does not "
+                    "have: drop it, or use rule delta or sum"
+                )
+        elif self.outer_activation != "tanh":
+            raise MemspanError(
+                f"outer_activation belongs to rule outer-product, not {self.rule}: drop one of them"
+            )
+        if self.feature_map != "dpfp" and self.nu != 1:
+            raise MemspanError(
+                f"nu belongs to feature_map dpfp, not {self.feature_map}: drop one of them"
+            )
+        if self.feature_map != "favor" and (self.favor_features is not None or self.favor_redraw):
+            raise MemspanError(
+                "favor_features and favor_redraw belong to feature_map favor, not "
+                f"{self.feature_map}: drop them, or change the map"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of a layer's position table."""
+        return 0
+
+    @property
+    def n_projections(self) -> int:
+        """Random projections m of feature_map favor."""
+        return self.head_width if self.favor_features is None else self.favor_features
+
+    @property
+    def feature_width(self) -> int:
+        """Features of one key."""
+        if self.feature_map == "dpfp":
+            return 2 * self.head_width * self.nu
+        return 2 * self.n_projections if self.feature_map == "favor" else self.head_width

@@ -1,0 +1,651 @@
+"""Fast Weights (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174): memory, layer, stack, reader.
+
+Every head has a matrix that each token writes to and reads from; that matrix is all the memory.
+Options: :class:`memspan.models.FastWeightsConfig`. The rules are in :mod:`memspan.ops.delta_rule`,
+the feature maps in :mod:`memspan.ops.feature_maps`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
+from memspan.memory import Memory
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.initialisation import initialise
+from memspan.models.output import BackboneOutput
+from memspan.models.segments import Padding, cuts, read_in_pieces
+from memspan.models.sizes import refuse_oversized_model
+from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.delta_rule.compiled import CompiledStep
+from memspan.ops.delta_rule.feature_maps import (
+    DPFP,
+    elu_plus_one,
+    favor,
+    in_plain_autograd,
+    orthogonal_projection,
+    sum_to_one,
+)
+from memspan.ops.delta_rule.rules import Implementation, delta_rule, outer_product_rule, sum_rule
+
+FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
+"""How parameters begin that write and read, where not as in other architectures: found by trial."""
+
+
+@dataclass(frozen=True, repr=False)
+class FastWeightsMemory(Memory):
+    """The fast weights of every layer and head, in float32 or better."""
+
+    weights: Tensor
+    """``[B, L, H, F, V]``: features by values, the paper's W transposed."""
+    key_sum: Tensor
+    """``z``, the sum of all keys, ``[B, L, H, F]`` with normalisation attention; else ``F`` is 0."""
+    feature_map: Tensor
+    """Which feature map wrote the row, int64 ``[B]``: a number of the map, its options and, with
+    favor, its draw. Weights written with one map mean nothing to another."""
+
+
+class FastWeightsAttention(nn.Module):
+    """Projections and feature map around one of the update rules."""
+
+    projection: Tensor
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.n_heads = config.n_heads
+        inner = config.n_heads * config.head_width
+        # The outer-product rule reads with the input itself.
+        if config.rule != "outer-product":
+            self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.key = nn.Linear(config.d_model, inner, bias=False)
+        self.value = nn.Linear(config.d_model, inner, bias=False)
+        if config.rule == "delta":
+            self.beta = nn.Linear(config.d_model, config.n_heads, bias=False)
+        self.output = nn.Linear(inner, config.d_model)
+        if config.feature_map == "favor":
+            self.register_buffer("projection", self.drawn())
+
+    def drawn(self) -> Tensor:
+        """New random projections ``[K, m]`` for favor."""
+        return orthogonal_projection(self.config.head_width, self.config.n_projections)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """``[B, T, H*K] -> [B, H, T, K]``."""
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values ``[B, H, T, K]``, and beta's logits ``[B, H, T]`` (delta rule)."""
+        inner = self.key.out_features
+        widths = [inner] * (2 + hasattr(self, "query")) + [self.n_heads] * hasattr(self, "beta")
+        parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
+        if self.config.rule == "outer-product":
+            parts.insert(0, x)
+        q, k, v = (self.heads(part) for part in parts[:3])
+        return q, k, v, parts[3].transpose(1, 2) if len(parts) > 3 else None
+
+    def fused_weight(self) -> Tensor:
+        """The weights of all projections as one, in the order query, key, value, beta."""
+        names = ("query", "key", "value", "beta")
+        return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
+
+    def feature_map(self) -> Callable[[Tensor], Tensor]:
+        """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
+        epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
+        if self.config.feature_map == "dpfp":
+            return DPFP(self.config.nu, epsilon)
+        return partial(self._features, epsilon=epsilon)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The same, applied."""
+        return self.feature_map()(x)
+
+    def _features(self, x: Tensor, epsilon: float | None) -> Tensor:
+        kind = self.config.feature_map
+        if kind == "elu":
+            x = elu_plus_one(x)
+        elif kind == "favor":
+            x = favor(x, self.projection.to(x.dtype))
+        elif kind == "softmax":
+            x = x.softmax(-1)
+        return x if epsilon is None else sum_to_one(x, epsilon)
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: Implementation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Read ``x [B, T, D]`` after ``weights [B, H, F, V]`` and ``key_sum [B, H, F]``."""
+        q, k, v, beta = self.project(x)
+        # Sums over thousands of tokens need float32, whatever the precision of the products.
+        q, k, v = (t.to(weights.dtype) for t in (q, k, v))
+        with torch.autocast(x.device.type, enabled=False):
+            y, weights, key_sum = self.write_and_read(
+                q, k, v, beta, weights, key_sum, implementation
+            )
+        y = self.output(y.transpose(1, 2).flatten(2).to(x.dtype))
+        return y, weights, key_sum
+
+    def write_and_read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor | None,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: Implementation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The rule over a segment, and the denominator of attention normalisation."""
+        config = self.config
+        if config.rule == "outer-product":
+            y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
+            return y, weights, key_sum
+        options: Any = {
+            "feature_map": self.feature_map(),
+            "chunk_size": config.chunk_size,
+            "recompute": config.recompute and torch.is_grad_enabled(),
+            "implementation": implementation,
+        }
+        if beta is not None:
+            beta = beta.to(weights.dtype).sigmoid()
+        if config.normalisation != "attention":
+            if beta is not None:
+                y, weights = delta_rule(q, k, v, beta, weights, **options)
+            else:
+                y, weights = sum_rule(q, k, v, weights, **options)
+            return y, weights, key_sum
+        # z is the same recurrence as the sum rule's, with values of one.
+        ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
+        if beta is None:
+            y, after = sum_rule(
+                q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options
+            )
+            y, by_query = y[..., :-1], y[..., -1:]
+            weights, after = after[..., :-1], after[..., -1:]
+        else:
+            features = options.pop("feature_map")
+            features = in_plain_autograd(features) if implementation == "reference" else features
+            q, k = features(q), features(k)
+            by_query, after = sum_rule(q, k, ones, z, **options)
+            # Over earlier keys alone: taking a key's own part out of a sum with it would leave
+            # rounding in its place, and the first token would divide by that.
+            earlier = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
+            by_key, _ = sum_rule(k, earlier, ones, z, **options)
+            overlap = self.overlap(by_key)
+            y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
+        return y / (by_query + config.epsilon), weights, after.squeeze(-1)
+
+    def overlap(self, z_k: Tensor) -> Tensor:
+        """``z(t-1) . k``, what attention normalisation divides a key's old value by.
+
+        One where it is at most epsilon: no earlier key shares a feature with this one then, and the
+        old value is 0 as well. No product in it is negative, so what should be 0 is exactly 0.
+        """
+        # Not z_k > epsilon, which would take NaN for one.
+        return torch.where(z_k <= self.config.epsilon, 1.0, z_k)
+
+
+class FastWeightsLayer(nn.Module):
+    """Attention and feed-forward sub-layers, each within a residual; norms by ``config.norm``."""
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.attention = FastWeightsAttention(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.post = config.norm == "post"
+        alone = config.norm == "feed-forward"
+        self.attention_norm = nn.Identity() if alone else nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = dropout_layer(config.dropout)
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        """What the attention reads."""
+        return x if self.post else self.attention_norm(x)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """All that follows the attention."""
+        x = x + self.dropout(attended)
+        if self.post:
+            x = self.attention_norm(x)
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: Implementation | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Read ``x [B, T, D]``; also returns this layer's memory after it."""
+        attended, weights, key_sum = self.attention(
+            self.before_attention(x), weights, key_sum, implementation
+        )
+        return self.after_attention(x, attended), weights, key_sum
+
+
+class FastWeights(nn.Module):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    Reading does not depend on how a text is cut. Nothing here stops the gradient at the memory:
+    whoever trains calls ``memory.detach()`` between segments.
+    """
+
+    feature_id: Tensor
+
+    memory_type = FastWeightsMemory
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        refuse_oversized_model(config)
+        self.config = config
+        _refuse_too_large(self.config, 1, torch.device("cpu"))
+        self.dropout = dropout_layer(config.dropout)
+        self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
+        normalises = config.final_norm and config.norm != "post"
+        self.final_norm = nn.LayerNorm(config.d_model) if normalises else nn.Identity()
+        self.register_buffer("feature_id", self._feature_id(self._draws()))
+        initialise(self, config.initialisation, config.n_layers, FACTORS)
+
+    def stack(self) -> Iterator[FastWeightsLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def redraw_features(self) -> None:
+        """New random projections for favor; memories written so far are of another map then."""
+        draws = []
+        for layer in self.stack():
+            old = layer.attention.projection
+            draws.append(layer.attention.drawn().to(old.dtype))
+            # A new tensor: the old one may be part of a graph that is still to go backward.
+            layer.attention.projection = draws[-1].to(old.device)
+        self.feature_id = self._feature_id(draws).to(self.feature_id)
+
+    def identify_features(self) -> None:
+        """Name the feature map anew, after its options or random projections have changed."""
+        self.feature_id = self._feature_id(self._draws()).to(self.feature_id)
+
+    def _draws(self) -> list[Tensor]:
+        """The random projections of all layers; of none without favor."""
+        if self.config.feature_map != "favor":
+            return []
+        return [layer.attention.projection for layer in self.stack()]
+
+    def _feature_id(self, draws: list[Tensor]) -> Tensor:
+        config = self.config
+        options = (config.feature_map, config.nu, config.feature_width, config.normalisation)
+        number = zlib.crc32(repr(options).encode())
+        if draws and not draws[0].is_meta:  # a model of shapes alone has drawn nothing
+            number = zlib.crc32(torch.stack(draws).float().cpu().numpy().tobytes(), number)
+        # Zero is for rows that are empty.
+        return torch.tensor(number + 1)
+
+    def initial_memory(
+        self, batch_size: int, memory_length: int | None = None
+    ) -> FastWeightsMemory:
+        """A memory before the first token.
+
+        Raises:
+            MemspanError: it would not fit the device; or a ``memory_length`` was asked for, which
+                fast weights do not have.
+        """
+        if memory_length is not None:
+            raise MemspanError(
+                "fast weights have no memory length, their memory covers all that was read: drop "
+                "--memory-length"
+            )
+        _refuse_too_large(self.config, batch_size, next(self.parameters()).device)
+        return self._empty_memory(batch_size)
+
+    def _empty_memory(self, batch_size: int) -> FastWeightsMemory:
+        config, parameter = self.config, next(self.parameters())
+        device = parameter.device
+        heads = (batch_size, config.n_layers, config.n_heads)
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        z_width = config.feature_width if config.normalisation == "attention" else 0
+        return FastWeightsMemory(
+            tokens_seen=torch.zeros(batch_size, dtype=torch.long, device=device),
+            weights=torch.zeros(
+                *heads, config.feature_width, config.head_width, dtype=dtype, device=device
+            ),
+            key_sum=torch.zeros(*heads, z_width, dtype=dtype, device=device),
+            feature_map=torch.zeros(batch_size, dtype=torch.long, device=device),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: FastWeightsMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+    ) -> BackboneOutput[FastWeightsMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
+                there on (None: no document begins in this segment).
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
+                nothing (None: no padding).
+            padding: the side that padding is on.
+            implementation: of :func:`memspan.ops.delta_rule.delta_rule`; the outer-product rule has
+                the reference only. None: the fastest that can run here.
+
+        Raises:
+            MemspanError: the memory is of another size or feature map, or the implementation cannot
+                run. What is not finite, or overflows in here, comes out as NaN in its row, and is no
+                error: where processes share the model, none may leave a pass before the others.
+                Readers do refuse it. A row that another feature map wrote comes out as NaN, too,
+                where looking would wait for the device or break a compiled graph.
+        """
+        chosen = self._choose(implementation)
+        if memory is None:
+            memory = self._empty_memory(x.shape[0])
+        self.check_memory(memory, x.shape[0])
+        if self.training and self.config.favor_redraw:
+            self.redraw_features()
+            memory = self._empty_memory(x.shape[0])
+        elif can_look(memory.feature_map):
+            self.check_feature_map(memory)
+        else:
+            x = x.masked_fill(self._foreign(memory)[:, None, None], math.nan)
+        if not x.shape[1]:
+            return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
+        read = partial(self._read, implementation=chosen)
+        if starts is None and lengths is None:
+            return read(x, memory)
+        return read_in_pieces(read, x, memory, starts, lengths, padding)
+
+    def _choose(self, wanted: str | None) -> Implementation | None:
+        refuse_unknown("implementation", wanted, Implementation)
+        if self.config.rule == "outer-product" and wanted not in (None, "reference"):
+            raise MemspanError(
+                f"the outer-product rule has no {wanted} implementation: use the reference"
+            )
+        return cast("Implementation | None", wanted)
+
+    def _read(
+        self, x: Tensor, memory: FastWeightsMemory, implementation: Implementation | None
+    ) -> BackboneOutput[FastWeightsMemory]:
+        """A segment that belongs to one document in each row."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        h = self.dropout(self.add_positions(x, memory.tokens_seen))
+        weights, key_sums = [], []
+        before = zip(memory.weights.unbind(1), memory.key_sum.unbind(1), strict=True)
+        for layer, (old, old_sum) in zip(self.stack(), before, strict=True):
+            h, after, key_sum = layer(h, old.to(dtype), old_sum.to(dtype), implementation)
+            weights.append(after)
+            key_sums.append(key_sum)
+        return BackboneOutput(
+            self.final_norm(h),
+            FastWeightsMemory(
+                tokens_seen=memory.tokens_seen + x.shape[1],
+                weights=torch.stack(weights, 1),
+                key_sum=torch.stack(key_sums, 1),
+                feature_map=self.feature_id.expand(x.shape[0]).clone(),
+            ),
+            h.new_zeros(()),
+        )
+
+    def reader(self, memory: FastWeightsMemory | None, batch_size: int) -> FastWeightsReader:
+        """Reads on without gradients: constant memory and time per token."""
+        return FastWeightsReader(self, memory or self.initial_memory(batch_size))
+
+    def float32_part(self) -> str:
+        """What is computed in float32 even under bfloat16 autocast."""
+        return "fast weights are written and read"
+
+    def add_positions(self, x: Tensor, tokens_seen: Tensor) -> Tensor:
+        """``x [B, T, D]`` with the sinusoids of its positions, where the option asks for them."""
+        if self.config.positions == "none":
+            return x
+        positions = tokens_seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        codes = sinusoids(positions.flatten(), x.shape[-1], x.dtype)
+        return x + codes.view(*positions.shape, x.shape[-1])
+
+    def check_memory(self, memory: FastWeightsMemory, rows: int) -> None:
+        """Refuse a memory of another size."""
+        config = self.config
+        found = tuple(memory.weights.shape)
+        wanted = (rows, config.n_layers, config.n_heads, config.feature_width, config.head_width)
+        z_width = config.feature_width if config.normalisation == "attention" else 0
+        if found != wanted or memory.key_sum.shape != (*wanted[:3], z_width):
+            raise MemspanError(
+                f"the memory is for (rows, layers, heads, features, values) {found} with "
+                f"{memory.key_sum.shape[-1]} key sums, and this model needs {wanted} with "
+                f"{z_width}: use memory.select for rows, or this model's initial_memory"
+            )
+
+    def _foreign(self, memory: FastWeightsMemory) -> Tensor:
+        """Bool ``[B]``: rows that another feature map wrote."""
+        written = memory.feature_map
+        return (written != 0) & (written != self.feature_id)
+
+    def check_feature_map(self, memory: FastWeightsMemory) -> None:
+        """Refuse a memory that another feature map wrote. Waits for the device."""
+        other = self._foreign(memory)
+        if other.any():
+            raise MemspanError(
+                f"rows {_listed(other)} of the memory were written with another feature map than "
+                f"this model's {self.config.feature_map}, or other options or another draw of it: "
+                "reset those rows, or use the model that wrote them"
+            )
+
+
+class FastWeightsReader:
+    """Reads a stream without gradients. A single token is written in place: by one call to the loop in
+    C where that can run, else by few calls per layer."""
+
+    def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
+        self.backbone = backbone
+        backbone.check_memory(memory, memory.batch_size)
+        backbone.check_feature_map(memory)
+        parameter = next(backbone.parameters())
+        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._tokens_seen, self._feature_map = memory.tokens_seen, memory.feature_map
+        # Copies, since they are written to.
+        self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
+        self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
+        self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
+        self._step = self._compiled_step() if self._compiles() else None
+
+    def _compiles(self) -> bool:
+        """Whether the loop in C knows these options and can run."""
+        config = self.backbone.config
+        known = config.rule != "outer-product" and config.feature_map == "dpfp"
+        one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
+        can = known and one_type and config.normalisation != "attention" and config.norm != "post"
+        return can and delta_rule_loop.available(self._weights[0])
+
+    def _compiled_step(self) -> CompiledStep:
+        config, layers = self.backbone.config, []
+        for n, layer in enumerate(self.backbone.stack()):
+            tensors = {
+                "projections": self._projections[n],
+                "output": layer.attention.output.weight,
+                "output_bias": layer.attention.output.bias,
+                "inner": layer.feed_forward.inner.weight,
+                "inner_bias": layer.feed_forward.inner.bias,
+                "outer": layer.feed_forward.outer.weight,
+                "outer_bias": layer.feed_forward.outer.bias,
+                "memory": self._weights[n],
+            }
+            # A norm that the options leave out is an identity, and has no parameters.
+            tensors |= dict(layer.attention_norm.named_parameters(prefix="norm"))
+            tensors |= dict(layer.feed_forward_norm.named_parameters(prefix="inner_norm"))
+            layers.append({name.replace(".", "_"): t.detach() for name, t in tensors.items()})
+        sizes = {
+            "batch": len(self._tokens_seen),
+            "d_model": config.d_model,
+            "n_heads": config.n_heads,
+            "width": config.head_width,
+            "d_ff": config.d_ff,
+            "delta": config.rule == "delta",
+            "gelu": config.activation == "gelu",
+        }
+        final_norm = [p.detach() for p in self.backbone.final_norm.parameters()]
+        dpfp = DPFP(config.nu, config.epsilon if config.normalisation == "sum" else None)
+        return CompiledStep(layers, final_norm, dpfp, sizes, layer.feed_forward_norm.eps)
+
+    @property
+    def memory(self) -> FastWeightsMemory:
+        """The memory after all that was read, a value of its own."""
+        return FastWeightsMemory(
+            tokens_seen=self._tokens_seen,
+            weights=torch.stack(self._weights, 1),
+            key_sum=torch.stack(self._key_sums, 1),
+            feature_map=self._feature_map,
+        )
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins.
+
+        Raises:
+            MemspanError: what comes out is not finite. Where looking would wait for the device it
+                comes out as NaN.
+        """
+        if not x.shape[1]:
+            return self.backbone.final_norm(x)
+        if starts is None:
+            return self._read(x)
+        parts = []
+        for start, end in cuts(starts):
+            self._forget(starts[:, start])
+            parts.append(self._read(x[:, start:end]))
+        return torch.cat(parts, 1)
+
+    def _forget(self, rows: Tensor) -> None:
+        """Empty the rows where ``rows [B]`` is true, in place."""
+        if not rows.any():
+            return
+        self._tokens_seen = self._tokens_seen.where(~rows, 0)
+        for tensor in (*self._weights, *self._key_sums):
+            tensor.masked_fill_(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
+    def _read(self, x: Tensor) -> Tensor:
+        backbone = self.backbone
+        h = backbone.add_positions(x, self._tokens_seen)
+        self._tokens_seen = self._tokens_seen + x.shape[1]
+        self._feature_map = backbone.feature_id.repeat(len(x))
+        if self._step is not None and x.shape[1] == 1:
+            # A copy, since it is written to.
+            h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+            if not self._step.read(h):
+                refuse_non_finite(h)
+            return h
+        one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
+        for n, layer in enumerate(backbone.stack()):
+            if one:
+                h = layer.after_attention(h, self._read_one(n, layer, h))
+            else:
+                h, weights, key_sum = layer(h, self._weights[n], self._key_sums[n])
+                self._weights[n].copy_(weights)
+                self._key_sums[n].copy_(key_sum)
+        hidden = backbone.final_norm(h)
+        refuse_non_finite(hidden)
+        return hidden
+
+    def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
+        """The attention of layer ``n`` for one token per row: ``[B, 1, D] -> [B, 1, D]``.
+
+        Query and key read the old weights in one product. What the token writes adds
+        ``(q . k) u`` to what its query has read.
+        """
+        attention, config = layer.attention, self.backbone.config
+        x = F.linear(layer.before_attention(h), self._projections[n])
+        batch, n_heads, width = len(h), config.n_heads, config.head_width
+        with torch.autocast(h.device.type, enabled=False):
+            x = x.view(batch, -1).to(self._dtype)
+            inner = n_heads * width
+            both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
+            both = attention.features(both).reshape(batch * n_heads, 2, -1)
+            q, k = both[:, :1], both[:, 1:]
+            u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
+            weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)
+            divided = config.normalisation == "attention"
+            y, old = torch.bmm(both, weights).split(1, 1)
+            if config.rule == "delta":
+                if divided:
+                    old = old / attention.overlap((k * z[:, None]).sum(-1, keepdim=True))
+                u = (u - old) * x[:, 3 * inner :].sigmoid().view(-1, 1, 1)
+            y = torch.addcmul(y, (q * k).sum(-1, keepdim=True), u)
+            weights.baddbmm_(k.mT, u)
+            if divided:
+                z.add_(k[:, 0])
+                y = y / ((q * z[:, None]).sum(-1, keepdim=True) + config.epsilon)
+        return attention.output(y.view(batch, 1, -1).to(h.dtype))
+
+
+def refuse_non_finite(output: Tensor) -> None:
+    """Where a key or value was not finite, so are its row's fast weights and all that reads them."""
+    if not can_look(output):
+        return
+    if math.isfinite(output.sum(dtype=torch.float32).item()):
+        return
+    rows = ~output.isfinite().flatten(1).all(1)
+    if rows.any():
+        raise NonFiniteError(
+            f"keys or values of rows {_listed(rows)} are not finite, and so are their fast weights: "
+            "check the input, or read on from an earlier memory; in training lower the learning rate, "
+            "or use normalisation sum, without which the delta rule may diverge"
+        )
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether a value may decide what Python does next: at once, and outside of any graph."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def _listed(mask: Tensor) -> str:
+    rows: list[int] = mask.nonzero().flatten().tolist()
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
+
+
+def _refuse_too_large(config: FastWeightsConfig, batch_size: int, device: torch.device) -> None:
+    """Estimate what a memory, its successor and random projections take before any is made."""
+    per_row = config.n_layers * config.n_heads * config.feature_width * (config.head_width + 1)
+    needed = 4 * 2 * batch_size * per_row
+    if config.feature_map == "favor":
+        needed += 4 * config.n_layers * config.head_width * config.n_projections
+    there = _memory_of(device)
+    if needed > there:
+        raise MemspanError(
+            f"{config.feature_width:,} features per key need {needed / 1e9:,.1f} GB for the memory "
+            f"of {batch_size} rows, and {device.type} has {there / 1e9:,.1f} GB: lower "
+            "nu, favor_features, d_head, n_layers or the batch size"
+        )
+
+
+def _memory_of(device: torch.device) -> float:
+    """Bytes of memory that could be had at best."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        # Not every system says: then nothing is refused.
+        return float("inf")

@@ -1,0 +1,630 @@
+"""Feedback Transformer (Fan et al. 2020, arXiv 2002.09402): memory, layer, stack, reader.
+
+Token by token. Every layer attends to the memory vectors of earlier tokens, and a token's memory
+vector is a sum over its states in all layers, so that what the highest layer found is there for the
+lowest layer of the next token. Options: :class:`memspan.config.FeedbackConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError, refuse_unknown
+from memspan.memory import Memory
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.initialisation import initialise
+from memspan.models.output import BackboneOutput
+from memspan.models.segments import Padding, cuts, read_in_pieces
+from memspan.models.sizes import refuse_oversized_model
+from memspan.nn import FeedForward, dropout_layer
+from memspan.ops.feedback import compiled as feedback_loop
+from memspan.ops.feedback.attention import attend, span_mask
+from memspan.ops.feedback.buffers import Folded
+from memspan.ops.feedback.compiled import CompiledReader
+from memspan.ops.feedback.recurrence import recurrence
+from memspan.ops.feedback.steps import TokenStep
+
+Implementation = Literal["reference", "fused", "compiled"]
+
+
+@dataclass(frozen=True, repr=False)
+class FeedbackMemory(Memory):
+    """The memory vectors of the last ``S`` tokens, one of each for all layers, newest right-most."""
+
+    vectors: Tensor
+    """``[B, S, D]``; empty slots are zero."""
+    length: Tensor
+    """Valid slots per row, int64 ``[B]``, counted from the right."""
+
+    def slots(self) -> dict[str, int]:
+        return {"length": self.vectors.shape[1]}
+
+
+class FeedbackLayer(nn.Module):
+    """Attention to memory vectors and feed-forward, each with its residual and norm."""
+
+    def __init__(self, config: FeedbackConfig) -> None:
+        super().__init__()
+        self.pre = config.normalisation == "pre"
+        self.head_width, self.attention_dropout = config.head_width, config.attention_dropout
+        inner = config.n_heads * config.head_width
+        self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.output = nn.Linear(inner, config.d_model, bias=config.attention_bias)
+        heads = (config.n_heads, config.head_width)
+        self.content_bias = nn.Parameter(torch.zeros(heads))
+        self.position_keys = nn.Parameter(torch.empty(config.table_rows, *heads))
+        self.position_scores = nn.Parameter(torch.empty(config.table_rows, config.n_heads))
+        # Of the longest span, per head.
+        self.span_ratio = (
+            None if config.adaptive_span is None else nn.Parameter(torch.zeros(config.n_heads))
+        )
+        self.longest_span, self.span_ramp = config.memory_length, config.span_ramp
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = dropout_layer(config.dropout)
+
+    def span_mask(self) -> Tensor | None:
+        """How much of each distance is seen, ``[H, P]``; None where spans are not learned."""
+        if self.span_ratio is None:
+            return None
+        # The gradient passes where the ratio has left 0 .. 1, so that it can come back.
+        ratio = self.span_ratio + (self.span_ratio.clamp(0, 1) - self.span_ratio).detach()
+        return span_mask(self.longest_span * ratio, self.span_ramp, len(self.position_scores))
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor, span_mask: Tensor | None
+    ) -> Tensor:
+        """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
+
+        ``visible``: bool ``[B, S]``. Where a row sees nothing, the attention adds zero.
+        ``span_mask``: from :meth:`span_mask`, computed once for many tokens.
+        """
+        z = self.attention_norm(x) if self.pre else x
+        attended = attend(
+            self.query(z).unflatten(-1, (-1, self.head_width)),
+            keys,
+            values,
+            self.position_keys,
+            self.position_scores,
+            self.content_bias,
+            visible,
+            self.attention_dropout if self.training else 0.0,
+            span_mask,
+        )
+        attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
+        if self.pre:
+            x = x + self.dropout(attended)
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(attended))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class Feedback(nn.Module):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    A memory's number of slots is the span ``S``: it may be smaller than in training with the same
+    weights, ``initial_memory(batch_size, memory_length=...)``, or larger, up to the position table.
+
+    Back-propagation goes through all memory vectors of a segment. Nothing here stops it at the memory
+    that is passed in, either: whoever trains calls ``memory.detach()`` between segments.
+    """
+
+    memory_type = FeedbackMemory
+
+    def __init__(self, config: FeedbackConfig) -> None:
+        super().__init__()
+        refuse_oversized_model(config)
+        self.config = config
+        inner = config.n_heads * config.head_width
+        groups = 1 if config.projections == "shared" else config.n_layers
+        value_bias = config.attention_bias if config.value_bias is None else config.value_bias
+        self.dropout = dropout_layer(config.dropout)
+        self.layers = nn.ModuleList(FeedbackLayer(config) for _ in range(config.n_layers))
+        self.key = nn.ModuleList(
+            nn.Linear(config.d_model, inner, bias=False) for _ in range(groups)
+        )
+        self.value = nn.ModuleList(
+            nn.Linear(config.d_model, inner, bias=value_bias) for _ in range(groups)
+        )
+        self.memory_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.memory_norm
+            else nn.Identity()
+        )
+        self.layer_weights = (
+            nn.Parameter(torch.zeros(config.n_layers + 1))
+            if config.memory_vector == "learned"
+            else None
+        )
+        self.final_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.final_norm
+            else nn.Identity()
+        )
+        initialise(self, config.initialisation, config.n_layers)
+
+    def stack(self) -> Iterator[FeedbackLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def units(self) -> list[nn.Module]:
+        """None: all layers are read token by token, at once."""
+        return []
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.stack()).content_bias.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.stack()).content_bias.dtype
+
+    def mix(self) -> Tensor:
+        """Weights ``[L + 1]`` of a token's states, embedding first, in its memory vector."""
+        n_states = len(self.layers) + 1
+        if self.layer_weights is not None:
+            return self.layer_weights.softmax(0)
+        one = next(self.stack()).content_bias
+        if self.config.memory_vector == "last":
+            return torch.cat([one.new_zeros(n_states - 1), one.new_ones(1)])
+        return one.new_full((n_states,), 1 / n_states)
+
+    def project(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of memory vectors ``[B, D]``, for each layer ``[B, H, K]``."""
+        heads = (-1, self.config.head_width)
+        vectors = self.memory_norm(vectors)
+        keys = [projection(vectors).unflatten(-1, heads) for projection in self.key]
+        values = [projection(vectors).unflatten(-1, heads) for projection in self.value]
+        repeats = len(self.layers) // len(keys)
+        return keys * repeats, values * repeats
+
+    def initial_memory(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+    ) -> FeedbackMemory:
+        """A memory before the first token.
+
+        Args:
+            batch_size: rows, B.
+            memory_length: the span, S (None: as configured).
+            start: ``empty``, nothing to attend to; ``zeros``, S all-zero memory vectors that are
+                attended, as in the authors' code.
+
+        Raises:
+            MemspanError: the position table has no such distances.
+        """
+        span = self.config.memory_length if memory_length is None else memory_length
+        self._check_span(span)
+        weight = next(self.stack()).content_bias
+        counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return FeedbackMemory(
+            tokens_seen=counts,
+            vectors=weight.new_zeros(batch_size, span, self.config.d_model),
+            length=counts + span * (start == "zeros"),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: FeedbackMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: Implementation | None = None,
+    ) -> BackboneOutput[FeedbackMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
+                there on (None: no document begins in this segment).
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
+            padding: the side that padding is on.
+            implementation: ``reference``, the loop; ``fused``, the same as one function, for pre-norm
+                without dropout or learned spans; ``compiled``, that function with its loops in C, on a
+                CPU with a C compiler. None: the last of these that can run.
+
+        Raises:
+            MemspanError: the memory is of other sizes; the implementation does not exist or cannot run.
+        """
+        self._check_implementation(implementation)
+        n_old = 0 if memory is None else _slots_in_use(memory)
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self._check_memory(memory, x.shape[0])
+        if x.numel() and (starts is not None or lengths is not None):
+            read = partial(self.forward, implementation=implementation)
+            out = read_in_pieces(read, x, memory, starts, lengths, padding)
+            return replace(out, auxiliary_loss=self.span_penalty())
+        if not x.numel():
+            h = vectors = x.to(self.dtype)
+        elif implementation == "reference" or not self.can_fuse():
+            h, vectors = self._reference(self.dropout(x), memory)
+        else:
+            compiled = None if implementation is None else implementation == "compiled"
+            h, vectors = self._fused(x, memory, n_old, compiled)
+        span, n_new = memory.vectors.shape[1], x.shape[1]
+        kept = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
+        memory = FeedbackMemory(
+            tokens_seen=memory.tokens_seen + n_new,
+            vectors=torch.cat(kept, 1),
+            length=(memory.length + n_new).clamp(max=span),
+        )
+        return BackboneOutput(self.final_norm(h), memory, self.span_penalty())
+
+    def span_penalty(self) -> Tensor:
+        """What learned spans cost, a scalar: ``adaptive_span`` times the spans in tokens, averaged over
+        heads and summed over layers; 0 without learned spans."""
+        penalty = next(self.stack()).content_bias.new_zeros(())
+        for layer in self.stack():
+            if layer.span_ratio is not None:
+                spans = layer.longest_span * layer.span_ratio.clamp(min=0)
+                penalty = penalty + (self.config.adaptive_span or 0.0) * spans.mean()
+        return penalty
+
+    def _reference(self, x: Tensor, memory: FeedbackMemory) -> tuple[Tensor, Tensor]:
+        """The paper, token by token: outputs and memory vectors, ``[B, T, D]`` each."""
+        span, length, mix = memory.vectors.shape[1], memory.length, self.mix()
+        slot = torch.arange(span, device=x.device)
+        # For each token read, its keys and values: lists over layers of [B, H, K].
+        past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
+        masks = [layer.span_mask() for layer in self.stack()]
+        outputs, vectors = [], []
+        for t, x_t in enumerate(x.unbind(1)):
+            visible = slot >= span - (length + t).clamp(max=span)[:, None]
+            states = [x_t]
+            for n, layer in enumerate(self.stack()):
+                keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
+                values = torch.stack([values[n] for _, values in past[-span:]], 2)
+                states.append(layer(states[-1], keys, values, visible, masks[n]))
+            # No product of matrices, which autocast would round: what is remembered is not.
+            vector = (mix[:, None, None] * torch.stack(states)).sum(0)
+            past.append(self.project(vector))
+            outputs.append(states[-1])
+            vectors.append(vector)
+        return torch.stack(outputs, 1), torch.stack(vectors, 1)
+
+    def _check_implementation(self, wanted: Implementation | None) -> None:
+        refuse_unknown("implementation", wanted, Implementation)
+        if wanted in ("fused", "compiled") and not self.can_fuse():
+            raise MemspanError(
+                f"the {wanted} implementation knows neither dropout, normalisation post nor adaptive "
+                "spans: drop them, or use the reference"
+            )
+
+    def _fused(
+        self, x: Tensor, memory: FeedbackMemory, n_old: int, compiled: bool | None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, by one function over the whole segment."""
+        span = memory.vectors.shape[1]
+        return recurrence(
+            x.to(self.dtype),
+            memory.vectors[:, span - n_old :].to(self.dtype),
+            memory.length,
+            span,
+            self.fold(span),
+            activation=self.config.activation,
+            eps=next(self.stack()).attention_norm.eps,
+            compiled=compiled,
+        )
+
+    def can_fuse(self) -> bool:
+        """Whether the fused implementation computes what this model does now."""
+        drops = self.training and max(self.config.dropout, self.config.attention_dropout) > 0
+        fixed = self.config.adaptive_span is None
+        return self.config.normalisation == "pre" and fixed and not drops
+
+    def float32_part(self) -> str | None:
+        """What is computed in float32 even under bfloat16 autocast."""
+        fast = self.can_fuse() or not self.training
+        return "the Feedback Transformer's loop over tokens is computed" if fast else None
+
+    def fold(self, span: int) -> Folded:
+        """The weights as the fused implementation takes them, for a span of ``span``."""
+        with torch.autocast(self.device.type, enabled=False):
+            return self._fold(span)
+
+    def _fold(self, span: int) -> Folded:
+        layers, heads = list(self.stack()), (self.config.n_heads, self.config.head_width)
+        scale = self.config.head_width**-0.5
+
+        def stacked(name: str) -> Tensor:
+            return torch.stack([attrgetter(name)(layer) for layer in layers])
+
+        def with_bias(weight: Tensor, bias: list[Tensor | None]) -> Tensor:
+            rows = [weight.new_zeros(weight.shape[1]) if b is None else b for b in bias]
+            return torch.cat([weight.transpose(1, 2), torch.stack(rows)[:, None]], 1)
+
+        query, u = stacked("query.weight"), stacked("content_bias")
+        gain, bias = stacked("attention_norm.weight"), stacked("attention_norm.bias")
+        query_bias = (query @ bias[:, :, None]).squeeze(2) + u.flatten(1)
+        # Farthest first, so that the nearest keys are a slice at the end.
+        r = stacked("position_keys")[:, :span].flip(1)
+        s = stacked("position_scores")[:, :span].flip(1)
+        s = s - torch.einsum("lhk,lshk->lsh", u, r)
+        inner = stacked("feed_forward.inner.weight")
+        ff_gain, ff_bias = stacked("feed_forward_norm.weight"), stacked("feed_forward_norm.bias")
+        kv = [*self.key, *self.value]
+        kv_bias = torch.cat(
+            [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in kv]
+        )
+        kv_weight = torch.cat([projection.weight for projection in kv])
+        norm = self.memory_norm
+        if isinstance(norm, nn.LayerNorm):
+            kv_bias = kv_bias + kv_weight @ norm.bias
+            kv_weight = kv_weight * norm.weight
+        return Folded(
+            query=(scale * query * gain[:, None]).unflatten(1, heads).transpose(2, 3),
+            query_bias=(scale * query_bias).unflatten(1, (heads[0], 1, heads[1])),
+            position_keys=r.permute(0, 2, 3, 1).contiguous(),
+            position_scores=(scale * s).transpose(1, 2).unsqueeze(2),
+            output=with_bias(stacked("output.weight"), [layer.output.bias for layer in layers]),
+            inner=(inner * ff_gain[:, None]).transpose(1, 2),
+            inner_bias=stacked("feed_forward.inner.bias")
+            + (inner @ ff_bias[:, :, None]).squeeze(2),
+            outer=with_bias(
+                stacked("feed_forward.outer.weight"),
+                [layer.feed_forward.outer.bias for layer in layers],
+            ),
+            memory=kv_weight.t(),
+            memory_bias=kv_bias,
+            mix=self.mix(),
+            norms_memory=isinstance(norm, nn.LayerNorm),
+        )
+
+    def adapted(self, source: dict[str, Tensor], sinusoids: Tensor | None) -> dict[str, Tensor]:
+        """What can be taken from a Transformer-XL or parallel transformer, under our names.
+
+        Queries, outputs, feed-forwards and norms mean the same. Keys and values are taken with
+        projections per layer; shared ones start afresh. Its score ``(q + u) . k + (q + v) . W R_d`` is
+        ours with the position keys ``W R_d`` and the position scores ``v . W R_d``.
+
+        Args:
+            source: its backbone's state, by name.
+            sinusoids: the codes ``R_d`` of the distances ``1 .. P``, ``[P, D]``, where it has no table.
+
+        Returns:
+            Tensors by our names; of a position table, as many rows as there are.
+        """
+        taken = {n: t for n, t in source.items() if n.startswith("final_norm.")}
+        heads = (self.config.n_heads, self.config.head_width)
+        for n in range(len(self.layers)):
+            here, attention = f"layers.{n}.", f"layers.{n}.attention."
+            for name, tensor in source.items():
+                if name.startswith((f"{attention}query.", f"{attention}output.")):
+                    taken[here + name.removeprefix(attention)] = tensor
+                elif name.startswith((f"{here}feed_forward", f"{here}attention_norm.")):
+                    taken[name] = tensor
+                elif name.startswith((f"{attention}key.", f"{attention}value.")):
+                    kind, _, part = name.removeprefix(attention).partition(".")
+                    if len(self.key) > 1:
+                        taken[f"{kind}.{n}.{part}"] = tensor
+            if f"{attention}query.weight" not in source:
+                continue
+            tied = len(source["content_bias"]) == 1
+            row = 0 if tied else n
+            taken[f"{here}content_bias"] = source["content_bias"][row]
+            if sinusoids is None:
+                # Its row d is the distance d, and ours d - 1.
+                taken[f"{here}position_keys"] = source[f"{attention}position_keys"][1:]
+                taken[f"{here}position_scores"] = source[f"{attention}position_scores"][1:]
+            else:
+                keys = (sinusoids @ source[f"{attention}position.weight"].t()).unflatten(1, heads)
+                taken[f"{here}position_keys"] = keys
+                bias = source["position_bias"][row]
+                taken[f"{here}position_scores"] = torch.einsum("phk,hk->ph", keys, bias)
+        return taken
+
+    def reader(self, memory: FeedbackMemory | None, batch_size: int) -> FeedbackReader:
+        """Reads on without gradients, keeping the keys and values of memory."""
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory, memory.batch_size)
+        return FeedbackReader(self, memory)
+
+    def _check_span(self, span: int) -> None:
+        if not 1 <= span <= self.config.table_rows:
+            raise MemspanError(
+                f"a span of {span} tokens does not fit the position table of "
+                f"{self.config.table_rows} rows: use --memory-length 1 to "
+                f"{self.config.table_rows}, or train with a larger --model.max-distance"
+            )
+
+    def _check_memory(self, memory: FeedbackMemory, rows: int) -> None:
+        b, span, d = memory.vectors.shape
+        if (b, d) != (rows, self.config.d_model):
+            raise MemspanError(
+                f"the memory is for (rows, width) {(b, d)} and the input needs "
+                f"{(rows, self.config.d_model)}: use memory.select for rows, or this model's "
+                "initial_memory"
+            )
+        if span > self.config.table_rows:
+            raise MemspanError(
+                f"the memory is of another span: {span} tokens, and this model's position table has "
+                f"{self.config.table_rows} rows: use this model's initial_memory"
+            )
+
+
+def _slots_in_use(memory: FeedbackMemory) -> int:
+    """Slots that any row has, as far as that is known without waiting for a device."""
+    if torch.compiler.is_compiling() or memory.length.device.type != "cpu":
+        return memory.vectors.shape[1]
+    return max(memory.length.tolist(), default=0)
+
+
+class FeedbackReader:
+    """Reads a stream without gradients; a token's keys and values are computed once, for all layers.
+
+    They live in a buffer with room to grow; when it is full its last ``S`` columns move to a fresh
+    one, so the cost per token is constant.
+    """
+
+    @torch.no_grad()
+    def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
+        backbone._check_span(memory.vectors.shape[1])
+        self.backbone = backbone
+        self._batch, self.span, _ = memory.vectors.shape
+        self._n_heads = backbone.config.n_heads
+        self._begin(memory.tokens_seen, memory.length)
+        self._count = 0
+        weights = backbone.fold(self.span)
+        self._span_masks = [layer.span_mask() for layer in backbone.stack()]
+        self._step = self._compiled = None
+        activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
+        if backbone.can_fuse() and feedback_loop.available(weights.mix):
+            self._compiled = CompiledReader(weights, self._batch, self.span, activation, eps)
+        elif backbone.can_fuse():
+            self._step = TokenStep(weights, self._batch, activation, eps)
+        self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
+        self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
+        # Buffers hold [memory | room]; self._end is one past the newest column.
+        self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
+        with torch.autocast(backbone.device.type, enabled=False):
+            # Width first where compiled; seen slot first everywhere.
+            self._kv = self._projected(self._vectors)
+            if self._compiled is not None:
+                self._kv = self._kv.transpose(3, 4).contiguous().transpose(3, 4)
+        self._end = self.span
+
+    @property
+    def memory(self) -> FeedbackMemory:
+        """The memory after all that was read, a value of its own."""
+        recent = self._vectors[self._end - self.span : self._end]
+        return FeedbackMemory(
+            tokens_seen=self._tokens_seen + self._count,
+            vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
+            length=self._length(),
+        )
+
+    @torch.no_grad()
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if starts is None or not starts.numel():
+            return self._read(x)
+        hidden = []
+        for start, end in cuts(starts):
+            self._forget(starts[:, start])
+            hidden.append(self._read(x[:, start:end]))
+        return torch.cat(hidden, 1)
+
+    def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
+        """Tokens seen and valid slots per row, each less the tokens read by this reader."""
+        self._tokens_seen, self._old_length = tokens_seen, length
+        lengths = length.tolist()
+        self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
+
+    def _forget(self, rows: Tensor) -> None:
+        """Empty the rows where ``rows [B]`` is true."""
+        if not rows.any():
+            return
+        self._vectors[: self._end].masked_fill_(rows[:, None], 0)
+        # What is masked is still multiplied by zero, so it must not stay if it is not finite.
+        kv = self._kv.unflatten(2, (self._n_heads, self._batch))[:, :, :, :, : self._end]
+        kv.masked_fill_(rows[:, None, None], 0)
+        self._begin(
+            self._tokens_seen.masked_fill(rows, -self._count),
+            self._length().masked_fill(rows, 0) - self._count,
+        )
+
+    def _read(self, x: Tensor) -> Tensor:
+        self._make_room(x.shape[1])
+        x = x.to(self._vectors.dtype)
+        if self._compiled is not None and x.shape[1]:
+            return self._read_compiled(x)
+        with torch.autocast(x.device.type, enabled=False):
+            h = torch.empty_like(x)
+            for t, x_t in enumerate(x.unbind(1)):
+                h[:, t] = self._read_one(x_t)
+            return self.backbone.final_norm(h)
+
+    def _read_compiled(self, x: Tensor) -> Tensor:
+        assert self._compiled is not None
+        valid = min(self._longest + self._count, self.span)
+        length = self._length() if self._shortest + self._count < valid else None
+        kv = self._kv.transpose(3, 4)
+        h, vectors = self._compiled.read(x, kv, self._end, valid, length)
+        self._vectors[self._end : self._end + len(vectors)] = vectors
+        self._end += len(vectors)
+        self._count += len(vectors)
+        normed = self.backbone.final_norm(h)
+        # What the loop returned lasts until the next call only.
+        return h.clone() if normed is h else normed
+
+    def _read_one(self, x: Tensor) -> Tensor:
+        # Rows of one length need no mask: only the valid end is looked at.
+        valid = min(self._longest + self._count, self.span)
+        kv = self._kv[:, :, :, self._end - valid : self._end]
+        hidden = None
+        if self._shortest + self._count < valid:
+            slot = torch.arange(self.span - valid, self.span, device=x.device)
+            hidden = slot < self.span - self._length()[:, None]
+        vector, place = self._vectors[self._end], self._kv[:, :, :, self._end]
+        if self._step is not None:
+            place = place.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
+            h = self._step(x, kv, hidden, vector, place)
+        else:
+            h = self._by_layers(x, kv, hidden, vector, place)
+        self._end += 1
+        self._count += 1
+        return h
+
+    def _by_layers(
+        self, x: Tensor, kv: Tensor, hidden: Tensor | None, vector: Tensor, place: Tensor
+    ) -> Tensor:
+        """The reference's step, for what the fast one does not know."""
+        visible = x.new_ones(self._batch, kv.shape[3], dtype=torch.bool)
+        if hidden is not None:
+            visible = ~hidden
+        # [2, G, H * B, N, K] to keys and values [B, H, N, K] of each group.
+        grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
+        states = [x]
+        for n, layer in enumerate(self.backbone.stack()):
+            keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
+            states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
+        vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
+        place.copy_(self._projected(vector[None]).squeeze(3))
+        return states[-1]
+
+    def _projected(self, vectors: Tensor) -> Tensor:
+        """Keys and values of ``[N, B, D]``, for all layers: ``[2, G, H * B, N, K]``."""
+        if self._norms_memory:
+            vectors = F.layer_norm(vectors, vectors.shape[-1:], eps=self._eps)
+        kv = F.linear(vectors, self._memory_weight, self._memory_bias)
+        kv = kv.unflatten(-1, (2, self._groups, -1, self.backbone.config.head_width))
+        return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)
+
+    def _length(self) -> Tensor:
+        return (self._old_length + self._count).clamp(max=self.span)
+
+    def _make_room(self, n_new: int) -> None:
+        if self._end + n_new <= len(self._vectors):
+            return
+        room = self.span + n_new + max(self.span, 64)
+        recent = slice(self._end - self.span, self._end)
+        vectors = self._vectors.new_empty(room, *self._vectors.shape[1:])
+        vectors[: self.span] = self._vectors[recent]
+        *outer, _, width = self._kv.shape
+        if self._compiled is not None:
+            kv = self._kv.new_empty(*outer, width, room).transpose(3, 4)
+        else:
+            kv = self._kv.new_empty(*outer, room, width)
+        kv[:, :, :, : self.span] = self._kv[:, :, :, recent]
+        self._vectors, self._kv, self._end = vectors, kv, self.span

@@ -1,0 +1,424 @@
+"""What the architectures with a memory of hidden states share: Transformer-XL and the Compressive
+Transformer.
+
+Multi-head self-attention over a memory and a segment with relative positions, around
+:func:`memspan.ops.relative_attention.relative_attention`; the layer and the stack around it; and what
+their readers keep of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError, refuse_unknown
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.initialisation import initialise
+from memspan.models.segments import Documents
+from memspan.models.sizes import refuse_oversized_model
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.ops.relative_attention import (
+    Implementation,
+    attend_one,
+    attention_weights,
+    relative_attention,
+)
+
+RelativeConfig = TransformerXLConfig | CompressiveConfig
+AttentionSpan = Literal["segment", "fixed"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The keys that a query attends to, and the distances that have a position code of their own.
+
+    No parameter depends on it, so a trained model may be read with another one.
+    """
+
+    attention: str
+    """``segment``: all of memory and the segment's past. ``fixed``: the last ``slots`` positions, the
+    query's own included, ``slots`` being the memory's size."""
+    clamp_length: int | None
+    """Distances over this share its code (None: each has its own)."""
+
+    def largest_code(self, n_distances: int, slots: int) -> int:
+        """Of the distances ``0 .. n_distances - 1`` the largest with a code of its own."""
+        limit = n_distances - 1
+        if self.attention == "fixed":
+            limit = min(limit, slots - 1)
+        return limit if self.clamp_length is None else min(limit, self.clamp_length)
+
+    def visible(
+        self,
+        used: Tensor,
+        n_queries: int,
+        n_old: int,
+        slots: int,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """Mask ``[B, T, N + T]``: the right-most ``used [B]`` of N old columns, the segment's past.
+
+        ``slots``: the memory's size, N where no column is left out. ``documents``: the segment's.
+        """
+        query = torch.arange(n_old, n_old + n_queries, device=used.device)[:, None]
+        key = torch.arange(n_old + n_queries, device=used.device)
+        mask = key <= query
+        if self.attention == "fixed":
+            mask = mask & (query - key < slots)
+        mask = mask & (key >= n_old - used[:, None, None])
+        return mask if documents is None else documents.mask(mask)
+
+
+@dataclass(frozen=True)
+class AttentionPass:
+    """What the attention of all layers shares in one pass."""
+
+    codes: Tensor
+    """Of the distances, see :meth:`RelativeBackbone.position_codes`."""
+    mask: Tensor
+    """Bool ``[B, T, S]``."""
+    implementation: Implementation | None
+    """Of :func:`relative_attention`."""
+    weights: list[Tensor] | None
+    """Where each layer's attention weights ``[B, H, T, S]`` are put, if anybody asks for them."""
+
+
+class RelativeSelfAttention(nn.Module):
+    """Queries from the segment, keys and values from memory and segment (Dai et al. 2019, section 3.3).
+
+    Args:
+        d_model: width of the input, D.
+        n_heads: heads, H.
+        head_width: width of one head, K.
+        table_rows: rows of the learned position tables (None: the paper's projected sinusoids).
+        bias: biases on the value and output projections.
+        dropout: probability with which an attention weight is dropped in training.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        head_width: int,
+        *,
+        table_rows: int | None,
+        bias: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.head_width, self.dropout = n_heads, head_width, dropout
+        inner = n_heads * head_width
+        self.query = nn.Linear(d_model, inner, bias=False)
+        self.key = nn.Linear(d_model, inner, bias=False)
+        self.value = nn.Linear(d_model, inner, bias=bias)
+        self.output = nn.Linear(inner, d_model, bias=bias)
+        if table_rows is None:
+            self.position = nn.Linear(d_model, inner, bias=False)
+        else:
+            self.position_keys = nn.Parameter(torch.empty(table_rows, n_heads, head_width))
+            self.position_scores = nn.Parameter(torch.empty(table_rows, n_heads))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """``[B, T, H*K] -> [B, H, T, K]``."""
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def distances(self, codes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Keys ``[H, S, K]`` and scores ``[H, S]`` of the distances ``0 .. S-1``.
+
+        ``codes``: their sinusoids ``[S, D]``, or their rows ``int64 [S]`` in the learned tables.
+        """
+        if codes.is_floating_point():
+            keys = self.position(codes).unflatten(-1, (self.n_heads, self.head_width))
+            return keys.transpose(0, 1), None
+        return self.position_keys[codes].transpose(0, 1), self.position_scores[codes].t()
+
+    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of ``x [B, T, D]``, keys and values of ``memory [B, M, D]`` and ``x``, per head.
+
+        The two are projected apart: no gradient is computed for a memory that is detached.
+        """
+        keys = torch.cat([self.key(memory), self.key(x)], 1)
+        values = torch.cat([self.value(memory), self.value(x)], 1)
+        return self.heads(self.query(x)), self.heads(keys), self.heads(values)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        shared: AttentionPass,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """From what :meth:`project` gave to the sub-layer's output ``[B, T, D]``.
+
+        ``received [B, S]``: the attention that each key receives is added to it.
+        """
+        position_keys, position_scores = self.distances(shared.codes)
+        if shared.weights is not None:
+            # Without a graph, which would live as long as the caller's list.
+            with torch.no_grad():
+                weights = attention_weights(
+                    q,
+                    k,
+                    position_keys,
+                    content_bias=content_bias,
+                    position_bias=position_bias,
+                    position_scores=position_scores,
+                    mask=shared.mask,
+                )
+            shared.weights.append(weights)
+        attended = relative_attention(
+            q,
+            k,
+            v,
+            position_keys,
+            content_bias=content_bias,
+            position_bias=position_bias,
+            position_scores=position_scores,
+            mask=shared.mask,
+            dropout=self.dropout if self.training else 0.0,
+            implementation=shared.implementation,
+            received=received,
+        )
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+
+class RelativeLayer(nn.Module):
+    """Attention and feed-forward sub-layers, each with its residual and norm."""
+
+    def __init__(self, config: RelativeConfig) -> None:
+        super().__init__()
+        self.pre = config.normalisation == "pre"
+        self.attention = RelativeSelfAttention(
+            config.d_model,
+            config.n_heads,
+            config.head_width,
+            table_rows=_table_rows(config),
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+        )
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = dropout_layer(config.dropout)
+
+    def normalise_context(self, context: Tensor) -> Tensor:
+        """What keys and values are computed from: with pre-norm, the normalised context."""
+        return self.attention_norm(context) if self.pre else context
+
+    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of ``x``, keys and values of ``memory`` and ``x``, per head."""
+        return self.attention.project(self.normalise_context(x), self.normalise_context(memory))
+
+    def residual(self, x: Tensor, attended: Tensor) -> Tensor:
+        """All that follows the attention."""
+        if self.pre:
+            x = x + self.dropout(attended)
+            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        x = self.attention_norm(x + self.dropout(attended))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class RelativeBackbone(nn.Module):
+    """A stack of layers and the biases and position codes of their attention."""
+
+    def __init__(self, config: RelativeConfig, layers: Iterable[RelativeLayer]) -> None:
+        super().__init__()
+        # Before the layers, which may be made one by one.
+        refuse_oversized_model(config)
+        self.config = config
+        self.dropout = dropout_layer(config.dropout)
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = (
+            nn.LayerNorm(config.d_model)
+            if config.normalisation == "pre" and config.final_norm
+            else nn.Identity()
+        )
+        biases = (
+            1 if config.tie_position_biases else config.n_layers,
+            config.n_heads,
+            config.head_width,
+        )
+        self.content_bias = nn.Parameter(torch.zeros(biases))
+        self.position_bias = (
+            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
+        )
+        initialise(self, config.initialisation, config.n_layers)
+
+    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
+        n = 0 if self.config.tie_position_biases else n
+        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
+
+    def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
+        """The model's own span, or another one (None: as configured)."""
+        refuse_unknown("attention span", attention_span, AttentionSpan)
+        if clamp_length is not None and clamp_length < 1:
+            raise MemspanError(f"clamp_length must be at least 1, not {clamp_length}")
+        config = self.config
+        return Span(
+            config.attention_span if attention_span is None else attention_span,
+            config.clamp_length if clamp_length is None else clamp_length,
+        )
+
+    def position_codes(self, n_distances: int, slots: int, span: Span | None = None) -> Tensor:
+        """Codes of the distances ``0 .. n-1``: sinusoids ``[n, D]`` or table rows ``int64 [n]``.
+
+        Args:
+            n_distances: n.
+            slots: the memory's size.
+            span: None: the model's own.
+        """
+        limit = (span or self.span()).largest_code(n_distances, slots)
+        self._check_span(limit + 1)
+        distance = torch.arange(n_distances, device=self.content_bias.device).clamp(max=limit)
+        if self.position_bias is None:
+            return distance
+        return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
+
+    def attention_pass(
+        self,
+        used: Tensor,
+        n_tokens: int,
+        slots: int,
+        documents: Documents | None,
+        implementation: Implementation | None,
+        weights: list[Tensor] | None,
+    ) -> AttentionPass:
+        """Of a segment after ``slots`` columns of memory, the right-most ``used [B]`` valid."""
+        codes = self.position_codes(slots + n_tokens, slots)
+        return AttentionPass(
+            codes=self.dropout(codes) if codes.is_floating_point() else codes,
+            mask=self.span().visible(used, n_tokens, slots, slots, documents),
+            implementation=implementation,
+            weights=weights,
+        )
+
+    def _check_span(self, needed: int) -> None:
+        rows = self.config.max_distance
+        if self.position_bias is None and rows is not None and needed > rows:
+            raise MemspanError(
+                f"a span of {needed} slots, memory and segment together, exceeds the learned "
+                f"position table of {rows} rows: lower the memory's or the segment's length, or "
+                "train with a larger --model.max-distance"
+            )
+
+    def _check_memory(self, hidden: Tensor, rows: int) -> None:
+        wanted = (rows, len(self.layers), self.config.d_model)
+        b, n, _, d = hidden.shape
+        if (b, n, d) != wanted:
+            raise MemspanError(
+                f"the memory is for (rows, layers, width) {(b, n, d)} and the input needs "
+                f"{wanted}: use memory.select for rows, or this model's initial_memory"
+            )
+
+
+class ReaderAttention:
+    """Attention with frozen weights: what readers compute once and keep.
+
+    Query, key and value are one product with ``u`` as the query's bias; the distances are projected
+    once, and again only if a longer segment comes.
+    """
+
+    def __init__(self, layers: list[RelativeLayer], backbone: RelativeBackbone, span: Span) -> None:
+        self.layers, self.backbone, self.span = layers, backbone, span
+        self._weights = [
+            _fused_projection(layers[n], backbone.biases(n)[0]) for n in range(len(layers))
+        ]
+        # Of every layer, for the distances covered so far: R and (v - u).R + S, nearest first, and
+        # both again farthest first, the order in which decoding needs them.
+        self._nearest_first: list[tuple[Tensor, Tensor]] = []
+        self._farthest_first: list[tuple[Tensor, Tensor]] = []
+        self._covered = 0
+
+    def project(self, n: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Layer ``n``'s queries, keys and values of ``x [B, T, D]``, ``[B, H, T, K]`` each."""
+        layer = self.layers[n]
+        projected = F.linear(layer.normalise_context(x), *self._weights[n])
+        q, k, v = layer.attention.heads(projected).chunk(3, 1)
+        return q, k, v
+
+    def keys_and_values(self, n: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Layer ``n``'s keys and values of slots ``[B, N, D]``, ``[B, H, N, K]`` each."""
+        attention = self.layers[n].attention
+        context = self.layers[n].normalise_context(hidden.to(self.backbone.content_bias.dtype))
+        return attention.heads(attention.key(context)), attention.heads(attention.value(context))
+
+    def cover(self, n_distances: int, slots: int) -> None:
+        """Project the distances up to ``n_distances - 1``, where they are not yet."""
+        if n_distances <= self._covered:
+            return
+        codes = self.backbone.position_codes(n_distances, slots, self.span)
+        self._nearest_first, self._farthest_first, self._covered = [], [], n_distances
+        for n, layer in enumerate(self.layers):
+            keys, scores = layer.attention.distances(codes)
+            u, v = self.backbone.biases(n)
+            # The projected query holds u already: what is left of v is v - u.
+            shift = -u if v is None else v - u
+            by_distance = (keys @ shift[:, :, None]).squeeze(-1)
+            scores = by_distance if scores is None else by_distance + scores
+            self._nearest_first.append((keys.contiguous(), scores))
+            self._farthest_first.append((keys.flip(1), scores.flip(1)))
+
+    def attend(
+        self,
+        n: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        """Layer ``n``'s attention sub-layer, ``[B, T, D]``, over covered distances."""
+        n_keys = k.shape[2]
+        if q.shape[2] != 1 or received is not None:
+            keys, scores = self._nearest_first[n]
+            attended = relative_attention(
+                q,
+                k,
+                v,
+                keys[:, :n_keys],
+                position_scores=scores[:, :n_keys],
+                mask=mask,
+                received=received,
+            )
+        else:
+            keys, scores = self._farthest_first[n]
+            start = self._covered - n_keys
+            one = None if mask is None else mask[:, 0]
+            scale = q.shape[-1] ** -0.5
+            attended = attend_one(
+                q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one, scale
+            ).unsqueeze(2)
+        return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
+
+
+def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Query, key and value weights as one, with ``u`` as the query's bias."""
+    attention = layer.attention
+    zero = torch.zeros_like(content_bias.flatten())
+    value_bias = zero if attention.value.bias is None else attention.value.bias
+    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
+    return torch.cat(weights), torch.cat([content_bias.flatten(), zero, value_bias])
+
+
+def _table_rows(config: RelativeConfig) -> int | None:
+    """Rows of the learned tables; None for sinusoids."""
+    if config.positions == "sinusoidal":
+        return None
+    if config.max_distance is None:
+        raise MemspanError(
+            "learned positions need a table size: set max_distance to the longest span in "
+            "use, memory and segment together"
+        )
+    return config.max_distance

@@ -1,0 +1,76 @@
+"""Options of the Transformer-XL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memspan.checks import at_least, check_types, probability
+from memspan.errors import MemspanError
+from memspan.models.relative.options import check_attention
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig:
+    """Transformer-XL backbone (Dai et al. 2019, arXiv 1901.02860)."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
+    memory_length: int = 64
+    """Tokens of memory that each layer keeps, M. May be changed at evaluation."""
+    attention_span: Literal["segment", "fixed"] = "segment"
+    """segment: a query sees all of memory and its segment's past. fixed: exactly the last M
+    positions, itself included ("same length"), which makes reading independent of cuts."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Position term: the paper's projected sinusoids of the distance, or learned tables."""
+    max_distance: int | None = None
+    """Rows of the learned position tables: the longest span in use, memory and segment together
+    (None: what training needs). Only for learned positions."""
+    clamp_length: int | None = None
+    """Distances over this many tokens share one position code (None: no clamping)."""
+    tie_position_biases: bool = False
+    """Share the position biases u and v over all layers."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
+    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, position codes and sub-layer outputs."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
+        at_least(0, self, "memory_length")
+        probability(self, "dropout", "attention_dropout")
+        check_attention(self)
+        if self.attention_span == "fixed" and self.memory_length < 1:
+            raise MemspanError(
+                "attention_span fixed sees the last memory_length positions, so memory_length "
+                "must be at least 1: raise it, or use attention_span segment"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of a layer's position table."""
+        return (self.max_distance or 0) if self.positions == "learned" else 0

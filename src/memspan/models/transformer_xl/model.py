@@ -1,0 +1,307 @@
+"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860): its memory, its layer, its stack, its reader.
+
+Layer ``n`` attends to ``[memory_n ; h_n]``, where ``memory_n`` holds that layer's last ``M`` inputs.
+Options: :class:`memspan.config.TransformerXLConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models.compressive.compression import in_use
+from memspan.models.output import BackboneOutput
+from memspan.models.relative.self_attention import (
+    AttentionPass,
+    ReaderAttention,
+    RelativeBackbone,
+    RelativeLayer,
+    Span,
+)
+from memspan.models.segments import Documents, Padding, documents_of
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.ops.relative_attention import Implementation
+
+
+@dataclass(frozen=True, repr=False)
+class TransformerXLMemory(Memory):
+    """The last ``M`` inputs of every layer, un-normalised, newest right-most."""
+
+    hidden: Tensor
+    """``[B, L, M, D]``; empty slots are zero."""
+    length: Tensor
+    """Valid slots per row, int64 ``[B]``, counted from the right."""
+
+    def slots(self) -> dict[str, int]:
+        return {"length": self.hidden.shape[2]}
+
+
+class TransformerXLLayer(RelativeLayer):
+    """Attention over memory and segment, then the feed-forward sub-layer."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        shared: AttentionPass,
+        content_bias: Tensor,
+        position_bias: Tensor | None,
+    ) -> Tensor:
+        """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
+        q, k, v = self.project(x, memory)
+        attended = self.attention.attend(q, k, v, shared, content_bias, position_bias)
+        return self.residual(x, attended)
+
+
+class TransformerXL(RelativeBackbone):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    ``M`` is the memory's own size, so a memory of another length may be used with the same weights:
+    ``initial_memory(batch_size, memory_length=...)``.
+
+    Differs from the paper: nothing here stops the gradient at the memory. Whoever trains calls
+    ``memory.detach()``, the paper's stop-gradient SG(.), between segments.
+    """
+
+    memory_type = TransformerXLMemory
+    config: TransformerXLConfig
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config, (TransformerXLLayer(config) for _ in range(config.n_layers)))
+
+    def stack(self) -> Iterator[TransformerXLLayer]:
+        """The layers, first to last, under their own type."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def initial_memory(
+        self,
+        batch_size: int,
+        memory_length: int | None = None,
+        start: Literal["empty", "zeros"] = "empty",
+    ) -> TransformerXLMemory:
+        """A memory before the first token.
+
+        Args:
+            batch_size: rows, B.
+            memory_length: slots, M (None: as configured); may differ from training's.
+            start: ``empty``, nothing to attend to; ``zeros``, M all-zero slots that are attended, as
+                the checkpoints once distributed through transformers were trained and scored.
+        """
+        slots = self.config.memory_length if memory_length is None else memory_length
+        _check_slots(slots, self.span())
+        weight = self.content_bias
+        counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+        return TransformerXLMemory(
+            tokens_seen=counts,
+            hidden=weight.new_zeros(batch_size, len(self.layers), slots, self.config.d_model),
+            length=counts + slots * (start == "zeros"),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: TransformerXLMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: Implementation | None = None,
+        attention_weights: list[Tensor] | None = None,
+    ) -> BackboneOutput[TransformerXLMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins (None: nowhere): it sees nothing
+                before, neither in the segment nor in memory.
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
+            padding: the side that padding is on.
+            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            attention_weights: a list that is given each layer's weights, ``[B, H, T, M + T]`` over
+                ``[memory | segment]``, before dropout and without gradient; for inspection. Left
+                padding counts as right padding in it.
+        """
+        if memory is None:
+            memory = self.initial_memory(x.shape[0])
+        self._check_memory(memory.hidden, x.shape[0])
+        x, documents = documents_of(x, starts, lengths, padding)
+        slots, n_tokens = memory.hidden.shape[2], x.shape[1]
+        shared = self.attention_pass(
+            memory.length, n_tokens, slots, documents, implementation, attention_weights
+        )
+        h = self.dropout(x)
+        recent = []
+        for n, layer in enumerate(self.stack()):
+            old = memory.hidden[:, n].to(h.dtype)
+            both = torch.cat([old, h], 1)
+            recent.append(
+                both[:, n_tokens:] if documents is None else documents.newest(both, slots)
+            )
+            h = layer(h, old, shared, *self.biases(n))
+        hidden = self.final_norm(h)
+        memory = memory_after(memory, torch.stack(recent, 1), n_tokens, documents)
+        if documents is not None:
+            hidden = documents.put_back(hidden)
+        return BackboneOutput(hidden, memory, h.new_zeros(()))
+
+    def reader(
+        self,
+        memory: TransformerXLMemory | None,
+        batch_size: int,
+        *,
+        attention_span: str | None = None,
+        clamp_length: int | None = None,
+    ) -> TransformerXLReader:
+        """Reads on without gradients, keeping the keys and values of memory.
+
+        Args:
+            memory: what was read before (None: nothing, in ``batch_size`` rows).
+            batch_size: rows, B.
+            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
+            clamp_length: read with this clamp (None: as configured). The paper's models were trained
+                with span ``segment`` and scored with ``fixed`` and a clamp.
+        """
+        span = self.span(attention_span, clamp_length)
+        if memory is None:
+            memory = self.initial_memory(batch_size)
+        self._check_memory(memory.hidden, memory.batch_size)
+        return TransformerXLReader(self, memory, span)
+
+
+def memory_after(
+    before: TransformerXLMemory, recent: Tensor, n_tokens: int, documents: Documents | None
+) -> TransformerXLMemory:
+    """The memory whose last ``M`` columns are ``recent [B, L, M, D]``."""
+    slots = recent.shape[2]
+    if documents is None:
+        return TransformerXLMemory(
+            tokens_seen=before.tokens_seen + n_tokens,
+            hidden=recent,
+            length=(before.length + n_tokens).clamp(max=slots),
+        )
+    length = (documents.unless_fresh(before.length) + documents.n_last).clamp(max=slots)
+    # What an earlier document left is forgotten.
+    valid = in_use(slots, length)[:, None, :, None]
+    return TransformerXLMemory(
+        tokens_seen=documents.unless_fresh(before.tokens_seen) + documents.n_last,
+        hidden=recent.where(valid, recent.new_zeros(())),
+        length=length,
+    )
+
+
+def _check_slots(slots: int, span: Span) -> None:
+    if slots < (span.attention == "fixed"):
+        raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")
+
+
+class TransformerXLReader:
+    """Reads a stream without gradients; keys and values of memory are projected once and kept.
+
+    With frozen weights a slot's keys and values never change, whichever the norm, so nothing is
+    recomputed and the result equals the model's. They live in buffers with room to grow; when a
+    buffer is full its last ``M`` columns move to a fresh one, so the cost per token is constant.
+    """
+
+    def __init__(self, backbone: TransformerXL, memory: TransformerXLMemory, span: Span) -> None:
+        self.backbone = backbone
+        self.slots = memory.hidden.shape[2]
+        _check_slots(self.slots, span)
+        self._attention = ReaderAttention(list(backbone.stack()), backbone, span)
+        self._attention.cover(self.slots + 1, self.slots)
+        self._tokens_seen = memory.tokens_seen
+        # Counts stay on the CPU: the shapes of a pass depend on them.
+        self._length = memory.length.cpu()
+        self._uniform = _uniform(self._length)
+        # Buffers hold [memory | room]; self._end is one past the newest column.
+        dtype = backbone.content_bias.dtype
+        self._hidden = memory.hidden.detach().to(dtype).transpose(0, 1)
+        self._keys, self._values = [], []
+        for n, hidden in enumerate(self._hidden):
+            keys, values = self._attention.keys_and_values(n, hidden)
+            self._keys.append(keys)
+            self._values.append(values)
+        self._end = self.slots
+
+    @property
+    def memory(self) -> TransformerXLMemory:
+        """The memory after all that was read, a value of its own."""
+        recent = self._hidden[:, :, self._end - self.slots : self._end].transpose(0, 1)
+        length = self._length.to(recent.device)
+        valid = in_use(self.slots, length)[:, None, :, None]
+        return TransformerXLMemory(
+            tokens_seen=self._tokens_seen,
+            # A copy: a view would keep the whole buffer alive. Empty slots are zero.
+            hidden=recent.where(valid, recent.new_zeros(())).contiguous(),
+            length=length,
+        )
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if not x.numel():
+            return self.backbone.final_norm(x)
+        n_new = x.shape[1]
+        _, documents = documents_of(x, starts)
+        self._make_room(n_new)
+        self._attention.cover(self.slots + n_new, self.slots)
+        # Rows of one length need no mask over memory: only its valid end is looked at.
+        valid = self.slots if self._uniform is None else self._uniform
+        mask = None
+        span = self._attention.span
+        if n_new > 1 or self._uniform is None or span.attention == "fixed" or documents is not None:
+            used = self._length.to(x.device)
+            mask = span.visible(used, n_new, valid, self.slots, documents)
+        seen, new = slice(self._end - valid, self._end + n_new), slice(self._end, self._end + n_new)
+        h = x
+        for n, layer in enumerate(self.backbone.stack()):
+            self._hidden[n, :, new] = h
+            q, k, v = self._attention.project(n, h)
+            self._keys[n][:, :, new] = k
+            self._values[n][:, :, new] = v
+            k, v = self._keys[n][:, :, seen], self._values[n][:, :, seen]
+            h = layer.residual(h, self._attention.attend(n, q, k, v, mask))
+        self._end += n_new
+        self._count(n_new, documents)
+        return self.backbone.final_norm(h)
+
+    def _count(self, n_new: int, documents: Documents | None) -> None:
+        if documents is not None:
+            self._tokens_seen = documents.unless_fresh(self._tokens_seen) + documents.n_last
+            length = documents.unless_fresh(self._length.to(documents.n_last.device))
+            self._length = (length + documents.n_last).cpu().clamp(max=self.slots)
+            self._uniform = _uniform(self._length)
+            return
+        self._tokens_seen = self._tokens_seen + n_new
+        if self._uniform != self.slots:
+            self._length = (self._length + n_new).clamp(max=self.slots)
+            self._uniform = _uniform(self._length)
+
+    def _make_room(self, n_new: int) -> None:
+        if self._end + n_new <= self._hidden.shape[2]:
+            return
+        room = self.slots + n_new + max(self.slots, 64)
+
+        def moved(buffer: Tensor) -> Tensor:
+            fresh = buffer.new_empty(*buffer.shape[:2], room, buffer.shape[3])
+            fresh[:, :, : self.slots] = buffer[:, :, self._end - self.slots : self._end]
+            return fresh
+
+        self._hidden = moved(self._hidden)
+        self._keys = [moved(t) for t in self._keys]
+        self._values = [moved(t) for t in self._values]
+        self._end = self.slots
+
+
+def _uniform(length: Tensor) -> int | None:
+    """The one number of all rows, if there is one."""
+    lengths = set(length.tolist())
+    return lengths.pop() if len(lengths) == 1 else None

@@ -1,0 +1,80 @@
+"""The Feedback Transformer's attention (Fan et al. 2020, section 3).
+
+A token attends to the memory vectors of the ``S`` tokens before it, one of each. With ``d = 1 .. S``
+the distance back, ``k`` and ``v`` the keys and values of the memory vectors::
+
+    A_d = ( (q + u) . k_d  +  q . R_d  +  S_d ) / sqrt(K)        attention = softmax_d(A) v
+
+A head may learn its span (Sukhbaatar et al. 2019, arXiv 1905.07799): weights are multiplied by ``m_d``,
+which falls from 1 to 0 over a ramp, and divided by their sum.
+
+The loop over tokens and layers around it, in plain autograd, is ``FeedbackTransformer`` in
+``models/feedback/model.py``: that is the reference. ``recurrence.py`` is the whole loop as one
+autograd function.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPSILON = 1e-8
+"""Added to the sum that weights are divided by after a learned span."""
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position_keys: Tensor,
+    position_scores: Tensor,
+    content_bias: Tensor,
+    visible: Tensor,
+    dropout: float = 0.0,
+    span_mask: Tensor | None = None,
+) -> Tensor:
+    """Attention of one token per row.
+
+    Args:
+        q: queries ``[B, H, K]``.
+        k: keys ``[B, H, S, K]`` of the tokens before, newest last; likewise ``v``.
+        position_keys: ``R``, ``[P, H, K]`` with ``P >= S``; row ``d - 1`` belongs to distance ``d``.
+        position_scores: ``S_d``, ``[P, H]``, likewise.
+        content_bias: ``u``, ``[H, K]``.
+        visible: bool ``[B, S]``, true where there is a token. A row that sees none gets zero.
+        dropout: probability with which an attention weight is dropped.
+        span_mask: ``m``, ``[H, P]``, in the order of ``R`` (None: 1 everywhere), from
+            :func:`span_mask`.
+
+    Returns:
+        ``[B, H, K]``.
+    """
+    slots, width = k.shape[2:]
+    by_distance = position_keys[:slots].flip(0), position_scores[:slots].flip(0)
+    scores = torch.einsum("bhk,bhsk->bhs", q + content_bias, k)
+    scores = scores + torch.einsum("bhk,shk->bhs", q, by_distance[0]) + by_distance[1].t()
+    scores = scores * width**-0.5
+    # The lowest number, not -inf: a row that sees nothing must not turn into NaN.
+    scores = scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)
+    if span_mask is not None:
+        weights = weights * span_mask[:, :slots].flip(1)
+        weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
+    weights = F.dropout(weights, dropout) * visible.any(-1)[:, None, None]
+    return torch.einsum("bhs,bhsk->bhk", weights, v)
+
+
+def span_mask(spans: Tensor, ramp: int, n_distances: int) -> Tensor:
+    """``m_d = clamp((R + z - (d - 1)) / R, 0, 1)`` for the distances ``d = 1 .. P``.
+
+    Args:
+        spans: ``z``, in tokens, ``[H]``.
+        ramp: ``R``, tokens over which ``m`` falls from 1 to 0, at least 1.
+        n_distances: ``P``.
+
+    Returns:
+        ``[H, P]``. The nearest token is always seen in full.
+    """
+    before = torch.arange(n_distances, device=spans.device)
+    return ((ramp + spans[:, None] - before) / ramp).clamp(0, 1)

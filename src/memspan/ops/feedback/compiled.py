@@ -1,0 +1,211 @@
+"""The Feedback Transformer's recurrence by ``compiled.c``, called by ctypes: forward, backward,
+and reading on. Where it cannot be had, ``steps.py`` serves."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memspan.ops.feedback.buffers import Call, Folded, Gradients, Kept, hidden_slots
+from memspan.ops.native import compiler
+
+SOURCE = Path(__file__).with_suffix(".c")
+INTEGERS = (
+    "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
+    "gelu", "kv_stride", "norms_memory",
+)  # fmt: skip
+POINTERS = (
+    "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
+    "outer", "memory", "memory_bias", "mix", "hidden", "seen", "states", "middles", "queries",
+    "attended", "activated", "before", "vectors", "kv", "moments", "memory_moments",
+    "probabilities", "d_out",
+    "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first", "d_mixed", "d_projected",
+    "d_kv", "d_position_keys", "d_position_scores",
+)  # fmt: skip
+
+
+class _Loop(ctypes.Structure):
+    """``Loop`` in C, field by field."""
+
+    _fields_ = (
+        [(name, ctypes.c_long) for name in INTEGERS]
+        + [("eps", ctypes.c_double)]
+        + [(name, ctypes.c_void_p) for name in POINTERS]
+    )  # fmt: skip
+
+
+def available(like: Tensor) -> bool:
+    """Whether the loop can run on tensors such as ``like``."""
+    return compiler.available(SOURCE, like)
+
+
+class CompiledLoop:
+    """The loop for certain weights and sizes; what is given later replaces what was given before.
+
+    All tensors are contiguous and of one type, and live as long as this.
+    """
+
+    def __init__(self, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        code = compiler.functions(SOURCE, next(iter(tensors.values())).dtype)
+        assert code is not None
+        self._library, self._loop = code, _Loop(eps=eps)
+        self._tensors: dict[str, Tensor] = {}
+        self.give(integers, tensors)
+        self._weights = ctypes.c_void_p(code.prepare(ctypes.byref(self._loop)))
+        weakref.finalize(self, code.release, self._weights)
+
+    def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        for name, integer in integers.items():
+            setattr(self._loop, name, integer)
+        for name, tensor in tensors.items():
+            assert tensor.is_contiguous(), name
+            setattr(self._loop, name, tensor.data_ptr())
+        self._tensors |= tensors
+
+    def forward(self, kv_offset: int = 0) -> None:
+        """Read ``steps`` tokens. Keys and values start ``kv_offset`` slots into their buffer."""
+        kv = self._tensors["kv"]
+        self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
+        self._library.forward(ctypes.byref(self._loop), self._weights)
+
+    def backward(self) -> None:
+        """And back, after a forward with the same tensors."""
+        self._library.backward(ctypes.byref(self._loop))
+
+
+def forward(kept: Kept, w: Folded, call: Call) -> None:
+    """As :func:`memspan.ops.feedback_steps.forward`."""
+    n_layers, n_steps, batch, _ = kept.middles.shape
+    seen_slots = sum(min(call.span, call.n_old + t) for t in range(n_steps))
+    kept.probabilities = kept.states.new_empty(kept.queries[0].shape[:2].numel() * seen_slots)
+    kept.moments = kept.states.new_empty(n_layers, n_steps, 4, batch)
+    integers, tensors = _arguments(kept, w, call)
+    CompiledLoop(call.eps, integers, tensors).forward()
+
+
+def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
+    """As :func:`memspan.ops.feedback_steps.backward`."""
+    n_layers, n_steps, batch, _ = kept.middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    empty = torch.empty_like
+    d_kv = torch.zeros_like(kept.kv)
+    g = Gradients(
+        states=empty(kept.middles),
+        middles=empty(kept.middles),
+        inner=kept.middles.new_empty(n_layers, n_steps, batch, w.inner.shape[2]),
+        query=kept.middles.new_empty(n_layers, n_steps, batch, n_heads * width),
+        first=empty(kept.vectors),
+        mixed=empty(kept.vectors),
+        projected=kept.vectors.new_empty(n_steps, batch, w.memory.shape[1]),
+        kv=d_kv.transpose(3, 4),
+        position_keys=torch.zeros_like(w.position_keys, memory_format=torch.contiguous_format),
+        position_scores=torch.zeros_like(w.position_scores, memory_format=torch.contiguous_format),
+    )
+    integers, tensors = _arguments(kept, w, call)
+    tensors |= {f"d_{f.name}": getattr(g, f.name) for f in fields(g)}
+    tensors |= {"d_kv": d_kv, "d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
+    CompiledLoop(call.eps, integers, tensors).backward()
+    return g
+
+
+def _arguments(kept: Kept, w: Folded, call: Call) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Sizes and tensors under the names that they have in C."""
+    n_layers, n_steps, batch, d_model = kept.middles.shape
+    n_heads, _, width = w.query.shape[1:]
+    integers = {
+        "steps": n_steps,
+        "batch": batch,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "width": width,
+        "d_ff": w.inner.shape[2],
+        "n_layers": n_layers,
+        "groups": w.n_groups,
+        "n_old": call.n_old,
+        "span": call.span,
+        "gelu": int(call.activation == "gelu"),
+        "kv_stride": call.n_old + n_steps,
+        "norms_memory": int(w.norms_memory),
+    }
+    tensors = {name: tensor.contiguous() for name, tensor in w.tensors().items()}
+    tensors["query"] = w.query.transpose(1, 2).contiguous()
+    names = ("states", "middles", "queries", "attended", "activated", "vectors", "kv")
+    tensors |= {
+        name: getattr(kept, name) for name in (*names, "moments", "memory_moments", "probabilities")
+    }
+    if call.activation == "gelu":
+        tensors["before"] = kept.before
+    if call.hidden is not None and call.seen is not None:
+        tensors |= {"hidden": call.hidden, "seen": call.seen}
+    return integers, tensors
+
+
+class CompiledReader:
+    """Reading on without gradients by the loop in C, for frozen weights and one number of rows."""
+
+    def __init__(self, weights: Folded, batch: int, span: int, activation: str, eps: float) -> None:
+        self.weights, self.batch = weights, batch
+        self.call = Call(0, span, activation, eps)
+        self.kept: Kept | None = None
+        self.loop: CompiledLoop | None = None
+
+    def read(
+        self, x: Tensor, kv: Tensor, end: int, n_old: int, length: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Read ``x [B, T, D]``; its keys and values are written at ``end``.
+
+        Args:
+            kv: ``[2, G, H * B, K, N]``, with room for ``T`` slots from ``end`` on.
+            n_old: slots before ``end`` that the first token may see.
+            length: int64 ``[B]``: how many of them a row has (None: all).
+
+        Returns:
+            The last layer's output ``[B, T, D]`` and the memory vectors ``[T, B, D]``, until the next
+            call.
+        """
+        n_steps = x.shape[1]
+        if self.kept is None or self.kept.states.shape[1] != n_steps:
+            self._prepare(n_steps, kv)
+        kept, loop = self.kept, self.loop
+        assert kept is not None
+        assert loop is not None
+        integers = {"n_old": n_old, "kv_stride": kv.shape[-1]}
+        if length is None:
+            loop.give(integers, {"kv": kv})
+        else:
+            hidden, seen = hidden_slots(length, n_old, x.dtype)
+            kept.attended[:, 0, :, -1] = seen
+            loop.give(integers, {"kv": kv, "hidden": hidden, "seen": seen})
+        kept.states[0] = x.transpose(0, 1)
+        loop.forward(end - n_old)
+        if length is not None:
+            # The next call may be without.
+            self.kept = None
+        return kept.states[-1].transpose(0, 1), kept.vectors
+
+    def _prepare(self, n_steps: int, kv: Tensor) -> None:
+        w = self.weights
+        n_layers, n_heads, d_model, width = w.query.shape
+        new, steps = w.mix.new_empty, (n_layers, n_steps, self.batch)
+        activated = new(*steps, w.inner.shape[2] + 1)
+        attended = new(*steps, n_heads * width + 1)
+        attended[..., -1] = activated[..., -1] = 1
+        self.kept = Kept(
+            states=new(n_layers + 1, *steps[1:], d_model),
+            middles=new(*steps, d_model),
+            queries=new(n_steps, n_layers, n_heads * self.batch, width),
+            attended=attended,
+            activated=activated,
+            before=new(*steps, w.inner.shape[2]),
+            vectors=new(*steps[1:], d_model),
+            kv=kv,
+            moments=new(n_layers, n_steps, 4, self.batch),
+            memory_moments=new(n_steps, 2, self.batch),
+            probabilities=new(n_layers * n_heads * self.batch * n_steps * self.call.span),
+        )
+        self.loop = CompiledLoop(self.call.eps, *_arguments(self.kept, w, self.call))

@@ -1,0 +1,230 @@
+"""Operations in C: compiled once with the machine's C compiler, kept in the cache, and
+called by ctypes.
+
+Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false, and the loops in PyTorch
+serve.
+
+Code in the cache is run, so nobody else may have put it there. It lives in a folder of this user's own,
+``code-UID``, which no other account can open. The folder and the file are opened once, and checked and
+loaded through these handles: renaming something in between changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+import torch
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.files.atomic import LOCKS, write_atomically
+
+if LOCKS:
+    import fcntl
+
+SHARED = Path(__file__).with_name("loop.h")
+"""What the C files include."""
+# Numbers that are not finite must come out as such.
+FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC")
+TYPES = {torch.float32: "float", torch.float64: "double"}
+LIMIT = 1 << 24
+"""Bytes of a compiled file at most; they have a hundred thousand."""
+COMPILER_SECONDS = 600
+
+
+def available(source: Path, like: Tensor) -> bool:
+    """Whether the loops of the C file ``source`` can run on tensors such as ``like``."""
+    if like.device.type != "cpu" or like.dtype not in TYPES:
+        return False
+    return functions(source, like.dtype) is not None
+
+
+@functools.cache
+def functions(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The functions of the C file ``source`` for numbers of this type; None where they cannot be had,
+    and standard error then says why."""
+    if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
+        return None
+    try:
+        code = _compiled(source, (*FLAGS, f"-DREAL={TYPES[dtype]}"))
+    except MemspanError as error:
+        _say(
+            f"memspan: {error}. PyTorch's loops serve instead, several times slower for Feedback and "
+            "Fast Weights; MEMSPAN_COMPILE=0 chooses them without this line"
+        )
+        return None
+    code.prepare.restype = ctypes.c_void_p
+    code.release.restype = None
+    return code
+
+
+def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The code of ``source`` from the cache, where it is put first if it is not there.
+
+    Raises:
+        MemspanError: there is no compiler or it fails, or the cache cannot be used.
+    """
+    wanted = os.environ.get("CC", "cc")
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise MemspanError(f"there is no C compiler {wanted!r}: install one, or name it in CC")
+    # Code for this processor is no good for another that shares the cache.
+    key = repr((source.read_bytes(), SHARED.read_bytes(), compiler, flags, _processor()))
+    # Its folder says which operation it is.
+    name = source.parent.name
+    file = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    cache = Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
+    try:
+        with _private_folder(cache / f"code-{os.geteuid()}") as folder:
+            code = _load(folder / file)
+            if code is None:
+                _say(
+                    f"memspan: compiling {name}/{source.name}, once on this machine (some seconds)"
+                )
+                _build(source, compiler, flags, folder / file)
+                code = _load(folder / file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise MemspanError(
+            f"compiled code cannot be kept in {cache} ({reason}): set MEMSPAN_CACHE to a folder of "
+            "your own"
+        ) from None
+    if code is None:
+        raise MemspanError(
+            f"what the compiler {compiler} made cannot be loaded: name another in CC"
+        )
+    return code
+
+
+@contextlib.contextmanager
+def _private_folder(path: Path) -> Iterator[Path]:
+    """The folder at ``path``, made if it is not there, for one process at a time: a name for it that
+    stays with this folder, whatever is put in its place.
+
+    What compilations left behind that were killed is removed.
+
+    Raises:
+        OSError: it cannot be made or used, or is not this user's alone.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(0, f"{path.name} is not this user's alone")
+        folder = _name_of(handle, path)
+        # Others wait meanwhile, and then find what they need. Not all file systems have locks.
+        with contextlib.suppress(OSError):
+            if LOCKS:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                _remove_leftovers(folder)
+        yield folder
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.suffix not in (".so", ".sha256"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _name_of(handle: int, path: Path) -> Path:
+    """A name for what is open, also for a compiler that is started; without /proc, its path."""
+    name = Path(f"/proc/{os.getpid()}/fd/{handle}")
+    return name if name.exists() else path
+
+
+def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made, linked = Path(folder) / "loop.o", Path(folder) / "loop.so"
+        # In two steps: linking with -ffast-math would change arithmetic in the whole process.
+        _run([compiler, *flags, f"-I{SHARED.parent}", "-c", str(source), "-o", str(made)], made)
+        _run([compiler, "-shared", str(made), "-o", str(linked), "-lm"], linked)
+        check = hashlib.sha256(linked.read_bytes()).hexdigest()
+        linked.chmod(0o700)
+        os.replace(linked, path)
+        write_atomically(path.with_suffix(".sha256"), check.encode())
+
+
+def _run(command: list[str], made: Path) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=COMPILER_SECONDS)
+        if done.returncode == 0 and made.is_file():
+            return
+        reason = done.stderr.decode(errors="replace").strip()[:300] or f"status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        reason = f"nothing within {COMPILER_SECONDS} s"
+    raise MemspanError(
+        f"the compiler {command[0]} fails ({reason}): repair it, or name another in CC"
+    )
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
+    """What was built; None where it is missing or changed: damage would not be an error but a crash."""
+    with contextlib.ExitStack() as opened:
+        try:
+            check = _open_own(path.with_suffix(".sha256"))
+            opened.callback(os.close, check)
+            code = _open_own(path)
+            opened.callback(os.close, code)
+        except OSError:
+            return None
+        if hashlib.sha256(os.pread(code, LIMIT, 0)).hexdigest().encode() != os.pread(check, 65, 0):
+            return None
+        library = ctypes.CDLL(str(_name_of(code, path)))
+        # The loader knows libraries by their names, and this one's must not become another's.
+        opened.pop_all()
+        os.close(check)
+        return library
+
+
+def _open_own(path: Path) -> int:
+    """A handle of a file that only this user can have written.
+
+    Raises:
+        OSError: there is no such file; links, pipes and devices are none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(handle)
+    if (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & 0o022
+        and status.st_size <= LIMIT
+    ):
+        return handle
+    os.close(handle)
+    raise PermissionError(0, f"{path.name} is no file of this user's alone")
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Once, and where several processes train, in the first."""
+    if os.environ.get("RANK", "0") == "0":
+        # Nobody may be listening, which is no reason to stop.
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "".join(sorted({line for line in lines if line.startswith(("flags", "model name"))}))

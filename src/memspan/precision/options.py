@@ -1,0 +1,20 @@
+"""Names of precisions, and which go together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from memspan.errors import MemspanError
+
+Products = Literal["auto", "float32", "bfloat16"]
+MatmulPrecision = Literal["auto", "highest", "high", "medium"]
+
+
+def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
+    """Raise :class:`MemspanError` where float32 products are to be rounded beside bfloat16 ones: those
+    that bfloat16 leaves in float32, such as recurrences over a memory, are those not to be rounded."""
+    if precision == "bfloat16" and matmul_precision in ("high", "medium"):
+        raise MemspanError(
+            f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "
+            "float32: use precision float32, or matmul_precision highest"
+        )

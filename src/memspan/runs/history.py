@@ -1,0 +1,88 @@
+"""A run's ``history.jsonl``: which options were changed when it was resumed, one JSON object a line.
+
+    {"step": 1000, "changed": {"train.steps": [1000, 5000]}, "before": SHA-256, "after": SHA-256}
+
+The checksums are those of ``config.toml``, so that a checkpoint made before a change is known as this
+run's after it. A change is recorded here first and then made in ``config.toml``; one that a crash cut
+short in between was not made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from memspan.runs.claim import Claim
+from memspan.errors import MemspanError
+from memspan.files.atomic import read_limited
+
+NAME = "history.jsonl"
+LIMIT = 1 << 24
+"""Bytes of the file at most."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options that were changed at one resume."""
+
+    step: int
+    changed: dict[str, list[Any]]
+    """Option to its values before and after."""
+    before: str
+    """SHA-256 of ``config.toml``; likewise ``after``."""
+    after: str
+
+
+def read(folder: Path) -> list[Change]:
+    """All changes, in order.
+
+    Raises:
+        MemspanError: the file is damaged.
+    """
+    path = folder / NAME
+    try:
+        lines = read_limited(path, LIMIT).decode().splitlines()
+        return [Change(**json.loads(line)) for line in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+
+
+def content(changes: list[Change]) -> bytes:
+    """What ``history.jsonl`` holds."""
+    return "".join(json.dumps(asdict(change)) + "\n" for change in changes).encode()
+
+
+def record(claim: Claim, step: int, changed: dict[str, list[Any]], config: bytes) -> None:
+    """Make a change of options, maybe none: ``config`` becomes the run's ``config.toml``.
+
+    Raises:
+        MemspanError: the disk is full; the run is as it was.
+    """
+    before = hashlib.sha256(claim.loaded["config.toml"]).hexdigest()
+    known = read(claim.folder)
+    changes = made(known, before)
+    if changed:
+        changes = [*changes, Change(step, changed, before, hashlib.sha256(config).hexdigest())]
+    if changes != known:
+        claim.write(NAME, content(changes))
+    if changed:
+        claim.write("config.toml", config)
+
+
+def made(changes: list[Change], config: str) -> list[Change]:
+    """The changes but for a last one that never reached ``config.toml``; its SHA-256 is ``config``."""
+    unmade = changes and changes[-1].after != config and changes[-1].before == config
+    return changes[:-1] if unmade else changes
+
+
+def leads(changes: list[Change], before: str | None, after: str) -> bool:
+    """Whether these changes made ``config.toml`` from ``before`` what it is ``after``."""
+    for change in changes:
+        if change.before == before:
+            before = change.after
+    return before == after

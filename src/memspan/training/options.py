@@ -1,0 +1,164 @@
+"""Options of the optimiser and of the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memspan.checks import at_least, check_types
+from memspan.errors import MemspanError
+from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Optimiser: AdamW with a learning-rate schedule."""
+
+    learning_rate: float = 2e-3
+    """Highest learning rate, reached after warm-up."""
+    min_learning_rate: float = 1e-4
+    """Learning rate at the end of the cosine schedule."""
+    schedule: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
+    """Shape of the learning rate after warm-up."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, on matrices only."""
+    beta1: float = 0.9
+    """AdamW: decay of the gradient's mean."""
+    beta2: float = 0.99
+    """AdamW: decay of the squared gradient's mean."""
+    clip_norm: float = 1.0
+    """Clip the gradient to this norm (0: off)."""
+    compression_learning_rate: float = 1.0
+    """Learning rate of the Compressive Transformer's compression functions, as a multiple of
+    learning_rate. 0: they stay as they begin."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(0, self, "learning_rate", "min_learning_rate", "warmup_steps")
+        at_least(0, self, "weight_decay", "clip_norm", "compression_learning_rate")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise MemspanError("beta1 and beta2 must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Training loop."""
+
+    steps: int = 1000
+    """Updates to make."""
+    batch_size: int = 12
+    """Parallel streams of text, each with its own memory, B."""
+    segment_length: int = 64
+    """Tokens that a stream advances per pass, T; gradients stop at its border."""
+    first_segment_length: int | None = None
+    """Training curriculum: segments start this long and double, in equal shares of the steps up to
+    curriculum_steps, to segment_length (None: segment_length from the start)."""
+    curriculum_steps: int = 0
+    """Step from which segment_length holds, with first_segment_length."""
+    accumulate: int = 1
+    """Segments whose gradients are averaged into one update."""
+    accumulate_later: int | None = None
+    """The same from step accumulate_from on: fewer updates with bigger effective batches late in
+    training (None: no change)."""
+    accumulate_from: int = 0
+    """Step from which accumulate_later holds."""
+    gradient_segments: int = 1
+    """Segments of an update that gradients flow back through, by way of memory; 1: they stop at
+    the segment's border. At most accumulate."""
+    evaluate_every: int = 250
+    """Steps between validations (0: only at the end)."""
+    evaluate_tokens: int = 131_072
+    """Tokens of the validation split scored at each validation (0: all)."""
+    save_every: int = 250
+    """Steps between checkpoints (0: only at the end)."""
+    sample_tokens: int = 200
+    """Tokens of sample text generated at each validation (0: none)."""
+    seed: int = 1
+    """Seed of all random numbers."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    precision: Products = "auto"
+    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere. A resumed run goes
+    on in its own. On a CPU without AVX-512 bfloat16 is many times slower. Scores are always computed in
+    float32."""
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed, as in torch.set_float32_matmul_precision: auto is highest.
+    medium, with AVX-512, uses another library of products; on processors with matrix units (AMX) it
+    may round to bfloat16. high and medium on CUDA: TF32. Only for precision float32."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With several processes: ddp, each has the whole model, or fsdp, each has a part of it."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
+    and count it."""
+    tracker: Literal["none", "tensorboard", "trackio"] = "none"
+    """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
+
+    def curriculum(self) -> list[tuple[int, int]]:
+        """Stages ``(first step, segment length)``, ascending."""
+        lengths = []
+        length = self.first_segment_length or self.segment_length
+        while length < self.segment_length:
+            lengths.append(length)
+            length *= 2
+        n = len(lengths)
+        stages = [(-(-i * self.curriculum_steps // n), length) for i, length in enumerate(lengths)]
+        return [*stages, (self.curriculum_steps if lengths else 0, self.segment_length)]
+
+    def segment_length_at(self, step: int) -> int:
+        """Tokens per segment in the update after ``step`` updates."""
+        return [length for first, length in self.curriculum() if first <= step][-1]
+
+    def tokens_read(self, step: int) -> int:
+        """Tokens of each stream that ``step`` updates have read."""
+        stages = self.curriculum()
+        ends = [first for first, _ in stages[1:]] + [step]
+        return sum(
+            length * (self.segments_read(min(end, step)) - self.segments_read(min(first, step)))
+            for (first, length), end in zip(stages, ends, strict=True)
+        )
+
+    def segments_per_update(self, step: int) -> int:
+        """Segments that the update after ``step`` updates averages."""
+        later = self.accumulate_later
+        return self.accumulate if later is None or step < self.accumulate_from else later
+
+    def segments_read(self, step: int) -> int:
+        """Segments of each stream that ``step`` updates have read."""
+        early = min(step, self.accumulate_from) if self.accumulate_later is not None else step
+        return early * self.accumulate + (step - early) * (self.accumulate_later or 0)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
+        at_least(1, self, "gradient_segments")
+        at_least(0, self, "curriculum_steps")
+        if self.first_segment_length is not None:
+            at_least(1, self, "first_segment_length")
+            if self.first_segment_length > self.segment_length:
+                raise MemspanError(
+                    f"a curriculum grows: first_segment_length {self.first_segment_length} is over "
+                    f"segment_length {self.segment_length}: lower it"
+                )
+        if (self.first_segment_length is None) != (self.curriculum_steps == 0):
+            raise MemspanError(
+                "a curriculum needs both first_segment_length and curriculum_steps: set both, or "
+                "neither"
+            )
+        at_least(0, self, "accumulate_from")
+        if self.accumulate_later is not None:
+            at_least(1, self, "accumulate_later")
+        elif self.accumulate_from:
+            raise MemspanError(
+                "accumulate_from says when accumulate_later holds: set both, or neither"
+            )
+        most = max(self.accumulate, self.accumulate_later or 1)
+        if self.gradient_segments > most:
+            raise MemspanError(
+                f"gradient_segments {self.gradient_segments} is over accumulate {most}: gradients "
+                "flow within one update; raise accumulate, or lower gradient_segments"
+            )
+        at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
+        at_least(0, self, "seed")
+        refuse_contradictory_precision(self.precision, self.matmul_precision)

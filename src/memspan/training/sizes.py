@@ -1,0 +1,36 @@
+"""What training takes at least."""
+
+from __future__ import annotations
+
+import torch
+
+from memspan.models.sizes import (
+    BYTES,
+    REMEDY,
+    Stack,
+    parameters,
+    refuse_oversized,
+    refuse_oversized_model,
+)
+from memspan.runs.options import RunConfig
+
+
+def refuse_oversized_training(
+    config: RunConfig[Stack], vocab_size: int, rows: int, device: torch.device
+) -> None:
+    """Raise :class:`MemspanError` if training on ``rows`` rows does not fit the device.
+
+    At least the weights, their gradients and two moments, and for the backward pass each layer's two
+    inputs.
+    """
+    refuse_oversized_model(config.model, vocab_size, config.embedding)
+    weights = BYTES * parameters(config.model, vocab_size, config.embedding)
+    if config.train.parallel == "ddp":
+        refuse_oversized("training's weights, gradients and moments", 4 * weights, device, REMEDY)
+    tokens = rows * config.train.segment_length * config.train.gradient_segments
+    refuse_oversized(
+        "training's activations",
+        BYTES * 2 * tokens * config.model.n_layers * config.model.d_model,
+        device,
+        "lower batch_size or segment_length",
+    )
