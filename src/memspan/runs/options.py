@@ -1,0 +1,47 @@
+"""All options of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, Literal, TypeVar
+
+import tyro
+
+from memspan.checks import check_types
+from memspan.data.options import DataConfig
+from memspan.errors import MemspanError
+from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS
+from memspan.training.options import OptimConfig, TrainConfig
+
+ModelConfig = TypeVar("ModelConfig")
+
+
+@dataclass(frozen=True)
+class RunConfig(Generic[ModelConfig]):
+    """All that defines a training run; what `config.toml` in its folder holds."""
+
+    model: ModelConfig
+    architecture: Annotated[
+        Literal["transformer-xl", "compressive", "feedback", "fast-weights"],
+        tyro.conf.arg(name="model"),
+    ] = "transformer-xl"
+    """Architecture; --model.* below are its options."""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        kind = MODELS[self.architecture]
+        if not isinstance(self.model, kind):
+            raise MemspanError(
+                f"architecture {self.architecture} goes with a {kind.__name__}, not a "
+                f"{type(self.model).__name__}: change one of them"
+            )
+        if self.architecture != "compressive" and self.optim.compression_learning_rate != 1:
+            raise MemspanError(
+                f"compression_learning_rate belongs to architecture compressive, not "
+                f"{self.architecture}: drop it"
+            )
