@@ -32,15 +32,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from memspan.runs.claim import BOUND, Claim
-from memspan.runs.options import RunConfig
-from memspan.runs.config_files import to_toml
 from memspan.data.identity import recorded
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files.atomic import read_limited, sync_folder, write_atomically
-from memspan.runs.run import WEIGHTS, refuse_changes
 from memspan.files.tensors import SEAL, load_tensors, save_tensors
+from memspan.runs.claim import BOUND, Claim
+from memspan.runs.config_files import to_toml
+from memspan.runs.options import RunConfig
+from memspan.runs.run import WEIGHTS, refuse_changes
 
 SHARDS = "shards"
 """A checkpoint's folder of tensors that several processes wrote, each a part."""

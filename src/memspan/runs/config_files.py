@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import tyro
 
-from memspan.models.registry import MODELS
 from memspan.data.options import DataConfig
-from memspan.models.options import EmbeddingConfig
-from memspan.training.options import OptimConfig, TrainConfig
-from memspan.runs.options import RunConfig
 from memspan.errors import MemspanError
 from memspan.files.atomic import read_limited
+from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS
+from memspan.runs.options import RunConfig
+from memspan.training.options import OptimConfig, TrainConfig
 
 SECTIONS = {
     "model": object,

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memspan.runs.claim import Claim
 from memspan.errors import MemspanError
 from memspan.files.atomic import read_limited
+from memspan.runs.claim import Claim
 
 NAME = "history.jsonl"
 LIMIT = 1 << 24

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.runs import history
-from memspan.runs.claim import BOUND
-from memspan.runs.options import RunConfig
-from memspan.runs.config_files import load_config
 from memspan.data.identity import Identity, recorded
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
 from memspan.files.tensors import load_tensors
+from memspan.models import LanguageModel
+from memspan.runs import history
+from memspan.runs.claim import BOUND
+from memspan.runs.config_files import load_config
+from memspan.runs.options import RunConfig
 
 WEIGHTS = "model.safetensors"
 
