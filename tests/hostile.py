@@ -32,7 +32,6 @@ from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers import load_tokenizer, train_tokenizer
-from memspan.distributed.shards import save_shards
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -43,6 +42,7 @@ from memspan.runs import run as runs
 from memspan.runs.claim import claim
 from memspan.runs.config_files import flags_from_toml, read_config, to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.shards import save_shards
 from memspan.training import metrics, trainer
 from memspan.training.options import TrainConfig
 

@@ -28,7 +28,8 @@ import memspan
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
-from memspan.files import atomic
+from memspan.files import lock
+from memspan.files.bytes import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, config_files
@@ -150,7 +151,7 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from memspan.files.atomic import only_writer\n"
+            "import sys, pathlib; from memspan.files.lock import only_writer\n"
             "with only_writer(pathlib.Path('r')):\n"
             "    print('ready', flush=True); sys.stdin.read()",
         ],
@@ -176,25 +177,25 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
 
 def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over NFS."""
-    flock = atomic.fcntl.flock
+    flock = lock.fcntl.flock
 
     def only_files(handle: int, how: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EBADF, "Bad file descriptor")
         flock(handle, how)
 
-    monkeypatch.setattr(atomic.fcntl, "flock", only_files)
+    monkeypatch.setattr(lock.fcntl, "flock", only_files)
     for _ in range(2):
         with (
-            atomic.only_writer(Path("r")),
+            lock.only_writer(Path("r")),
             pytest.raises(MemspanError, match="another process"),
-            atomic.only_writer(Path("r")),
+            lock.only_writer(Path("r")),
         ):
             pass
 
 
 def test_without_locks_training_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic, "LOCKS", False)
+    monkeypatch.setattr(lock, "LOCKS", False)
     trainer.train(OPTIONS, Path("r"), QUIET)
     memspan.load("r")
 
@@ -314,7 +315,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyP
         patch.setattr(os, "fsync", refuse)
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(MemspanError, match="Read-only file system"):
-            atomic.write_atomically(Path("r/x"), b"")
+            write_atomically(Path("r/x"), b"")
 
 
 def test_metrics_that_changed_are_told_and_training_goes_on(

@@ -24,7 +24,7 @@ from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
-from memspan.files.atomic import read_limited, write_atomically
+from memspan.files.bytes import read_limited, write_atomically
 from memspan.files.tensors import load_tensors
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import config_files

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memspan.data.download import cache_folder, fetch, read_member
+from memspan.data.download import fetch, read_member
 from memspan.data.texts import Text, encoding_of
 from memspan.errors import MemspanError
+from memspan.files.cache import cache_folder
 
 Splits = dict[str, list[Text]]
 """Split name -> documents."""

@@ -12,18 +12,12 @@ import zipfile
 import zlib
 from pathlib import Path
 
-import platformdirs
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from memspan.errors import MemspanError
 
 CHUNK = 1 << 20
-
-
-def cache_folder() -> Path:
-    """Where downloads and token files live: ``MEMSPAN_CACHE``, or the system's cache folder."""
-    return Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
 
 
 def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:

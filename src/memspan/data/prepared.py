@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from memspan.data.corpora import Corpus, Skipped, digest, load_corpus
-from memspan.data.download import cache_folder
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
 from memspan.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_class, train_tokenizer
 from memspan.errors import MemspanError
+from memspan.files.cache import cache_folder
 
 
 @dataclass(frozen=True)

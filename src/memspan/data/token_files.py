@@ -13,7 +13,7 @@ import numpy as np
 
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
-from memspan.files.atomic import read_limited, write_atomically
+from memspan.files.bytes import read_limited, write_atomically
 
 FORMAT = "memspan-tokens-4"
 HEADER_LIMIT = 1 << 28

@@ -16,7 +16,7 @@ import numpy as np
 
 from memspan.data.options import refuse_oversized_vocabulary
 from memspan.errors import MemspanError
-from memspan.files.atomic import read_limited, write_atomically
+from memspan.files.bytes import read_limited, write_atomically
 
 LIMIT = 1 << 28
 """Bytes of a ``tokenizer.json`` at most."""

@@ -2,6 +2,5 @@
 
 processes.py   who this process is, which rows are its own, what all must agree on
 passes.py      the model behind DDP or FSDP2
-shards.py      tensors of all processes in one folder, by torch.distributed.checkpoint
 launch.py      the processes of one machine, and the one line that says why they ended
 """

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.atomic import write_atomically
+from memspan.files.bytes import write_atomically
 
 SEAL = "sha256"
 MOST_TENSORS = 1 << 16

@@ -35,7 +35,7 @@ from torch import Tensor
 from memspan.data.identity import recorded
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
-from memspan.files.atomic import read_limited, sync_folder, write_atomically
+from memspan.files.bytes import read_limited, sync_folder, write_atomically
 from memspan.files.tensors import SEAL, load_tensors, save_tensors
 from memspan.runs.claim import BOUND, Claim
 from memspan.runs.config_files import to_toml
@@ -164,7 +164,7 @@ def _failed_save(claim: Claim, error: OSError | MemspanError) -> MemspanError:
 
 def commit_shards(claim: Claim, state: dict[str, Any], best: bool) -> None:
     """Make a checkpoint of the shards that all processes have written, as :func:`save` does."""
-    from memspan.distributed.shards import checksums
+    from memspan.runs.shards import checksums
 
     folder = claim.folder
     step = state["step"]
@@ -344,7 +344,7 @@ def _newest(folder: Path) -> Path:
 def _read_shards(
     source: Path, state: dict[str, Any], target: Target | None = None, verify: bool = True
 ) -> Checkpoint:
-    from memspan.distributed.shards import checksums, load_shards
+    from memspan.runs.shards import checksums, load_shards
 
     start = f"{SHARDS}/"
     wanted = {n.removeprefix(start): c for n, c in state["files"].items() if n.startswith(start)}

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.atomic import only_writer, read_limited, write_atomically
+from memspan.files.bytes import read_limited, write_atomically
+from memspan.files.lock import only_writer
 
 BOUND = ("config.toml", "tokenizer.json")
 """The files whose checksums every checkpoint holds."""

@@ -21,7 +21,7 @@ import tyro
 
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
-from memspan.files.atomic import read_limited
+from memspan.files.bytes import read_limited
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig

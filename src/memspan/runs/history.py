@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from memspan.errors import MemspanError
-from memspan.files.atomic import read_limited
+from memspan.files.bytes import read_limited
 from memspan.runs.claim import Claim
 
 NAME = "history.jsonl"

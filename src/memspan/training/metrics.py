@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memspan.errors import MemspanError
-from memspan.files.atomic import write_atomically
+from memspan.files.bytes import write_atomically
 
 
 class Metrics:

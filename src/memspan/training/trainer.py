@@ -49,7 +49,7 @@ from memspan.training.state import TrainingState
 from memspan.training.terminal import progress, stoppable
 
 if TYPE_CHECKING:
-    from memspan.runs.shared_checkpoints import SharedSaves
+    from memspan.runs.shared_saves import SharedSaves
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
@@ -419,7 +419,7 @@ class Trainer(TrainingState):
 
     def _shared_saves(self) -> SharedSaves:
         # Imported here: one process starts faster without what it needs.
-        from memspan.runs.shared_checkpoints import SharedSaves
+        from memspan.runs.shared_saves import SharedSaves
 
         return SharedSaves(self.folder, self.claim, self.processes)
 

@@ -25,12 +25,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.atomic import LOCKS, write_atomically
+from memspan.files.bytes import write_atomically
+from memspan.files.cache import cache_folder
+from memspan.files.lock import LOCKS
 
 if LOCKS:
     import fcntl
@@ -86,7 +87,7 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     # Its folder says which operation it is.
     name = source.parent.name
     file = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    cache = Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
+    cache = cache_folder()
     try:
         with _private_folder(cache / f"code-{os.geteuid()}") as folder:
             code = _load(folder / file)

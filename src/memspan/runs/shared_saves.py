@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memspan.distributed.processes import LostProcessError, Processes, is_loss
-from memspan.distributed.shards import save_shards
 from memspan.runs import checkpoints
 from memspan.runs.checkpoints import Checkpoint
 from memspan.runs.claim import Claim
+from memspan.runs.shards import save_shards
 
 
 class SharedSaves:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from memspan.errors import MemspanError
-from memspan.files.atomic import sync_folder
+from memspan.files.bytes import sync_folder
 
 SUFFIX = ".safetensors"
 

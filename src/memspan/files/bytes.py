@@ -1,0 +1,97 @@
+"""Bytes on disk: written completely or not at all, read up to a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from memspan.errors import MemspanError
+
+
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
+
+    Args:
+        path: the file; its folder is made where it is missing.
+        content: all of it, or pieces in order; what their iterator raises is passed on.
+
+    Raises:
+        MemspanError: the disk is full or the folder cannot be written. Whatever is raised, the old
+            content of ``path`` stays.
+    """
+    temporary = _temporary(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        # Exclusive: a link planted under that name would lead elsewhere.
+        with open(temporary, "xb") as file:
+            for piece in [content] if isinstance(content, bytes) else content:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        # A read-only folder refuses this, too.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        raise MemspanError(
+            f"cannot write {path} ({error.strerror}): free some space or choose another folder; "
+            "what was there before is untouched"
+        ) from None
+
+
+def link_atomically(source: Path, path: Path) -> None:
+    """Make ``path`` a second name of the file ``source``, or a copy where the disk has no links.
+
+    Raises:
+        OSError: that is not possible; the old content of ``path`` stays.
+    """
+    temporary = _temporary(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+    try:
+        os.replace(temporary, path)
+    finally:
+        # POSIX: renaming one name of a file to another name of the same file does nothing.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    sync_folder(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush renames inside ``folder`` to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """The content of a regular file; a pipe would block, a device may never end.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, is not a regular file, or has more than ``limit`` bytes.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(0, "no regular file", str(path))
+    with open(path, "rb") as file:
+        # No more than the file's size: read() allocates what it is asked for.
+        content = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
+    if len(content) > limit:
+        raise OSError(0, f"larger than {limit:,} bytes", str(path))
+    return content

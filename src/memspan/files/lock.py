@@ -1,0 +1,73 @@
+"""A folder's lock: one process at a time writes there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from memspan.errors import MemspanError
+
+try:
+    import fcntl
+
+    LOCKS = True
+except ImportError:  # the platform has none
+    LOCKS = False
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[int]:
+    """Lock ``folder`` against other writers; yields an open handle of the folder.
+
+    The folder itself is locked, not a file in it, which could be deleted or replaced; the handle stays
+    valid when the folder is moved. The system releases the lock when the process dies, however it dies.
+    Where neither the platform nor the file system has locks, no other writer is refused.
+
+    Raises:
+        MemspanError: another process holds the lock, or the folder cannot be written.
+    """
+    with contextlib.ExitStack() as opened:
+
+        def opened_until_the_end(path: Path, how: int) -> int:
+            handle = os.open(path, how | os.O_CLOEXEC, 0o644)
+            opened.callback(os.close, handle)
+            return handle
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(0, "it is read-only")
+            handle = opened_until_the_end(folder, os.O_RDONLY)
+            if LOCKS and not _lock(handle):
+                # Network file systems lock only files. The file is never removed: a second process
+                # could then lock a new one.
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                _lock(opened_until_the_end(folder / ".lock", flags))
+        except BlockingIOError:
+            raise MemspanError(
+                f"another process is training in {folder}: wait until it ends, stop it, or "
+                "choose another folder"
+            ) from None
+        except OSError as error:
+            raise MemspanError(
+                f"cannot write in {folder} ({error.strerror}): check its permissions, free some "
+                "space or choose another folder"
+            ) from None
+        yield handle
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file or folder. False: the file system has no locks for it.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
