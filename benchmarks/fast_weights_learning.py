@@ -25,7 +25,7 @@ from rich.console import Console
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
@@ -73,7 +73,7 @@ def run(config: RunConfig[Any], text: Path, validation: np.ndarray) -> dict[str,
     }
     for name, streams in (("segments", len(validation) // length), ("carried", 1)):
         try:
-            found[name] = evaluate(
+            found[name] = score_tokens(
                 model, validation, ByteTokenizer(), batch_size=streams, segment_length=length
             ).nats_per_token
         except MemspanError as error:

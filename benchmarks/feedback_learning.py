@@ -31,7 +31,7 @@ from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -99,7 +99,7 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
 
     def bits(trainer: Trainer) -> float:
         trainer.model.eval()
-        scores = evaluate(
+        scores = score_tokens(
             trainer.model, validation, ByteTokenizer(), batch_size=16, segment_length=64
         )
         assert scores.bits_per_byte is not None

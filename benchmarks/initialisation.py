@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel, initialisation
 from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
@@ -140,7 +140,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
             trainer.update()
         seconds = time.process_time() - start
         trainer.model.eval()
-        scores = evaluate(
+        scores = score_tokens(
             trainer.model,
             prepared.splits["validation"].tokens,
             ByteTokenizer(),

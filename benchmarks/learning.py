@@ -26,7 +26,7 @@ from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
 from memspan.training.trainer import Trainer
@@ -113,7 +113,7 @@ class TransformerXLRun:
 
     def score(self, text: np.ndarray, streams: int = 16, memory_length: int | None = None) -> float:
         self.model.eval()
-        return evaluate(
+        return score_tokens(
             self.model,
             text,
             ByteTokenizer(),

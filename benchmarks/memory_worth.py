@@ -36,7 +36,7 @@ from rich.console import Console
 from learning import GPTRun
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
@@ -69,7 +69,7 @@ class Side:
 
     def score(self, text: np.ndarray) -> float:
         length = self.trainer.config.train.segment_length
-        return evaluate(
+        return score_tokens(
             self.trainer.model.eval(),
             text,
             ByteTokenizer(),

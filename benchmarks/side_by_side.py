@@ -22,7 +22,7 @@ from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
@@ -80,7 +80,7 @@ def run(job: tuple[RunConfig[Any], Path, int]) -> dict[str, Any]:
 
     def bits(streams: int) -> float:
         trainer.model.eval()
-        found = evaluate(
+        found = score_tokens(
             trainer.model,
             validation,
             ByteTokenizer(),

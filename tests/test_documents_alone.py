@@ -17,7 +17,7 @@ from architectures import CASES, VOCABULARY
 from memspan.data.options import DataConfig
 from memspan.data.streams import START
 from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
@@ -48,7 +48,7 @@ def test_a_document_is_scored_as_alone(name: str, segment_length: int) -> None:
 
     def nats(tokens: np.ndarray, **options: Any) -> float:
         length = min(segment_length, len(tokens))
-        return evaluate(model, tokens, ByteTokenizer(), segment_length=length, **options).nats
+        return score_tokens(model, tokens, ByteTokenizer(), segment_length=length, **options).nats
 
     alone = sum(nats(document) for document in documents)
     assert nats(text, document_starts=starts) == pytest.approx(alone, rel=1e-9)

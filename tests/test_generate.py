@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.evaluation import evaluate
-from memspan.generation import PROMPT_SEGMENT, generate, probabilities, read_prompt
+from memspan.evaluation import score_tokens
+from memspan.generation import PROMPT_SEGMENT, draw_tokens, probabilities, read_prompt
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.sampling import Sampling
@@ -81,7 +81,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     prompt = np.arange(PROMPT_SEGMENT * 2 + 3) % 50
     reader = m.reader(batch_size=1)
     logits = read_prompt(reader, [prompt])
-    drawn = list(generate(reader, logits, 5, Sampling(seed=3)))
+    drawn = list(draw_tokens(reader, logits, 5, Sampling(seed=3)))
     assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
     # The whole text in one call leaves the same memory: what was drawn was read.
     text = torch.tensor([[*prompt.tolist(), *(ids[0] for ids in drawn)]])
@@ -89,7 +89,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     torch.testing.assert_close(reader.memory.hidden, whole.hidden)
     again = m.reader(batch_size=1)
     logits = read_prompt(again, np.array_split(prompt, 3))
-    assert drawn == list(generate(again, logits, 5, Sampling(seed=3)))
+    assert drawn == list(draw_tokens(again, logits, 5, Sampling(seed=3)))
 
 
 def test_a_prompt_is_read_as_it_comes() -> None:
@@ -120,7 +120,7 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_scores_are_the_sum_over_every_token(rows: int) -> None:
     m = model()
     text = (np.arange(40) * 7 % 50).astype(np.uint8)
-    scores = evaluate(m, text, ByteTokenizer(), batch_size=rows, segment_length=5)
+    scores = score_tokens(m, text, ByteTokenizer(), batch_size=rows, segment_length=5)
     parts = np.split(text.astype(np.int64), range(14, 40, 14)) if rows == 3 else [text]
     expected, before = 0.0, 0
     for part in parts:

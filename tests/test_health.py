@@ -19,7 +19,7 @@ from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.evaluation import evaluate
+from memspan.evaluation import score_tokens
 from memspan.files.tensors import load_tensors
 from memspan.memory import Memory
 from memspan.models.registry import MODELS
@@ -234,7 +234,7 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
         for parameter in model.parameters():
             parameter.mul_(1e30)
     with pytest.raises(NonFiniteError, match="not finite"):
-        evaluate(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
+        score_tokens(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
 
 
 def test_the_command_line_says_so_in_one_line(

@@ -12,7 +12,7 @@ import pytest
 
 from memspan import cli
 from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
-from memspan.evaluation import Scores, evaluate
+from memspan.evaluation import Scores, score_tokens
 from memspan.models import LanguageModel
 from memspan.training import metrics
 from test_train import MODEL
@@ -51,7 +51,7 @@ def trained(capsys: pytest.CaptureFixture[str], text: str, *data: str) -> str:
 
 def score(tokenizer: Tokenizer, text: bytes) -> Scores:
     model = LanguageModel(max(tokenizer.vocab_size, 2), MODEL).eval()
-    return evaluate(model, tokenizer.encode(text), tokenizer, segment_length=4)
+    return score_tokens(model, tokenizer.encode(text), tokenizer, segment_length=4)
 
 
 def records(key: str) -> list[dict[str, Any]]:

@@ -449,7 +449,7 @@ def _evaluate(arguments: list[str]) -> None:
     _notify(prepared.notices())
     import numpy as np
 
-    from memspan.evaluation import evaluate, percent
+    from memspan.evaluation import percent, score_tokens
     from memspan.training.terminal import counting
 
     run = _load(options.run, options.device)
@@ -486,7 +486,7 @@ def _evaluate(arguments: list[str]) -> None:
     )
     sizes = {"memory_length": options.memory_length, "compressed_length": options.compressed_length}
     with counting("scoring", "tokens", len(tokens)) as show:
-        scores = evaluate(
+        scores = score_tokens(
             run.model,
             tokens,
             run.tokenizer,
@@ -583,7 +583,7 @@ def _generate(arguments: list[str]) -> None:
     )
     load_config(options.run)
     # Torch, which takes seconds to import, only now.
-    from memspan.generation import generate, read_prompt
+    from memspan.generation import draw_tokens, read_prompt
     from memspan.memory import refuse_to_overwrite
     from memspan.models.sizes import refuse_oversized
 
@@ -617,7 +617,7 @@ def _generate(arguments: list[str]) -> None:
             print(options.prompt, end="", flush=True)
         # Ctrl-C, too, leaves a result: what was written so far, and its memory.
         with contextlib.suppress(KeyboardInterrupt):
-            for ids in generate(reader, logits, options.tokens, sampling):
+            for ids in draw_tokens(reader, logits, options.tokens, sampling):
                 pieces = [d.push(i) for d, i in zip(decoders, ids, strict=True)]
                 written = [w + p for w, p in zip(written, pieces, strict=True)]
                 if rows == 1:

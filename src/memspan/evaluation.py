@@ -93,7 +93,7 @@ class Scores:
         return asdict(self) | {name: getattr(self, name) for name in names}
 
 
-def evaluate(
+def score_tokens(
     model: LanguageModel,
     tokens: np.ndarray,
     tokenizer: Tokenizer,

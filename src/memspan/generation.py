@@ -65,7 +65,7 @@ def _segments(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         yield waiting
 
 
-def generate(
+def draw_tokens(
     reader: Reader, logits: Tensor, n_tokens: int, sampling: Sampling
 ) -> Iterator[list[int]]:
     """Draw ``n_tokens`` tokens for every row, yielding each step's ids as they come.

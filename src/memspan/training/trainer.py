@@ -28,8 +28,8 @@ from memspan.data.tokenizers import load_tokenizer
 from memspan.distributed.processes import ALONE, Processes, own_device, whole
 from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.evaluation import Scores, evaluate, percent
-from memspan.generation import generate, read_prompt
+from memspan.evaluation import Scores, percent, score_tokens
+from memspan.generation import draw_tokens, read_prompt
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
 from memspan.precision.products import recorded_precision
@@ -430,7 +430,7 @@ class Trainer(TrainingState):
         tokens, document_starts = self._validation()
         self.model.eval()
         batch_size = min(batch_size, len(tokens))
-        return evaluate(
+        return score_tokens(
             self.passes.scored,
             tokens,
             self.prepared.tokenizer,
@@ -447,7 +447,7 @@ class Trainer(TrainingState):
         reader = self.passes.scored.reader(batch_size=1, precision=self.scoring_precision)
         decoder = self.prepared.tokenizer.stream_decoder()
         logits = read_prompt(reader, [self.prepared.tokenizer.encode(b"\n")])
-        draws = generate(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
+        draws = draw_tokens(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
         return "".join(decoder.push(ids[0]) for ids in draws)
 
     def _validation(self) -> tuple[np.ndarray, np.ndarray | None]:
