@@ -41,7 +41,8 @@ from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer, with_position_table
+from memspan.training.start import with_position_table
+from memspan.training.trainer import Trainer
 from shakespeare import PRESETS, add_text
 from timing import machine, seconds_per_call
 

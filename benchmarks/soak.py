@@ -28,7 +28,7 @@ from rich.console import Console
 from memspan.data.options import DataConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
-from memspan.training import metrics, trainer
+from memspan.training import metrics, start
 from memspan.training.options import TrainConfig
 from resident import MIB, growth, resident
 from timing import machine
@@ -106,7 +106,7 @@ def main() -> None:
         watch = Watch(folder, options.minutes * 60)
         watch.start()
         try:
-            trainer.train(config, folder, console)
+            start.train(config, folder, console=console)
         finally:
             watch.done.set()
             watch.join()

@@ -43,7 +43,7 @@ from memspan.runs.claim import claim
 from memspan.runs.config_files import flags_from_toml, read_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.shards import save_shards
-from memspan.training import metrics, trainer
+from memspan.training import metrics, start, trainer
 from memspan.training.options import TrainConfig
 
 TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
@@ -126,13 +126,13 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     )  # fmt: skip
     run = root / "run"
     with mock.patch.object(metrics, "plot", return_value=[]):
-        trainer.train(options, run, Console(quiet=True))
+        start.train(options, run)
     newest = run / "checkpoints" / "step-00000002"
     loaded = memspan.load(run)
     model, prepared = loaded.model, prepare(str(text), "bytes")
-    start = model.initial_memory(1)
+    empty = model.initial_memory(1)
     memory = root / "read.memory"
-    reader = model.reader(start)
+    reader = model.reader(empty)
     reader.read(torch.tensor([[1, 2, 3]]))
     reader.memory.save(memory, model.fingerprint())
     archive = io.BytesIO()
@@ -150,7 +150,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         kinds.append(tokenizers.read_bytes())
 
     def read_memory() -> None:
-        found = type(start).load(memory, model.fingerprint(), like=start)
+        found = type(empty).load(memory, model.fingerprint(), like=empty)
         model.reader(found).read(torch.tensor([[1]]))
 
     def read_tokenizer() -> None:

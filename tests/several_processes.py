@@ -17,13 +17,12 @@ from typing import Any
 os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 
 import torch
-from rich.console import Console
 
 from memspan.data.streams import Segment, Streams
 from memspan.distributed.processes import ALONE, Processes, joined
 from memspan.nn import NOT_SCORED
 from memspan.runs.config_files import read_config
-from memspan.training import metrics, trainer
+from memspan.training import metrics, start, trainer
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
@@ -32,7 +31,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
     of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
     """
-    original, quiet = trainer.Trainer.update, Console(quiet=True)
+    original = trainer.Trainer.update
     next_segment = Streams.next
 
     def update(self: trainer.Trainer) -> torch.Tensor | None:
@@ -67,9 +66,9 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     try:
         if "config" in job:
             config = read_config(Path(job["config"]))
-            trainer.train(config, folder, quiet, None, processes)
+            start.train(config, folder, processes=processes)
         else:
-            trainer.resume(folder, quiet, processes)
+            start.resume(folder, processes=processes)
     finally:
         trainer.Trainer.update = original  # type: ignore[method-assign]
         Streams.next = next_segment  # type: ignore[method-assign]

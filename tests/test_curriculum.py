@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from memspan.data.options import DataConfig
 from memspan.data.streams import Streams
@@ -17,7 +16,7 @@ from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
+from memspan.training import start, trainer
 from memspan.training.options import TrainConfig
 
 LOOP = TrainConfig(
@@ -98,7 +97,7 @@ def test_streams_go_on_where_they_are() -> None:
 
 def test_a_resumed_curriculum_is_the_uninterrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped at a change of length, and within a stage: the same weights to the last bit."""
-    trainer.train(config(), Path("whole"), Console(quiet=True))
+    start.train(config(), Path("whole"))
     whole, _ = load_tensors(Path("whole/checkpoints/step-00000020/model.safetensors"))
     for stop in (8, 10):
         folder = Path(f"stopped-{stop}")
@@ -111,9 +110,9 @@ def test_a_resumed_curriculum_is_the_uninterrupted_one(monkeypatch: pytest.Monke
 
         with monkeypatch.context() as patch:
             patch.setattr(trainer.Trainer, "update", interrupted)
-            trainer.train(config(), folder, Console(quiet=True))
+            start.train(config(), folder)
         assert (folder / f"checkpoints/step-{stop:08d}").is_dir()
-        trainer.resume(folder, Console(quiet=True))
+        start.resume(folder)
         resumed, _ = load_tensors(folder / "checkpoints/step-00000020/model.safetensors")
         assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -136,6 +135,6 @@ def test_a_curriculum_that_makes_no_sense(options: dict[str, int], message: str)
 def test_a_curriculum_that_ends_above_the_corpus() -> None:
     """Refused at the start, not when it gets there."""
     with pytest.raises(MemspanError, match=r"too few.*segment-length") as caught:
-        trainer.train(config(segment_length=5000), Path("run"), Console(quiet=True))
+        start.train(config(segment_length=5000), Path("run"))
     assert "\n" not in str(caught.value)
     assert not Path("run").exists()

@@ -24,6 +24,7 @@ from rich.console import Console
 import memspan
 from memspan import cli
 from memspan.data.options import DataConfig
+from memspan.data.prepared import prepare
 from memspan.distributed.processes import Processes
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
@@ -35,7 +36,7 @@ from memspan.runs import checkpoints
 from memspan.runs.claim import claim
 from memspan.runs.config_files import to_toml
 from memspan.runs.options import RunConfig
-from memspan.training import metrics, trainer
+from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from several_processes import run
 
@@ -223,7 +224,7 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     content[len(content) * 3 // 4] ^= 1
     shard.write_bytes(content)
     with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* go on from step 2"):
-        trainer.resume(Path("sharded-cut"), Console(quiet=True))
+        start.resume(Path("sharded-cut"))
     shard.unlink()
     with pytest.raises(MemspanError, match=rf"{shard.name} is missing"):
         checkpoints.latest(Path("sharded-cut"))
@@ -244,7 +245,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     """A killed process and Ctrl-C, neither of which harms the run; nobody else can reach it."""
     options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
     path = written(options, "r")
-    begun = start("--preset", path, "--out", "r")
+    begun = launched("--preset", path, "--out", "r")
     pids = wait_for(lambda: Path("r/checkpoints/latest").exists() and workers(begun.pid), begun)
     listening = {address for pid in (begun.pid, *pids) for address in listeners(pid)}
     assert listening
@@ -258,7 +259,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     )
 
     before = checkpoints.latest_state(Path("r"))["step"]
-    again = start("--resume", "r")
+    again = launched("--resume", "r")
     wait_for(lambda: checkpoints.latest_state(Path("r"))["step"] > before, again)
     with (
         pytest.raises(MemspanError, match="another process is training"),
@@ -272,7 +273,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
 
-    early = start("--resume", "r")
+    early = launched("--resume", "r")
     wait_for(lambda: workers(early.pid), early)
     early.send_signal(signal.SIGINT)
     _, said = early.communicate(timeout=60)
@@ -302,7 +303,7 @@ def test_processes_end_with_their_launcher() -> None:
     wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists(), None)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def launched(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "memspan", "train", *arguments, "--nproc", "2"]
     return subprocess.Popen(
         command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -351,8 +352,8 @@ def test_a_mistake_of_all_processes_is_said_once() -> None:
 
 
 def test_resuming_asks_for_rows_that_divide() -> None:
-    trainer.train(config("transformer-xl", steps=2), Path("r"), Console(quiet=True))
-    prepared = trainer.prepare("text.txt", "characters", None)
+    start.train(config("transformer-xl", steps=2), Path("r"))
+    prepared = prepare("text.txt", "characters", None)
     parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
     with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
         trainer.Trainer(config("transformer-xl"), *parts, Processes(0, 3))
@@ -360,7 +361,7 @@ def test_resuming_asks_for_rows_that_divide() -> None:
 
 def test_features_that_are_drawn_anew_need_one_process() -> None:
     model = FastWeightsConfig(**SMALL, feature_map="favor", favor_redraw=True)
-    prepared = trainer.prepare("text.txt", "characters", None)
+    prepared = prepare("text.txt", "characters", None)
     parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
     with pytest.raises(MemspanError, match="favor_redraw"):
         trainer.Trainer(config("fast-weights", model=model), *parts, Processes(0, 2))
@@ -374,7 +375,7 @@ def test_rows_are_contiguous_and_cover_the_batch() -> None:
 
 def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
     """A name that is not there is passed over: every folder is a whole checkpoint."""
-    trainer.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
+    start.train(config("transformer-xl", save_every=2), Path("r"))
     pointer = Path("r/checkpoints/latest")
     for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
         pointer.write_text(text)
@@ -387,7 +388,7 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one of its step, trained with other options, would not be written in its place."""
-    trainer.train(config("transformer-xl", save_every=2), Path("r"), Console(quiet=True))
+    start.train(config("transformer-xl", save_every=2), Path("r"))
     folder = Path("r/checkpoints/step-00000006")
     state = checkpoints.latest_state(Path("r"))
     Path("r/checkpoints/latest").write_text("step-00000004\n")

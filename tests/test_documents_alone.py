@@ -15,6 +15,7 @@ from torch import Tensor
 
 from architectures import CASES, VOCABULARY
 from memspan.data.options import DataConfig
+from memspan.data.prepared import prepare
 from memspan.data.streams import START
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluation import score_tokens
@@ -73,7 +74,7 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
         data=DataConfig(corpus=str(tmp_path / "texts"), document_reset=True),
         train=TrainConfig(batch_size=1, segment_length=7, device="cpu"),
     )
-    prepared = trainer.prepare(options.data.corpus, "bytes", None)
+    prepared = prepare(options.data.corpus, "bytes", None)
     cpu, quiet = torch.device("cpu"), Console(quiet=True)
     training = trainer.Trainer(options, tmp_path / "run", prepared, cpu, quiet)
     model = training.model.eval()

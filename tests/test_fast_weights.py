@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from architectures import VOCABULARY, fast_weights
@@ -26,7 +25,7 @@ from memspan.models.fast_weights.model import FastWeightsReader
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
+from memspan.training import start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -458,8 +457,7 @@ def test_resume_continues_bit_for_bit(
         optim=OptimConfig(warmup_steps=5),
         train=loop,
     )
-    quiet = Console(quiet=True)
-    trainer.train(config, Path("whole"), quiet)
+    start.train(config, Path("whole"))
     original, calls = trainer.Trainer.update, 0
 
     def update(self: trainer.Trainer) -> Tensor:
@@ -472,8 +470,8 @@ def test_resume_continues_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(RuntimeError, match="power cut"):
-            trainer.train(config, Path("cut"), quiet)
-    trainer.resume(Path("cut"), quiet)
+            start.train(config, Path("cut"))
+    start.resume(Path("cut"))
     for name in ("model", "training"):
         files = [
             load_tensors(sorted((Path(run) / "checkpoints").iterdir())[-1] / f"{name}.safetensors")

@@ -34,7 +34,7 @@ from memspan.files.tensors import load_tensors, save_tensors
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, config_files
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
+from memspan.training import start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 
 QUIET = Console(quiet=True)
@@ -106,7 +106,7 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
 
 
 def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     expected = content(Path("whole"))
     original = trainer.Trainer.save
 
@@ -129,24 +129,24 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
             work()
         return done
 
-    until(0, lambda: trainer.train(OPTIONS, Path("before"), QUIET))
-    total = until(-1, lambda: trainer.train(OPTIONS, Path("counted"), QUIET))
+    until(0, lambda: start.train(OPTIONS, Path("before")))
+    total = until(-1, lambda: start.train(OPTIONS, Path("counted")))
     assert total > 15
     for cut in range(total):
         folder = Path(f"cut-{cut}")
         shutil.copytree("before", folder)
-        assert until(cut, lambda folder=folder: trainer.resume(folder, QUIET)) == cut
+        assert until(cut, lambda folder=folder: start.resume(folder)) == cut
         if checkpoints.latest(folder).state["step"] == 6:
             with pytest.raises(MemspanError, match="is finished"):
-                trainer.resume(folder, QUIET)
+                start.resume(folder)
         else:
-            trainer.resume(folder, QUIET)
+            start.resume(folder)
         assert content(folder) == expected, cut
         assert not list(folder.rglob(".*")), cut
 
 
 def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     holder = subprocess.Popen(
         [
             sys.executable,
@@ -164,15 +164,15 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
     # What earlier versions locked, and whoever cleans up may remove.
     Path("r/.lock").unlink(missing_ok=True)
     with pytest.raises(MemspanError, match="another process is training in r"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     with pytest.raises(MemspanError, match="another process is training in r"):
-        trainer.train(OPTIONS, Path("r"), QUIET)
+        start.train(OPTIONS, Path("r"))
     assert content(Path("r")) == before
     holder.kill()
     holder.communicate()
     # The system has lifted the claim.
     with pytest.raises(MemspanError, match="is finished"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
 
 
 def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,28 +196,28 @@ def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatc
 
 def test_without_locks_training_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "LOCKS", False)
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     memspan.load("r")
 
 
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
 def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     other = dataclasses.replace(OPTIONS.model, memory_length=5)
-    trainer.train(dataclasses.replace(OPTIONS, model=other), Path("other"), QUIET)
+    start.train(dataclasses.replace(OPTIONS, model=other), Path("other"))
     changed = Path("other", name).read_bytes()
     # White space means nothing to the tokeniser's own checksum.
     Path("r", name).write_bytes(changed if name == "config.toml" else changed + b"\n")
-    for use in (memspan.load, lambda folder: trainer.resume(Path(folder), QUIET)):
+    for use in (memspan.load, lambda folder: start.resume(Path(folder))):
         with pytest.raises(MemspanError, match=f"{name} in r has changed") as refusal:
             use("r")
         assert "away" not in str(refusal.value)
 
 
 def test_tensors_of_another_checkpoint_are_refused() -> None:
-    trainer.train(OPTIONS, Path("a"), QUIET)
+    start.train(OPTIONS, Path("a"))
     seeded = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, seed=2))
-    trainer.train(seeded, Path("b"), QUIET)
+    start.train(seeded, Path("b"))
     newest = "checkpoints/step-00000006/training.safetensors"
     shutil.copy(Path("b", newest), Path("a", newest))
     with pytest.raises(MemspanError, match="another checkpoint's"):
@@ -237,7 +237,7 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
     """Validations may fall on steps where no checkpoint is due."""
     loop = dataclasses.replace(OPTIONS.train, evaluate_every=3, save_every=4, steps=7)
     options = dataclasses.replace(OPTIONS, train=loop, optim=OptimConfig(warmup_steps=50))
-    trainer.train(options, Path("r"), QUIET)
+    start.train(options, Path("r"))
     scores = {
         r["step"]: r["validation_nats_per_token"]
         for r in trainer.metrics.read(Path("r/metrics.jsonl"))
@@ -251,22 +251,22 @@ def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
         with pytest.raises(PowerCut):
-            trainer.train(OPTIONS, Path("r"), QUIET)
+            start.train(OPTIONS, Path("r"))
     with pytest.raises(MemspanError, match="start it again with memspan train --preset r/config"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     cli.main(["train", "--preset", "r/config.toml", "--out", "r"])
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     assert content(Path("r")) == content(Path("whole"))
 
 
 def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() -> None:
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     published = Path("r/model.safetensors")
     good = published.read_bytes()
     published.unlink()
     published.write_bytes(good[:-1])
     with pytest.raises(MemspanError, match="is finished"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     assert published.read_bytes() == good
 
 
@@ -279,37 +279,37 @@ def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPa
         return dataclasses.replace(scores, nats=scores.tokens * self.step)
 
     monkeypatch.setattr(trainer.Trainer, "score", worse)
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     assert memspan.load("r").step == 3
     folder = Path("r/checkpoints/step-00000003")
     with open(folder / "model.safetensors", "r+b") as file:
         file.truncate(100)
     with pytest.raises(MemspanError, match=f"or move {folder} away to go on without the best"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     folder.rename("away")
     with pytest.raises(MemspanError, match="is finished"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     assert memspan.load("r").step == 6
 
 
 def test_checkpoints_elsewhere_are_refused() -> None:
     """Old checkpoints are deleted there: a run folder from elsewhere must not say where."""
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     Path("r/checkpoints").rename("elsewhere")
     Path("r/checkpoints").symlink_to(Path("elsewhere").absolute())
     with pytest.raises(MemspanError, match="is a link out of the run's folder"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(MemspanError, match="cannot write in r"):
-            trainer.resume(Path("r"), QUIET)
+            start.resume(Path("r"))
     with monkeypatch.context() as patch:
         # Such a file system refuses to remove, too, even what is not there.
         patch.setattr(os, "fsync", refuse)
@@ -321,7 +321,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyP
 def test_metrics_that_changed_are_told_and_training_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     original = trainer.Trainer.update
 
     def update(self: trainer.Trainer) -> torch.Tensor:
@@ -332,12 +332,12 @@ def test_metrics_that_changed_are_told_and_training_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(PowerCut):
-            trainer.train(OPTIONS, Path("r"), QUIET)
+            start.train(OPTIONS, Path("r"))
     shutil.copytree("r", "untouched")
     records = Path("r/metrics.jsonl")
     records.write_text(records.read_text().replace('"tokens": 24', '"tokens": 34'))
     for folder, told in (("r", True), ("untouched", False)):
-        trainer.resume(Path(folder), Console(width=500))
+        start.resume(Path(folder), console=Console(width=500))
         said = capsys.readouterr().out
         assert ("metrics.jsonl is not as it was saved" in said) == told
         assert content(Path(folder)) == content(Path("whole"))
@@ -357,14 +357,14 @@ def test_metrics_that_changed_are_told_and_training_goes_on(
 def test_a_state_that_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
     """Its checksum being right."""
     longer = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, save_every=1))
-    trainer.train(longer, Path("r"), QUIET)
+    start.train(longer, Path("r"))
     shutil.rmtree("r/checkpoints/step-00000006")
     path = Path("r/checkpoints/step-00000005/state.json")
     state = json.loads(path.read_text().rsplit("\n", 2)[0])
     text = json.dumps(state | {"best_step": None} | change)
     path.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
     with pytest.raises(MemspanError, match=says):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
 
 
 def test_what_the_system_refuses_is_one_line(

@@ -26,7 +26,7 @@ from memspan.models.registry import MODELS
 from memspan.runs import checkpoints
 from memspan.runs import run as runs
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
+from memspan.training import start, trainer
 from memspan.training.health import MOST_SKIPS_IN_A_ROW, Health, non_finite_rows
 from memspan.training.options import OptimConfig, TrainConfig
 
@@ -83,7 +83,7 @@ def records() -> list[dict[str, Any]]:
 def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {6})
     with pytest.raises(MemspanError) as stop:
-        trainer.train(run("transformer-xl"), Path("r"), quiet())
+        start.train(run("transformer-xl"), Path("r"))
     message = str(stop.value)
     assert checkpoints.latest(Path("r")).state["step"] == 4
     # Five segments of 8 are read; the second row starts after a third of the training split.
@@ -96,7 +96,7 @@ def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) 
 def test_a_stop_before_the_first_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {1})
     with pytest.raises(MemspanError, match="there was no checkpoint in r yet"):
-        trainer.train(run("transformer-xl"), Path("r"), quiet())
+        start.train(run("transformer-xl"), Path("r"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -112,7 +112,7 @@ def test_skipped_updates_change_nothing_and_are_counted(
 
     monkeypatch.setattr(trainer.Trainer, "update", update)
     spoil(monkeypatch, {5, 11}, value)
-    trainer.train(run("transformer-xl", non_finite="skip"), Path("r"), quiet())
+    start.train(run("transformer-xl", non_finite="skip"), Path("r"))
     for step in range(11):
         same = all(torch.equal(before[step][k], before[step + 1][k]) for k in before[step])
         assert same == (step + 1 in {5, 11}), step
@@ -126,7 +126,7 @@ def test_skipped_updates_change_nothing_and_are_counted(
 def test_the_counts_survive_a_resumption(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {2, 7})
     options = run("transformer-xl", non_finite="skip")
-    trainer.train(options, Path("whole"), quiet())
+    start.train(options, Path("whole"))
     original = trainer.Trainer.update
 
     def update(self: trainer.Trainer) -> Any:
@@ -137,8 +137,8 @@ def test_the_counts_survive_a_resumption(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(MemspanError, match="power cut"):
-            trainer.train(options, Path("cut"), quiet())
-    trainer.resume(Path("cut"), quiet())
+            start.train(options, Path("cut"))
+    start.resume(Path("cut"))
     whole, cut = checkpoints.latest(Path("whole")), checkpoints.latest(Path("cut"))
     assert whole.state["health"] == cut.state["health"]
     assert whole.state["health"]["skipped_updates"] == 2
@@ -150,14 +150,14 @@ def test_training_gives_up_where_skipping_does_not_help(monkeypatch: pytest.Monk
     options = run("transformer-xl", non_finite="skip", steps=200, save_every=0)
     left_out = f"{MOST_SKIPS_IN_A_ROW} updates in a row were left out"
     with pytest.raises(MemspanError, match=f"at step {2 + MOST_SKIPS_IN_A_ROW} .*{left_out}"):
-        trainer.train(options, Path("r"), quiet())
+        start.train(options, Path("r"))
 
 
 def test_records_hold_no_loss_where_every_update_was_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spoil(monkeypatch, set(range(11, 21)))
-    trainer.train(run("transformer-xl", non_finite="skip", steps=20), Path("r"), quiet())
+    start.train(run("transformer-xl", non_finite="skip", steps=20), Path("r"))
     training = [r for r in records() if "skipped_updates" in r]
     assert [r["skipped_updates"] for r in training] == [0, 10]
     assert ["train_nats_per_token" in r for r in training] == [True, False]
@@ -183,7 +183,7 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
         return original(self, *update)
 
     monkeypatch.setattr(trainer.Trainer, "_accumulate_gradients", accumulate)
-    trainer.train(run(architecture, non_finite="skip", segment_length=4), Path("r"), quiet())
+    start.train(run(architecture, non_finite="skip", segment_length=4), Path("r"))
     saved = checkpoints.latest(Path("r"))
     assert saved.state["health"] == {"skipped_updates": 1, "reset_memory_rows": 1}
     assert all(t.isfinite().all() for t in saved.weights.values())
@@ -240,7 +240,7 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
 def test_the_command_line_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.train(run("transformer-xl", steps=2), Path("r"), quiet())
+    start.train(run("transformer-xl", steps=2), Path("r"))
 
     def overflowing(model: Any) -> Any:
         with torch.no_grad():
@@ -274,14 +274,14 @@ def test_a_validation_that_is_not_finite_does_not_end_the_run(
         return original(self, batch_size)
 
     monkeypatch.setattr(trainer.Trainer, "score", score)
-    trainer.train(run("transformer-xl", evaluate_every=4), Path("r"), Console())
+    start.train(run("transformer-xl", evaluate_every=4), Path("r"), console=Console())
     assert "the score is not finite" in capsys.readouterr().out
     scored = [r["step"] for r in records() if "validation_bits_per_byte" in r]
     assert scored == [8, 12]
 
 
 def test_a_full_run_is_healthy_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    trainer.train(run("transformer-xl"), Path("r"), Console())
+    start.train(run("transformer-xl"), Path("r"), console=Console())
     assert "skipped" not in capsys.readouterr().out
     tensors, _ = load_tensors(Path("r/model.safetensors"))
     assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())

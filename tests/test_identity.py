@@ -24,7 +24,7 @@ from memspan.runs import checkpoints, history
 from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
+from memspan.training import start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 
 QUIET = Console(quiet=True)
@@ -70,7 +70,7 @@ def during(
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", update)
-        trainer.train(OPTIONS, Path(out), Console(width=500))
+        start.train(OPTIONS, Path(out), console=Console(width=500))
 
 
 def cut() -> None:
@@ -103,7 +103,7 @@ def flip_in_config() -> None:
 def test_options_that_change_while_training_are_not_sealed(
     ends: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     events: dict[int, Callable[[], None]] = {3: flip_in_config}
     if ends:
         during(monkeypatch, events)
@@ -113,7 +113,7 @@ def test_options_that_change_while_training_are_not_sealed(
     assert "r/config.toml was changed while training" in capsys.readouterr().out
     assert "0.003" in Path("r/config.toml.changed").read_text()
     if not ends:
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     assert memspan.load("r").config == memspan.load("whole").config
     assert_same("r", "whole")
 
@@ -124,13 +124,13 @@ def test_options_that_change_and_were_not_seen_yet_are_refused(
     with pytest.raises(PowerCut):
         during(monkeypatch, {5: lambda: (flip_in_config(), cut())})  # type: ignore[func-returns-value]
     with pytest.raises(MemspanError, match=r"config.toml in r has changed"):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
 
 
 def test_files_that_are_deleted_while_training_are_written_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     names = ("config.toml", "tokenizer.json")
 
     def delete() -> None:
@@ -149,7 +149,7 @@ def test_a_folder_that_is_moved_while_training_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another run under its old name is left alone, to the byte."""
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
 
     def move() -> None:
         Path("r").rename("moved")
@@ -161,7 +161,7 @@ def test_a_folder_that_is_moved_while_training_is_followed(
         if path.is_file():
             assert Path("r", path.relative_to("whole")).read_bytes() == path.read_bytes()
     assert not list(Path().rglob("r/**/.*"))
-    trainer.resume(Path("moved"), QUIET)
+    start.resume(Path("moved"))
     assert_same("moved", "whole")
     steps = [r["step"] for r in trainer.metrics.read(Path("moved/metrics.jsonl"))]
     assert steps == [r["step"] for r in trainer.metrics.read(Path("whole/metrics.jsonl"))]
@@ -186,17 +186,17 @@ def test_a_folder_that_is_moved_during_a_save_is_named(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(checkpoints, "_write_state", move_first)
     with pytest.raises(MemspanError, match=r"during a save.*--resume .*/moved$"):
-        trainer.train(OPTIONS, Path("r"), QUIET)
+        start.train(OPTIONS, Path("r"))
     assert not list(Path("moved").rglob("state.json"))
 
 
 def test_a_run_that_is_copied_or_moved_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     cut_run(monkeypatch)
     shutil.copytree("r", "copy")
     Path("r").rename("moved")
     for folder in ("copy", "moved"):
-        trainer.resume(Path(folder), QUIET)
+        start.resume(Path(folder))
         assert_same(folder, "whole")
 
 
@@ -214,7 +214,7 @@ def test_an_old_checkpoint_that_stayed_is_deleted_at_the_next_save(
 
     monkeypatch.setattr(checkpoints.shutil, "rmtree", rmtree)
     loop = dataclasses.replace(OPTIONS.train, save_every=1)
-    trainer.train(dataclasses.replace(OPTIONS, train=loop), Path("r"), QUIET)
+    start.train(dataclasses.replace(OPTIONS, train=loop), Path("r"))
     assert refused
     assert not list(Path("r/checkpoints").glob(".*"))
 
@@ -247,9 +247,9 @@ def test_a_corpus_that_changed_in_any_split_or_border_is_refused(
     cut_run(monkeypatch)
     rewrite(change)
     with pytest.raises(MemspanError, match=says):
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     rewrite({})
-    trainer.resume(Path("r"), QUIET)
+    start.resume(Path("r"))
 
 
 def test_splits_that_come_and_go() -> None:
@@ -263,7 +263,7 @@ def test_splits_that_come_and_go() -> None:
 def test_runs_that_recorded_their_training_tokens_only_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.train(OPTIONS, Path("whole"), QUIET)
+    start.train(OPTIONS, Path("whole"))
     with monkeypatch.context() as patch:
         # As before there was more.
         patch.setattr(
@@ -275,7 +275,7 @@ def test_runs_that_recorded_their_training_tokens_only_go_on(
             ),
         )
         cut_run(monkeypatch)
-    trainer.resume(Path("r"), Console(width=500))
+    start.resume(Path("r"), console=Console(width=500))
     assert "recorded its training tokens only" in capsys.readouterr().out
     assert_same("r", "whole")
     assert set(memspan.load("r").corpus) == {"train", "validation", "test"}
@@ -284,7 +284,7 @@ def test_runs_that_recorded_their_training_tokens_only_go_on(
 def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trainer.train(OPTIONS, Path("r"), QUIET)
+    start.train(OPTIONS, Path("r"))
     capsys.readouterr()
 
     def scored(*more: str) -> tuple[dict[str, object], str]:
@@ -318,15 +318,15 @@ def options(**loop: object) -> RunConfig[TransformerXLConfig]:
 
 def test_a_finished_run_goes_on_to_more_steps(capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights are those of a run that was to make so many steps from the start."""
-    trainer.train(options(steps=12), Path("whole"), QUIET)
-    trainer.train(options(steps=6), Path("r"), QUIET)
+    start.train(options(steps=12), Path("whole"))
+    start.train(options(steps=6), Path("r"))
     published = Path("r/model.safetensors").read_bytes()
     capsys.readouterr()
     cli.main(["train", "--resume", "r", "--train.steps", "9", "--train.save-every", "3"])
     assert "train.steps 6 -> 9, train.save_every 2 -> 3" in " ".join(
         capsys.readouterr().out.split()
     )
-    trainer.resume(Path("r"), QUIET, config=options(steps=12))
+    start.resume(Path("r"), config=options(steps=12))
     assert_same("r", "whole")
     assert Path("r/config.toml").read_bytes() == Path("whole/config.toml").read_bytes()
     changed = [(c.step, c.changed) for c in history.read(Path("r"))]
@@ -347,7 +347,7 @@ def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> N
         optim=OptimConfig(learning_rate=1e-3, weight_decay=0.0, beta2=0.9, clip_norm=0.0),
     )
     console = Console(file=io.StringIO(), record=True, width=1000)
-    trainer.resume(Path("r"), console, config=new)
+    start.resume(Path("r"), console=console, config=new)
     assert "; learning rate here 0.00105 -> 5e-05\n" in console.export_text()
     saved = checkpoints.latest(Path("r")).state
     assert saved["environment"]["precision"] == "bfloat16"
@@ -362,8 +362,8 @@ def test_a_crash_while_options_change_is_recovered(
     cut_before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before either file is written, or before the first save after them."""
-    trainer.train(options(steps=12), Path("whole"), QUIET)
-    trainer.train(options(steps=6), Path("r"), QUIET)
+    start.train(options(steps=12), Path("whole"))
+    start.train(options(steps=6), Path("r"))
     write = Claim.write
 
     def writing(self: Claim, name: str, content: bytes) -> None:
@@ -375,15 +375,15 @@ def test_a_crash_while_options_change_is_recovered(
         patch.setattr(Claim, "write", writing)
         patch.setattr(trainer.Trainer, "update", lambda self: cut())
         with pytest.raises(PowerCut):
-            trainer.resume(Path("r"), QUIET, config=options(steps=12))
+            start.resume(Path("r"), config=options(steps=12))
     memspan.load("r")
     if cut_before:
         # It was not made; another may be.
         with pytest.raises(MemspanError, match="is finished"):
-            trainer.resume(Path("r"), QUIET)
-        trainer.resume(Path("r"), QUIET, config=options(steps=12))
+            start.resume(Path("r"))
+        start.resume(Path("r"), config=options(steps=12))
     else:
-        trainer.resume(Path("r"), QUIET)
+        start.resume(Path("r"))
     assert_same("r", "whole")
     assert [c.changed for c in history.read(Path("r"))] == [{"train.steps": [6, 12]}]
 
@@ -397,7 +397,7 @@ def test_longer_segments_than_learned_positions_are_refused(
     longer = load_config(Path("r"))
     longer = dataclasses.replace(longer, train=dataclasses.replace(longer.train, segment_length=5))
     with pytest.raises(MemspanError, match=r"learned positions up to a distance of 8.* needs 9"):
-        trainer.resume(Path("r"), QUIET, config=longer)
+        start.resume(Path("r"), config=longer)
 
 
 def test_another_environment_is_said_in_one_line(
@@ -405,11 +405,11 @@ def test_another_environment_is_said_in_one_line(
 ) -> None:
     cut_run(monkeypatch)
     shutil.copytree("r", "same")
-    trainer.resume(Path("same"), Console(width=900))
+    start.resume(Path("same"), console=Console(width=900))
     assert "another environment" not in capsys.readouterr().out
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NONE")
-    trainer.resume(Path("r"), Console(width=900))
+    start.resume(Path("r"), console=Console(width=900))
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "another environment" in x]
     assert ', now "NONE"; threads 1, now 7)' in line
     assert "its weights may differ" in line
@@ -422,14 +422,14 @@ def test_runs_work_from_any_folder(
     cut_run(monkeypatch)
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    trainer.resume(Path("../r"), QUIET)
+    start.resume(Path("../r"))
     cli.main(["evaluate", "../r"])
     Path("../text.txt").rename("book.txt")
     with pytest.raises(SystemExit):
         cli.main(["evaluate", "../r"])
     assert "say where it is with --corpus PATH" in capsys.readouterr().err
     with pytest.raises(MemspanError, match=r"say where it is now with --data.corpus PATH"):
-        trainer.resume(Path("../r"), QUIET)
+        start.resume(Path("../r"))
     more = ["--train.steps", "8", "--data.corpus", "book.txt"]
     cli.main(["train", "--resume", "../r", *more])
     assert memspan.load("../r").config.data.corpus == str(tmp_path / "elsewhere/book.txt")

@@ -30,7 +30,7 @@ from memspan.runs import checkpoints
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.training import precision as training_precision
-from memspan.training import trainer
+from memspan.training import start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 
 CPU = torch.device("cpu")
@@ -84,8 +84,8 @@ def test_what_torch_had_set_holds_again(monkeypatch: pytest.MonkeyPatch) -> None
     starts = [lambda: None, lambda: torch.set_float32_matmul_precision("high")]
     starts += [by_library] if precision._libraries() else []
     untouched = [library.fp32_precision for library in precision._libraries()]
-    for start in starts:
-        start()
+    for begin in starts:
+        begin()
         before = setting()
         for wanted in ("medium", "highest"):
             with contextlib.suppress(KeyError), Precision(matmul=wanted).applied(CPU):
@@ -283,7 +283,7 @@ def test_all_of_an_update_is_computed_as_asked() -> None:
 def test_a_run_goes_on_in_its_own_precision(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.train(options(), Path("r"), Console(width=1000))
+    start.train(options(), Path("r"), console=Console(width=1000))
     assert "on cpu in float32 (matmul precision highest)\n" in capsys.readouterr().out
     sealed = load_config(Path("r")).train
     assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
@@ -306,15 +306,15 @@ def test_runs_from_before_the_option(
         return "".join(line for line in lines if not line.startswith("matmul_precision"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "without_auto", lambda options, *_: options)
+        patch.setattr(start, "without_auto", lambda options, *_: options)
         patch.setattr(checkpoints, "to_toml", old_toml)
         patch.setattr(trainer.Trainer, "_stopping", lambda self: self.step == 2)
-        trainer.train(options(save_every=1), Path("r"), Console(quiet=True))
+        start.train(options(save_every=1), Path("r"))
     assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
     assert "matmul" not in Path("r/config.toml").read_text()
     cli.main(["generate", "r", "--tokens", "2"])
     monkeypatch.setattr(training_precision, "automatic", lambda device: Precision("bfloat16"))
-    trainer.resume(Path("r"), Console(width=1000))
+    start.resume(Path("r"), console=Console(width=1000))
     out = capsys.readouterr().out
     assert "on cpu in float32 (matmul precision highest)\n" in out
     assert "another environment" not in out
@@ -325,7 +325,7 @@ def test_runs_from_before_the_option(
 def test_a_precision_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
+    start.train(options(precision="bfloat16"), Path("r"))
 
     def none(self: Precision, device: torch.device) -> Any:
         raise RuntimeError("bfloat16 is not supported")
@@ -334,15 +334,15 @@ def test_a_precision_that_is_not_here(
     with monkeypatch.context() as patch:
         patch.setattr(Precision, "autocast", none)
         with pytest.raises(MemspanError, match="cpu has no bfloat16: use precision float32"):
-            trainer.resume(Path("r"), Console(quiet=True), config=options(steps=4))
+            start.resume(Path("r"), config=options(steps=4))
     assert {path: path.read_bytes() for path in files} == files
-    trainer.resume(Path("r"), Console(), config=options(precision="float32", steps=4))
+    start.resume(Path("r"), console=Console(), config=options(precision="float32", steps=4))
     assert 'precision "bfloat16", now "float32"' in " ".join(capsys.readouterr().out.split())
 
 
 def test_reading_in_another_precision(capsys: pytest.CaptureFixture[str]) -> None:
     """Scores are of float32 whatever the run was trained in, unless asked otherwise."""
-    trainer.train(options(precision="bfloat16"), Path("r"), Console(quiet=True))
+    start.train(options(precision="bfloat16"), Path("r"))
     capsys.readouterr()
 
     def scored(*flags: str) -> tuple[dict[str, Any], str]:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import memspan
 from memspan.data.options import DataConfig
+from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.models.compressive.config import CompressiveConfig
@@ -26,8 +27,8 @@ from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
 from memspan.runs.claim import claim
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
-from memspan.training.optimisation import adamw
+from memspan.training import start, trainer
+from memspan.training.optimisation import adamw, learning_rate
 from memspan.training.options import OptimConfig, TrainConfig
 
 MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
@@ -102,7 +103,7 @@ def test_resume_continues_bit_for_bit(
     model: object, loop: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = config(model, **loop)
-    trainer.train(options, Path("whole"), quiet())
+    start.train(options, Path("whole"))
     original, calls = trainer.Trainer.update, 0
 
     def update(self: trainer.Trainer) -> torch.Tensor:
@@ -115,8 +116,8 @@ def test_resume_continues_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", update)
         with pytest.raises(RuntimeError, match="power cut"):
-            trainer.train(options, Path("cut"), quiet())
-    trainer.resume(Path("cut"), quiet())
+            start.train(options, Path("cut"))
+    start.resume(Path("cut"))
     assert_same(final("whole"), final("cut"))
     assert (Path("whole") / "model.safetensors").read_bytes() == (
         Path("cut") / "model.safetensors"
@@ -170,7 +171,7 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_interrupt_saves_and_resumes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = config()
-    trainer.train(options, Path("whole"), quiet())
+    start.train(options, Path("whole"))
     original = trainer.Trainer.update
 
     def update(self: trainer.Trainer) -> torch.Tensor:
@@ -180,9 +181,9 @@ def test_an_interrupt_saves_and_resumes(name: str, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer.Trainer, "update", update)
-        trainer.train(options, Path("cut"), quiet())
+        start.train(options, Path("cut"))
     assert checkpoints.latest(Path("cut")).state["step"] == 11
-    trainer.resume(Path("cut"), quiet())
+    start.resume(Path("cut"))
     assert_same(final("whole"), final("cut"))
 
 
@@ -198,14 +199,14 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
 
     monkeypatch.setattr(trainer.Trainer, "update", update)
     with pytest.raises(MemspanError, match="not finite at step 14"):
-        trainer.train(config(), Path("r"), quiet())
+        start.train(config(), Path("r"))
     saved = checkpoints.latest(Path("r"))
     assert saved.state["step"] == 12
     assert all(t.isfinite().all() for t in saved.weights.values())
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer.train(config(steps=8), Path("r"), quiet())
+    start.train(config(steps=8), Path("r"))
     before = final("r")
     saved = checkpoints.latest(Path("r"))
 
@@ -232,7 +233,7 @@ def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPa
         return dataclasses.replace(got, nats=next(scores) * got.tokens)
 
     monkeypatch.setattr(trainer.Trainer, "score", score)
-    trainer.train(config(evaluate_every=4, steps=20), Path("r"), quiet())
+    start.train(config(evaluate_every=4, steps=20), Path("r"))
     steps = sorted(int(p.name[5:]) for p in (Path("r") / "checkpoints").iterdir())
     assert steps == [4, 16, 20]
     assert memspan.load("r").step == 4
@@ -240,7 +241,7 @@ def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPa
 
 def test_load_gives_model_and_tokenizer() -> None:
     tied = dataclasses.replace(config(), embedding=EmbeddingConfig(cutoffs=(4, 8), div_val=2))
-    trainer.train(tied, Path("r"), quiet())
+    start.train(tied, Path("r"))
     run = memspan.load("r")
     assert run.tokenizer.decode(run.tokenizer.encode(b"the memory")) == b"the memory"
     ids = torch.from_numpy(run.tokenizer.encode(b"the memory").astype("int64"))[None]
@@ -252,12 +253,12 @@ def test_load_gives_model_and_tokenizer() -> None:
 
 def test_learning_rate_follows_its_schedule() -> None:
     options = config(steps=105)
-    rates = [trainer.learning_rate(step, options) for step in range(105)]
+    rates = [learning_rate(step, options) for step in range(105)]
     assert rates[:5] == pytest.approx([2e-3 * (i + 1) / 5 for i in range(5)])
     assert rates[55] == pytest.approx((2e-3 + 1e-4) / 2)
     assert min(rates[5:]) >= 1e-4
     slow = dataclasses.replace(options, optim=OptimConfig(schedule="inverse-sqrt", warmup_steps=4))
-    assert trainer.learning_rate(15, slow) == pytest.approx(1e-3)
+    assert learning_rate(15, slow) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("model", [MODEL, COMPRESSIVE], ids=["transformer-xl", "compressive"])
@@ -338,7 +339,7 @@ def test_effective_batches_grow() -> None:
     loop = {"accumulate": 2, "accumulate_later": 5, "accumulate_from": 3}
     options = config(steps=6, evaluate_every=0, **loop)
     assert [options.train.segments_read(n) for n in range(7)] == [0, 2, 4, 6, 11, 16, 21]
-    trainer.train(options, Path("run"), quiet())
+    start.train(options, Path("run"))
     last = trainer.metrics.read(Path("run/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"]) == (6, 21 * 2 * 8)
     streams = checkpoints.latest(Path("run")).state["streams"]
@@ -349,7 +350,7 @@ def test_effective_batches_grow() -> None:
 
 
 def trainer_of(options: RunConfig) -> trainer.Trainer:  # type: ignore[type-arg]
-    prepared = trainer.prepare("text.txt", "characters", None)
+    prepared = prepare("text.txt", "characters", None)
     return trainer.Trainer(options, Path("run"), prepared, torch.device("cpu"), quiet())
 
 
@@ -399,7 +400,7 @@ def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_statistics_are_logged_and_drawn() -> None:
     """Per layer, in training and at validation; the shares of attention as a picture."""
-    trainer.train(config(COMPRESSIVE), Path("run"), quiet())
+    start.train(config(COMPRESSIVE), Path("run"))
     records = trainer.metrics.read(Path("run/metrics.jsonl"))
     validations = [r for r in records if "validation_bits_per_byte" in r]
     for record in validations:
@@ -414,7 +415,7 @@ def test_statistics_are_logged_and_drawn() -> None:
 
 
 def test_training_learns() -> None:
-    trainer.train(config(steps=60, evaluate_every=60), Path("r"), quiet())
+    start.train(config(steps=60, evaluate_every=60), Path("r"))
     losses = [
         r["train_nats_per_token"]
         for r in trainer.metrics.read(Path("r/metrics.jsonl"))
@@ -454,3 +455,18 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 )
 def test_the_proposed_prompt_is_from_the_text(text: bytes, prompt: str) -> None:
     assert trainer.prompt_from(text) == prompt
+
+
+def test_training_from_python_is_quiet_and_returns_the_folder(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """With folders as text; a run goes on with other options."""
+    options = config(steps=2)
+    folder = start.train(options, "runs/r")
+    assert folder == Path("runs/r")
+    assert memspan.load(folder).step == 2
+    assert start.resume("runs/r", config=config(steps=3)) == folder
+    warm = start.train(options, "runs/warm", init_from=folder)
+    assert memspan.load(warm).step == 2
+    assert checkpoints.latest(folder).state["step"] == 3
+    assert capfd.readouterr() == ("", "")

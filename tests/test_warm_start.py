@@ -173,11 +173,10 @@ def test_another_vocabulary_is_refused() -> None:
 
 def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the training verb: a learning rate of zero leaves the source's weights."""
-    from rich.console import Console
 
     from memspan.data.options import DataConfig
     from memspan.runs import run as runs
-    from memspan.training import trainer
+    from memspan.training import start
     from memspan.training.options import OptimConfig, TrainConfig
 
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
@@ -191,13 +190,12 @@ def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         optim=OptimConfig(learning_rate=0.0, min_learning_rate=0.0),
         train=loop,
     )
-    quiet = Console(quiet=True)
-    trainer.train(base, tmp_path / "xl", quiet)
+    start.train(base, tmp_path / "xl")
     config = dataclasses.replace(base, model=FeedbackConfig(**SIZE), architecture="feedback")
-    trainer.train(config, tmp_path / "feedback", quiet, tmp_path / "xl")  # type: ignore[arg-type]
+    start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")  # type: ignore[arg-type]
     ours: dict[str, Tensor] = runs.load(tmp_path / "feedback").model.state_dict()
     theirs = runs.load(tmp_path / "xl").model.state_dict()
     for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):
         assert torch.equal(ours[name], theirs[name])
     with pytest.raises(MemspanError, match="no run at"):
-        trainer.train(config, tmp_path / "other", quiet, tmp_path / "none")  # type: ignore[arg-type]
+        start.train(config, tmp_path / "other", init_from=tmp_path / "none")  # type: ignore[arg-type]

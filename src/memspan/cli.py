@@ -298,7 +298,7 @@ def _train(arguments: list[str]) -> None:
             what = options.config.data.corpus if options.resume is None else options.resume
             print(f"preparing {what}", flush=True)
         from memspan.distributed.processes import joined
-        from memspan.training import trainer
+        from memspan.training import start
 
         processes = stack.enter_context(joined())
         # Names of corpora and folders may hold brackets, which are no mark-up. Lines are broken by the
@@ -306,10 +306,16 @@ def _train(arguments: list[str]) -> None:
         console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
         if options.resume is not None:
             wanted = options.config if changed else None
-            trainer.resume(options.resume, console, processes, wanted)
+            start.resume(options.resume, config=wanted, console=console, processes=processes)
         else:
             folder = processes.of_first(options.out or _new_folder(options.config))
-            trainer.train(options.config, folder, console, options.init_from, processes)
+            start.train(
+                options.config,
+                folder,
+                init_from=options.init_from,
+                console=console,
+                processes=processes,
+            )
     _settle_output()
 
 
@@ -708,7 +714,7 @@ def _data(arguments: list[str]) -> None:
 
 def _load(folder: Path, device: str) -> Run:
     from memspan.runs.run import load
-    from memspan.training.trainer import device_for
+    from memspan.training.start import device_for
 
     return load(folder, str(device_for(device)))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -19,6 +21,11 @@ PLAIN_SECONDS = 30
 """Seconds between the lines that stand for a bar where there is no terminal."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
 """Signals that end training with a last checkpoint."""
+
+
+def resume_command(folder: Path) -> str:
+    """What continues the run in ``folder``."""
+    return f"memspan train --resume {shlex.quote(str(folder))}"
 
 
 @contextmanager

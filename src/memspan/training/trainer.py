@@ -9,44 +9,31 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from memspan.data.corpora import is_there, located
-from memspan.data.identity import difference, identity, is_whole, recorded
-from memspan.data.prepared import prepare
 from memspan.data.streams import Segment, evaluation_segments
-from memspan.data.tokenizers import load_tokenizer
-from memspan.distributed.processes import ALONE, Processes, own_device, whole
+from memspan.distributed.processes import ALONE, whole
 from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluation import Scores, percent, score_tokens
 from memspan.generation import draw_tokens, read_prompt
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
-from memspan.precision.products import recorded_precision
-from memspan.runs import checkpoints, history
-from memspan.runs import run as runs
-from memspan.runs.claim import Claim, claim
-from memspan.runs.config_files import load_config, to_toml
-from memspan.runs.options import RunConfig
+from memspan.runs import checkpoints
+from memspan.runs.claim import Claim
 from memspan.sampling import Sampling
 from memspan.training import metrics
-from memspan.training.changes import changes, describe, refuse_fixed
-from memspan.training.environment import difference as environments_differ
 from memspan.training.health import MOST_SKIPS_IN_A_ROW, Health, largest_gradients, place
 from memspan.training.optimisation import learning_rate, set_learning_rate
-from memspan.training.precision import precision_of, without_auto
 from memspan.training.state import TrainingState
-from memspan.training.terminal import progress, stoppable
+from memspan.training.terminal import progress, resume_command, stoppable
 
 if TYPE_CHECKING:
     from memspan.runs.shared_saves import SharedSaves
@@ -55,180 +42,6 @@ LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
 STATISTICS_SEGMENTS = 32
 """Segments of validation text that fill memory before the last of them is looked into."""
-
-
-def train(
-    config: RunConfig[Any],
-    folder: Path,
-    console: Console,
-    init_from: Path | None = None,
-    processes: Processes = ALONE,
-) -> None:
-    """Start a new run in ``folder``, with the weights of the run ``init_from`` where they fit.
-
-    All ``processes`` call this, with the same arguments but for the console.
-
-    Raises:
-        MemspanError: an unusable option, a folder in use, a loss that is not finite, a full disk.
-    """
-    if config.train.parallel == "fsdp" and processes.size == 1:
-        raise MemspanError(
-            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
-            "2 or more, or drop it"
-        )
-    device = own_device(device_for(config.train.device))
-    # Runs go on from any folder.
-    corpus = located(config.data.corpus)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
-    prepared = processes.in_turn(
-        lambda: prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
-    )
-    for line in prepared.notices():
-        console.print(line, highlight=False)
-    start = None if init_from is None else runs.load(init_from, str(device))
-    config = with_position_table(config)
-    precision = precision_of(config.train, device)
-    options = without_auto(config.train, precision.products, precision.matmul)
-    config = dataclasses.replace(config, train=options)
-    trainer = Trainer(config, folder, prepared, device, console, processes, start)
-    with _claimed(folder, processes) as trainer.claim:
-        if trainer.claim is not None:
-            checkpoints.create(trainer.claim, config, prepared.tokenizer)
-        trainer.fit()
-
-
-def resume(
-    folder: Path,
-    console: Console,
-    processes: Processes = ALONE,
-    config: RunConfig[Any] | None = None,
-) -> None:
-    """Continue a run exactly where its last checkpoint left it.
-
-    Args:
-        folder: the run's.
-        console: where to report.
-        processes: all of them call this.
-        config: the options to go on with (None: the run's own). Training and optimiser options may
-            change, and the place of the corpus; that is recorded in the run's ``history.jsonl``.
-
-    Raises:
-        MemspanError: no run, a damaged, changed or finished one, or one that another process trains;
-            an option that cannot change.
-    """
-    # Refuses what is no run before a folder is made for the claim.
-    load_config(folder)
-    with _claimed(folder, processes) as claimed:
-        _resume(folder, claimed, console, processes, config)
-
-
-def _resume(
-    folder: Path,
-    claimed: Claim | None,
-    console: Console,
-    processes: Processes,
-    wanted: RunConfig[Any] | None,
-) -> None:
-    if claimed is not None:
-        claimed.load()
-    before = load_config(folder)
-    config = before
-    if wanted is not None:
-        corpus = wanted.data.corpus
-        if corpus != before.data.corpus:
-            corpus = located(corpus)
-        config = dataclasses.replace(
-            wanted,
-            data=dataclasses.replace(wanted.data, corpus=corpus),
-            train=without_auto(wanted.train, before.train.precision, before.train.matmul_precision),
-        )
-    changed = changes(before, config)
-    refuse_fixed(changed, folder)
-    span = _learned_span(config)
-    if "train.segment_length" in changed and span is not None and span > config.model.max_distance:
-        raise MemspanError(
-            f"{folder} has learned positions up to a distance of {config.model.max_distance}, and "
-            f"--train.segment-length {config.train.segment_length} needs {span}: lower it"
-        )
-    if not is_there(config.data.corpus):
-        raise MemspanError(
-            f"the corpus of {folder} is not at {config.data.corpus}: say where it is now with "
-            "--data.corpus PATH"
-        )
-    device = own_device(device_for(config.train.device))
-    # A single process looks at all of the checkpoint before the model takes memory.
-    saved = checkpoints.latest(folder) if processes.size == 1 else None
-    state = checkpoints.latest_state(folder) if saved is None else saved.state
-    if processes.first:
-        checkpoints.recover(folder, state)
-    if state["step"] >= config.train.steps:
-        raise MemspanError(
-            f"{folder} is finished: it has made {state['step']:,} steps, and train.steps is "
-            f"{config.train.steps:,}; to go on: {_resume_command(folder)} --train.steps "
-            f"{2 * state['step']}"
-        )
-    tokenizer = load_tokenizer(folder)
-    prepared = processes.in_turn(
-        lambda: prepare(
-            config.data.corpus,
-            config.data.tokenizer,
-            config.data.vocab_size,
-            with_tokenizer=tokenizer,
-        )
-    )
-    known = recorded(state["corpus"])
-    if how := difference(known, identity(prepared.splits)):
-        raise MemspanError(
-            f"the corpus {config.data.corpus} is not what this run was trained on ({how}): restore "
-            "its files (for python-stdlib: the same Python version), or start a new run"
-        )
-    if not is_whole(known):
-        console.print(
-            f"{folder} was saved by an older version, which recorded its training tokens only: "
-            "whether its other splits and the borders of documents are the same is not known"
-        )
-    if saved is not None:
-        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
-    if (used := recorded_precision(state.get("environment"))) is not None:
-        options = without_auto(config.train, used.products, used.matmul)
-        config = dataclasses.replace(config, train=options)
-    trainer = Trainer(config, folder, prepared, device, console, processes)
-    trainer.claim = claimed
-    if saved is None:
-        saved = processes.in_turn(
-            lambda: checkpoints.latest(folder, trainer.target, verify=processes.first)
-        )
-        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
-    trainer.restore(saved)
-    console.print(f"resuming {folder} at step {trainer.step:,}")
-    if changed:
-        rates = [learning_rate(trainer.step, options) for options in (before, config)]
-        console.print(
-            f"changed, and recorded in {folder / history.NAME}: {describe(changed)}"
-            + (
-                f"; learning rate here {rates[0]:.3g} -> {rates[1]:.3g}"
-                if rates[0] != rates[1]
-                else ""
-            )
-        )
-    if claimed is not None:
-        history.record(claimed, trainer.step, changed, to_toml(config).encode())
-    if line := environments_differ(saved.state.get("environment"), trainer.environment()):
-        console.print(line)
-    if not metrics.unchanged(folder, saved.state["metrics"]):
-        console.print(
-            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
-            f"{trainer.step:,} may be wrong or missing; the training does not depend on them"
-        )
-    trainer.fit()
-
-
-def _resume_command(folder: Path) -> str:
-    return f"memspan train --resume {shlex.quote(str(folder))}"
-
-
-def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
-    return claim(folder) if processes.first else nullcontext()
 
 
 class Trainer(TrainingState):
@@ -282,7 +95,7 @@ class Trainer(TrainingState):
                 self.processes.wait()
         log.close()
         if self.interrupted:
-            resume = f"continue with: {_resume_command(self.folder)}"
+            resume = f"continue with: {resume_command(self.folder)}"
             if self.moved_from is not None:
                 raise MemspanError(
                     f"the run's folder {self.moved_from} was moved while it was trained: stopped at "
@@ -633,36 +446,3 @@ def by_layer(statistics: Mapping[str, Tensor]) -> dict[str, float]:
         for name, values in statistics.items()
         for n, value in enumerate(values.tolist(), 1)
     }
-
-
-def device_for(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=name).item()
-        device = torch.device(name)
-        if device.type != "cpu" or not device.index:
-            return device
-        raise RuntimeError("PyTorch takes any number, and means the same CPU")
-    except (RuntimeError, AssertionError):
-        raise MemspanError(f"there is no device {name!r} here: use cpu") from None
-
-
-def with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
-    """Size learned position tables for the spans that training uses, where not set."""
-    span = _learned_span(config)
-    if span is None or config.model.max_distance is not None:
-        return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_distance=span))
-
-
-def _learned_span(config: RunConfig[Any]) -> int | None:
-    """The longest distance that training uses, where each has a learned position; else None."""
-    model = config.model
-    if getattr(model, "positions", None) != "learned":
-        return None
-    span: int = model.memory_length + getattr(model, "compressed_length", 0)
-    if getattr(model, "attention_span", "segment") == "segment":
-        span += config.train.segment_length
-    return span

@@ -1,0 +1,306 @@
+"""Starting and resuming a run: what is checked and prepared before the first update."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from memspan.data.corpora import is_there, located
+from memspan.data.identity import difference, identity, is_whole, recorded
+from memspan.data.prepared import Prepared, prepare
+from memspan.data.tokenizers import Tokenizer, load_tokenizer
+from memspan.distributed.processes import ALONE, Processes, own_device
+from memspan.errors import MemspanError
+from memspan.precision.products import recorded_precision
+from memspan.runs import checkpoints, history
+from memspan.runs import run as runs
+from memspan.runs.checkpoints import Checkpoint
+from memspan.runs.claim import Claim, claim
+from memspan.runs.config_files import load_config, to_toml
+from memspan.runs.options import RunConfig
+from memspan.training import metrics
+from memspan.training.changes import Changes, changes, describe, refuse_fixed
+from memspan.training.environment import difference as environments_differ
+from memspan.training.optimisation import learning_rate
+from memspan.training.precision import precision_of, without_auto
+from memspan.training.terminal import resume_command
+from memspan.training.trainer import Trainer
+
+
+def train(
+    config: RunConfig[Any],
+    folder: str | Path,
+    *,
+    init_from: str | Path | None = None,
+    console: Console | None = None,
+    processes: Processes = ALONE,
+) -> Path:
+    """Train a model from the start, as ``memspan train`` does.
+
+    Ctrl-C, SIGTERM and SIGHUP end training early, with a checkpoint to resume from, where this is
+    called in the main thread.
+
+    Args:
+        config: all options of the run.
+        folder: a new folder for it.
+        init_from: a run whose weights are taken where they fit, as far as they do.
+        console: where progress, scores and a sample are shown (None: nowhere).
+        processes: of a distributed run, which all call this with the same arguments; see
+            :func:`memspan.distributed.processes.joined`.
+
+    Returns:
+        The run's folder, for :func:`memspan.load` or :func:`resume`.
+
+    Raises:
+        MemspanError: an option that cannot be used, a folder that is in use or holds a run, a loss
+            that is not finite, a full disk.
+
+    Example::
+
+        from memspan.models.transformer_xl.config import TransformerXLConfig
+        from memspan.runs.options import RunConfig
+
+        folder = train(RunConfig(model=TransformerXLConfig()), "runs/first")
+        model = memspan.load(folder).model
+    """
+    folder, console = Path(folder), console or Console(quiet=True)
+    if config.train.parallel == "fsdp" and processes.size == 1:
+        raise MemspanError(
+            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
+            "2 or more, or drop it"
+        )
+    device = own_device(device_for(config.train.device))
+    # Absolute, so that the run can be resumed from any working directory.
+    config = _with_corpus(config, located(config.data.corpus))
+    prepared = _prepared(config, processes)
+    for line in prepared.notices():
+        console.print(line, highlight=False)
+    source = None if init_from is None else runs.load(init_from, str(device))
+    config = with_position_table(config)
+    precision = precision_of(config.train, device)
+    options = without_auto(config.train, precision.products, precision.matmul)
+    config = dataclasses.replace(config, train=options)
+    trainer = Trainer(config, folder, prepared, device, console, processes, source)
+    with _claimed(folder, processes) as trainer.claim:
+        if trainer.claim is not None:
+            checkpoints.create(trainer.claim, config, prepared.tokenizer)
+        trainer.fit()
+    return trainer.folder
+
+
+def resume(
+    folder: str | Path,
+    *,
+    config: RunConfig[Any] | None = None,
+    console: Console | None = None,
+    processes: Processes = ALONE,
+) -> Path:
+    """Continue a run exactly where its last checkpoint left it.
+
+    Args:
+        folder: the run's.
+        config: options to continue with (None: the run's own). Options of training and of the
+            optimiser may change, as may the path of the corpus; each change is recorded in the run's
+            ``history.jsonl``.
+        console: as in :func:`train`; likewise ``processes``.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        MemspanError: no run, a damaged, changed or finished one, or one that another process trains;
+            an option that cannot change.
+
+    Example::
+
+        config = memspan.load("runs/first").config
+        more = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5000))
+        resume("runs/first", config=more)
+    """
+    folder, console = Path(folder), console or Console(quiet=True)
+    # Refuses what is no run before a folder is made for the claim.
+    load_config(folder)
+    with _claimed(folder, processes) as claimed:
+        return _resume(folder, claimed, console, processes, config)
+
+
+def _resume(
+    folder: Path,
+    claimed: Claim | None,
+    console: Console,
+    processes: Processes,
+    wanted: RunConfig[Any] | None,
+) -> Path:
+    if claimed is not None:
+        claimed.load()
+    before = load_config(folder)
+    config = before if wanted is None else _merged(before, wanted)
+    changed = changes(before, config)
+    _refuse_changes(changed, config, folder)
+    device = own_device(device_for(config.train.device))
+    # A single process checks all of the checkpoint before the model takes memory.
+    saved = checkpoints.latest(folder) if processes.size == 1 else None
+    state = checkpoints.latest_state(folder) if saved is None else saved.state
+    if processes.first:
+        checkpoints.recover(folder, state)
+    if state["step"] >= config.train.steps:
+        raise MemspanError(
+            f"{folder} is finished: it has made {state['step']:,} steps, and train.steps is "
+            f"{config.train.steps:,}; to go on: {resume_command(folder)} --train.steps "
+            f"{2 * state['step']}"
+        )
+    tokenizer = load_tokenizer(folder)
+    prepared = _prepared(config, processes, tokenizer)
+    _check_corpus(state, prepared, config, folder, console)
+    if saved is not None:
+        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+    if (used := recorded_precision(state.get("environment"))) is not None:
+        options = without_auto(config.train, used.products, used.matmul)
+        config = dataclasses.replace(config, train=options)
+    trainer = Trainer(config, folder, prepared, device, console, processes)
+    trainer.claim = claimed
+    if saved is None:
+        saved = processes.in_turn(
+            lambda: checkpoints.latest(folder, trainer.target, verify=processes.first)
+        )
+        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+    trainer.restore(saved)
+    console.print(f"resuming {folder} at step {trainer.step:,}")
+    if changed:
+        _report_changes(changed, before, config, trainer.step, folder, console)
+    if claimed is not None:
+        history.record(claimed, trainer.step, changed, to_toml(config).encode())
+    _report_differences(saved, trainer.environment(), folder, console)
+    trainer.fit()
+    return trainer.folder
+
+
+def _merged(before: RunConfig[Any], wanted: RunConfig[Any]) -> RunConfig[Any]:
+    """``wanted`` with an absolute corpus, and the run's own precision where it says ``auto``."""
+    corpus = wanted.data.corpus
+    if corpus != before.data.corpus:
+        corpus = located(corpus)
+    options = without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
+    return dataclasses.replace(_with_corpus(wanted, corpus), train=options)
+
+
+def _refuse_changes(changed: Changes, config: RunConfig[Any], folder: Path) -> None:
+    """Refuse options that the run cannot continue with, and a corpus that is not there."""
+    refuse_fixed(changed, folder)
+    span = _learned_span(config)
+    if "train.segment_length" in changed and span is not None and span > config.model.max_distance:
+        raise MemspanError(
+            f"{folder} has learned positions up to a distance of {config.model.max_distance}, and "
+            f"--train.segment-length {config.train.segment_length} needs {span}: lower it"
+        )
+    if not is_there(config.data.corpus):
+        raise MemspanError(
+            f"the corpus of {folder} is not at {config.data.corpus}: say where it is now with "
+            "--data.corpus PATH"
+        )
+
+
+def _check_corpus(
+    state: dict[str, Any],
+    prepared: Prepared,
+    config: RunConfig[Any],
+    folder: Path,
+    console: Console,
+) -> None:
+    """Refuse a corpus that is not the one in the checkpoint."""
+    known = recorded(state["corpus"])
+    if how := difference(known, identity(prepared.splits)):
+        raise MemspanError(
+            f"the corpus {config.data.corpus} is not what this run was trained on ({how}): restore "
+            "its files (for python-stdlib: the same Python version), or start a new run"
+        )
+    if not is_whole(known):
+        console.print(
+            f"{folder} was saved by an older version, which recorded its training tokens only: "
+            "whether its other splits and the borders of documents are the same is not known"
+        )
+
+
+def _report_changes(
+    changed: Changes,
+    before: RunConfig[Any],
+    config: RunConfig[Any],
+    step: int,
+    folder: Path,
+    console: Console,
+) -> None:
+    old, new = (learning_rate(step, options) for options in (before, config))
+    rates = f"; learning rate here {old:.3g} -> {new:.3g}" if old != new else ""
+    console.print(f"changed, and recorded in {folder / history.NAME}: {describe(changed)}{rates}")
+
+
+def _report_differences(
+    saved: Checkpoint, environment: dict[str, Any], folder: Path, console: Console
+) -> None:
+    """Say what is not as it was when the checkpoint was saved, and does not stop the run."""
+    if line := environments_differ(saved.state.get("environment"), environment):
+        console.print(line)
+    if not metrics.unchanged(folder, saved.state["metrics"]):
+        console.print(
+            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
+            f"{saved.state['step']:,} may be wrong or missing; training does not depend on them"
+        )
+
+
+def _with_corpus(config: RunConfig[Any], corpus: str) -> RunConfig[Any]:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
+
+
+def _prepared(
+    config: RunConfig[Any], processes: Processes, tokenizer: Tokenizer | None = None
+) -> Prepared:
+    data = config.data
+    return processes.in_turn(
+        lambda: prepare(data.corpus, data.tokenizer, data.vocab_size, with_tokenizer=tokenizer)
+    )
+
+
+def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
+    return claim(folder) if processes.first else nullcontext()
+
+
+def device_for(name: str) -> torch.device:
+    """The device of that name; ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        MemspanError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name).item()
+        device = torch.device(name)
+        if device.type != "cpu" or not device.index:
+            return device
+        raise RuntimeError("PyTorch accepts any index, and they all mean the same CPU")
+    except (RuntimeError, AssertionError):
+        raise MemspanError(f"there is no device {name!r} here: use cpu") from None
+
+
+def with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
+    """Size learned position tables for the spans that training uses, where not set."""
+    span = _learned_span(config)
+    if span is None or config.model.max_distance is not None:
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_distance=span))
+
+
+def _learned_span(config: RunConfig[Any]) -> int | None:
+    """The longest distance that training uses, where each has a learned position; else None."""
+    model = config.model
+    if getattr(model, "positions", None) != "learned":
+        return None
+    span: int = model.memory_length + getattr(model, "compressed_length", 0)
+    if getattr(model, "attention_span", "segment") == "segment":
+        span += config.train.segment_length
+    return span
