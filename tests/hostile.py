@@ -43,6 +43,7 @@ from memspan.runs.claim import claim
 from memspan.runs.config_files import flags_from_toml, read_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.shards import save_shards
+from memspan.runs.weights import check_fit
 from memspan.training import metrics, start, trainer
 from memspan.training.options import TrainConfig
 
@@ -185,7 +186,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
 
     def read_history() -> None:
         history.made(history.read(run), "0" * 64)
-        checkpoints.latest(run)
+        checkpoints.latest(run).load()
 
     past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
     (run / history.NAME).write_bytes(past)
@@ -236,29 +237,28 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
 def _with_shards(run: Path, copy: Path) -> Path:
     """A copy of the run with its last checkpoint as several processes write it; its shard's path."""
     shutil.copytree(run, copy)
-    saved = checkpoints.latest(run)
+    saved = checkpoints.latest(run).load()
     step = saved.state["step"]
     shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
     folder = checkpoints.new_shards(copy, step)
     assert folder is not None
-    tensors = {f"model/{name}": tensor for name, tensor in saved.weights.items()} | saved.training
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert dist.group.WORLD is not None
-        save_shards(folder, tensors, dist.group.WORLD).result()
+        save_shards(folder, saved, dist.group.WORLD).result()
     finally:
         dist.destroy_process_group()
     with claim(copy) as claimed:
         claimed.load()
         checkpoints.commit_shards(claimed, saved.state, best=False)
-    (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / checkpoints.SHARDS).iterdir()
+    (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / "shards").iterdir()
     return shard
 
 
 def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
     """All of resuming but the training."""
-    saved = checkpoints.latest(run)
-    runs.check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
+    saved = checkpoints.latest(run).load()
+    check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
     training = trainer.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
     training.restore(saved)
     metrics.unchanged(run, saved.state["metrics"])

@@ -136,7 +136,7 @@ def assert_same_losses(a: str, b: str, skipped: int = 0) -> None:
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
-    return checkpoints.latest(Path(folder)).weights
+    return checkpoints.latest(Path(folder)).load().weights
 
 
 @several
@@ -163,9 +163,9 @@ def test_two_processes_learn_as_one() -> None:
     for name, kind in SPOILT:
         spoilt = f"{name}-{kind}-spoilt"
         assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)
-        health = checkpoints.latest_state(Path(spoilt))["health"]
+        health = checkpoints.latest(Path(spoilt)).state["health"]
         assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
-        assert checkpoints.latest_state(Path(f"{spoilt}-1"))["health"] == health
+        assert checkpoints.latest(Path(f"{spoilt}-1")).state["health"] == health
     for name in MODELS:
         one = weights(f"{name}-1")
         for kind in KINDS:
@@ -227,7 +227,7 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
         start.resume(Path("sharded-cut"))
     shard.unlink()
     with pytest.raises(MemspanError, match=rf"{shard.name} is missing"):
-        checkpoints.latest(Path("sharded-cut"))
+        checkpoints.latest(Path("sharded-cut")).load()
     shutil.rmtree(newest.parent)
     run({"folder": "sharded-cut"})
     assert_same_losses("sharded-whole", "sharded-cut")
@@ -258,9 +258,9 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
         "the last checkpoint with --resume\n"
     )
 
-    before = checkpoints.latest_state(Path("r"))["step"]
+    before = checkpoints.latest(Path("r")).state["step"]
     again = launched("--resume", "r")
-    wait_for(lambda: checkpoints.latest_state(Path("r"))["step"] > before, again)
+    wait_for(lambda: checkpoints.latest(Path("r")).state["step"] > before, again)
     with (
         pytest.raises(MemspanError, match="another process is training"),
         claim(Path("r")),
@@ -269,7 +269,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     again.send_signal(signal.SIGINT)
     _, said = again.communicate(timeout=60)
     assert (again.returncode, said) == (0, "")
-    newest = checkpoints.latest_state(Path("r"))["step"]
+    newest = checkpoints.latest(Path("r")).state["step"]
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
 
@@ -279,7 +279,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     _, said = early.communicate(timeout=60)
     assert early.returncode == 130
     assert said.count("memspan: interrupted") == 1
-    assert checkpoints.latest_state(Path("r"))["step"] == newest
+    assert checkpoints.latest(Path("r")).state["step"] == newest
 
 
 @several
@@ -379,9 +379,9 @@ def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
     pointer = Path("r/checkpoints/latest")
     for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
         pointer.write_text(text)
-        assert checkpoints.latest_state(Path("r"))["step"] == step
+        assert checkpoints.latest(Path("r")).state["step"] == step
     pointer.unlink()
-    assert checkpoints.latest_state(Path("r"))["step"] == 6
+    assert checkpoints.latest(Path("r")).state["step"] == 6
 
 
 def test_a_checkpoint_that_is_there_is_never_passed_over(
@@ -390,9 +390,9 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
     """Another one of its step, trained with other options, would not be written in its place."""
     start.train(config("transformer-xl", save_every=2), Path("r"))
     folder = Path("r/checkpoints/step-00000006")
-    state = checkpoints.latest_state(Path("r"))
+    state = checkpoints.latest(Path("r")).state
     Path("r/checkpoints/latest").write_text("step-00000004\n")
-    shards = folder.with_name(".step-00000006.tmp") / checkpoints.SHARDS
+    shards = folder.with_name(".step-00000006.tmp") / "shards"
     shards.mkdir(parents=True)
     folder.rename("elsewhere")
 
@@ -405,4 +405,4 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
         with pytest.raises(KeyboardInterrupt):
             checkpoints.commit_shards(claimed, state, best=False)
     assert folder.is_dir()
-    assert checkpoints.latest_state(Path("r"))["step"] == 6
+    assert checkpoints.latest(Path("r")).state["step"] == 6

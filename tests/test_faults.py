@@ -221,7 +221,7 @@ def test_tensors_of_another_checkpoint_are_refused() -> None:
     newest = "checkpoints/step-00000006/training.safetensors"
     shutil.copy(Path("b", newest), Path("a", newest))
     with pytest.raises(MemspanError, match="another checkpoint's"):
-        checkpoints.latest(Path("a"))
+        checkpoints.latest(Path("a")).load()
 
 
 def test_a_header_is_sealed_with_its_tensors() -> None:

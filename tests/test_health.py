@@ -139,7 +139,7 @@ def test_the_counts_survive_a_resumption(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(MemspanError, match="power cut"):
             start.train(options, Path("cut"))
     start.resume(Path("cut"))
-    whole, cut = checkpoints.latest(Path("whole")), checkpoints.latest(Path("cut"))
+    whole, cut = (checkpoints.latest(Path(name)).load() for name in ("whole", "cut"))
     assert whole.state["health"] == cut.state["health"]
     assert whole.state["health"]["skipped_updates"] == 2
     assert all(torch.equal(whole.weights[k], cut.weights[k]) for k in whole.weights)
@@ -184,7 +184,7 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
 
     monkeypatch.setattr(trainer.Trainer, "_accumulate_gradients", accumulate)
     start.train(run(architecture, non_finite="skip", segment_length=4), Path("r"))
-    saved = checkpoints.latest(Path("r"))
+    saved = checkpoints.latest(Path("r")).load()
     assert saved.state["health"] == {"skipped_updates": 1, "reset_memory_rows": 1}
     assert all(t.isfinite().all() for t in saved.weights.values())
     memory = {k: v for k, v in saved.training.items() if k.startswith("memory/")}

@@ -20,7 +20,7 @@ from memspan.data.identity import difference
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import checkpoints, history
+from memspan.runs import checkpoints, history, state_file
 from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
@@ -84,7 +84,7 @@ def cut_run(monkeypatch: pytest.MonkeyPatch, step: int = 5, out: str = "r") -> N
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
-    return checkpoints.latest(Path(folder)).weights
+    return checkpoints.latest(Path(folder)).load().weights
 
 
 def assert_same(a: str, b: str) -> None:
@@ -178,13 +178,13 @@ def test_a_folder_that_is_deleted_while_training_ends_it(monkeypatch: pytest.Mon
 
 
 def test_a_folder_that_is_moved_during_a_save_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = checkpoints._write_state
+    write = state_file.write
 
     def move_first(folder: Path, state: dict[str, object], files: dict[str, str]) -> None:
         Path("r").rename("moved")
         write(folder, state, files)
 
-    monkeypatch.setattr(checkpoints, "_write_state", move_first)
+    monkeypatch.setattr(state_file, "write", move_first)
     with pytest.raises(MemspanError, match=r"during a save.*--resume .*/moved$"):
         start.train(OPTIONS, Path("r"))
     assert not list(Path("moved").rglob("state.json"))

@@ -27,6 +27,7 @@ from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
 from memspan.runs.claim import claim
 from memspan.runs.options import RunConfig
+from memspan.runs.run import create
 from memspan.training import start, trainer
 from memspan.training.optimisation import adamw, learning_rate
 from memspan.training.options import OptimConfig, TrainConfig
@@ -200,7 +201,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
     monkeypatch.setattr(trainer.Trainer, "update", update)
     with pytest.raises(MemspanError, match="not finite at step 14"):
         start.train(config(), Path("r"))
-    saved = checkpoints.latest(Path("r"))
+    saved = checkpoints.latest(Path("r")).load()
     assert saved.state["step"] == 12
     assert all(t.isfinite().all() for t in saved.weights.values())
 
@@ -208,7 +209,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
 def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     start.train(config(steps=8), Path("r"))
     before = final("r")
-    saved = checkpoints.latest(Path("r"))
+    saved = checkpoints.latest(Path("r")).load()
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -303,7 +304,7 @@ def test_a_trainer_saves_before_it_trains() -> None:
     with pytest.raises(MemspanError, match="does not hold the folder run"):
         trainer.save()
     with claim(Path("run")) as trainer.claim:
-        checkpoints.create(trainer.claim, trainer.config, trainer.prepared.tokenizer)
+        create(trainer.claim, trainer.config, trainer.prepared.tokenizer)
         trainer.save()
     assert memspan.load("run").step == 0
 

@@ -1,7 +1,8 @@
-"""Tensors of all processes in one folder, by torch.distributed.checkpoint: read back by any number.
+"""The tensors of a checkpoint that several processes wrote: the folder ``shards``, a file for each.
 
-The files are safetensors, one per process, each with the places of its parts in its header: nothing is
-pickled, and a single process reads them as well. Not the default format of torch, whose metadata is.
+The format is torch.distributed.checkpoint's for safetensors: each file's header says which part of
+which tensor it has, so any number of processes can read them, a single one too, and nothing is
+unpickled (the metadata of torch's default format is a pickle).
 """
 
 from __future__ import annotations
@@ -13,74 +14,106 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from memspan.errors import MemspanError
 from memspan.files.bytes import sync_folder
+from memspan.runs.state_file import Checkpoint, State
 
-SUFFIX = ".safetensors"
+# torch.distributed.checkpoint takes seconds to import: only the functions that need it do.
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+SHARDS = "shards"
+"""The folder's name in a checkpoint's folder."""
+WEIGHT = "model/"
+"""How the names of weights begin, among all tensors."""
+Target = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Name, shape and type of a saved tensor to the tensor that it is read into: a DTensor to read only
+this process's part."""
 
 
-def save_shards(
-    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup
-) -> Future[None]:
-    """Begin to write; all processes call this. When it returns, ``tensors`` may change again.
+def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) -> Future[None]:
+    """Start to write a checkpoint's tensors; all processes call this.
 
     Args:
         folder: a new one.
-        tensors: the same names in all processes: DTensors, and others that are the same everywhere.
-        group: carries the processes' talk about it; in use until the future is done.
+        checkpoint: with the same names in all processes. Tensors are DTensors, or the same
+            everywhere; they may change again as soon as this returns.
+        group: for the processes' messages about it; in use until the future is done.
     """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    weights = {f"{WEIGHT}{name}": tensor for name, tensor in checkpoint.weights.items()}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    saving = async_save(dict(tensors), storage_writer=writer, process_group=group)
+    saving = async_save(weights | checkpoint.training, storage_writer=writer, process_group=group)
     assert isinstance(saving, Future)
     return saving
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of tensors, which is flushed to the disk first."""
+    """SHA-256 of every shard in ``folder``, by its name beside ``state.json``; flushes them to disk."""
     found = {}
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-            found[path.name] = hashlib.file_digest(file, hashlib.sha256).hexdigest()
+            found[f"{SHARDS}/{path.name}"] = hashlib.file_digest(file, hashlib.sha256).hexdigest()
     sync_folder(folder)
     return found
 
 
-def load_shards(
-    folder: Path, target: Callable[[str, torch.Size, torch.dtype], Tensor]
-) -> dict[str, Tensor]:
-    """Read all tensors, or this process's parts of them.
+def read(
+    folder: Path, state: State, target: Target | None = None, verify: bool = True
+) -> Checkpoint:
+    """The checkpoint in ``folder``, whose ``state.json`` holds ``state``.
 
     Args:
-        folder: one that :func:`save_shards` wrote, and whose checksums are right.
-        target: name, shape and type of a whole tensor to the tensor that is to be filled: a DTensor for
-            a part.
+        folder: the checkpoint's.
+        state: names the shards and their checksums.
+        target: what the tensors are read into; None: complete tensors.
+        verify: compare checksums; one process of several does that for all.
 
     Raises:
-        MemspanError: something is missing or does not fit together.
+        MemspanError: a shard is missing or damaged.
     """
-    reader = HuggingFaceStorageReader(str(folder))
+    wanted = {n: check for n, check in state["files"].items() if n.startswith(f"{SHARDS}/")}
+    if not wanted or not (folder / SHARDS).is_dir():
+        raise MemspanError(f"{folder / SHARDS} is missing: restore it")
+    if verify:
+        found = checksums(folder / SHARDS)
+        for name in sorted({*wanted, *found}):
+            if wanted.get(name) != found.get(name):
+                how = "damaged" if name in found else "missing"
+                raise MemspanError(f"{folder / name} is {how}: restore it")
+    tensors = load_shards(folder / SHARDS, target or _complete)
+    weights = {n.removeprefix(WEIGHT): t for n, t in tensors.items() if n.startswith(WEIGHT)}
+    training = {n: t for n, t in tensors.items() if not n.startswith(WEIGHT)}
+    return Checkpoint(weights, training, state)
+
+
+def load_shards(folder: Path, target: Target) -> dict[str, Tensor]:
+    """All tensors in a folder of shards whose checksums are right, or this process's parts of them.
+
+    Raises:
+        MemspanError: something is missing or inconsistent.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     try:
-        metadata = reader.read_metadata()
+        metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
         tensors = {}
         for name, entry in _entries(metadata).items():
             tensors[name] = target(name, entry.size, entry.properties.dtype)
-        # That this process reads without the others is meant so. For good: this may be a thread of its
-        # own, and Python's filters are for all.
+        # Reading without a process group is intended. The filter stays: filters are process-wide, and
+        # this may be a thread.
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (
@@ -92,15 +125,19 @@ def load_shards(
     return tensors
 
 
-def _entries(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+def _complete(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _entries(metadata: Metadata) -> Mapping[str, TensorStorageMetadata]:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     entries = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata)
-        there = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-        if there != math.prod(entry.size):
-            # Nor is memory taken for what is not there.
-            raise ValueError(
-                f"of {name} {there:,} elements are there, not {math.prod(entry.size):,}"
-            )
+        elements = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+        if elements != math.prod(entry.size):
+            # Before memory is allocated for elements that no file has.
+            raise ValueError(f"{name} has {elements:,} elements, not {math.prod(entry.size):,}")
         entries[name] = entry
     return entries

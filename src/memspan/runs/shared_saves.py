@@ -1,47 +1,55 @@
-"""Checkpoints that all processes of a run write together, while training goes on."""
+"""Saving by all processes of a run together, while training goes on."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 
 from memspan.distributed.processes import LostProcessError, Processes, is_loss
 from memspan.runs import checkpoints
-from memspan.runs.checkpoints import Checkpoint
 from memspan.runs.claim import Claim
 from memspan.runs.shards import save_shards
+from memspan.runs.state_file import Checkpoint, State
 
 
 class SharedSaves:
-    """One save at a time: the next one waits for the last. All processes call all methods."""
+    """Saves of a run, one at a time: each waits for the one before. All processes call all methods."""
 
     def __init__(self, folder: Path, claim: Claim | None, processes: Processes) -> None:
-        """``claim``: the first process's."""
+        """
+        Args:
+            folder: the run's.
+            claim: of that folder, in the first process; None in the others.
+            processes: all of the run's.
+        """
         self._folder, self._claim, self._processes = folder, claim, processes
-        # Apart from training's own group, whose turns it must not take.
+        # Not training's own group, whose collectives must not mix with these.
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "memspan-save")
         self._last: Future[None] | None = None
 
-    def begin(self, saved: Checkpoint, best: bool) -> None:
-        """Start a save; ``saved`` may change as soon as this returns.
+    def begin(self, checkpoint: Checkpoint, best: bool) -> None:
+        """Start a save; the tensors of ``checkpoint`` may change as soon as this returns.
+
+        Args:
+            checkpoint: this process's part of what to save.
+            best: publish its weights, the best so far.
 
         Raises:
             MemspanError: the save before this one failed.
         """
         self.finish()
-        step = saved.state["step"]
-        new = None if self._claim is None else checkpoints.new_shards(self._claim.folder, step)
+        state = checkpoint.state
+        new = None
+        if self._claim is not None:
+            new = checkpoints.new_shards(self._claim.folder, state["step"])
         folder = self._processes.of_first(new)
         if folder is None:
             return
-        tensors: dict[str, Tensor] = {f"model/{n}": t for n, t in saved.weights.items()}
-        writing = save_shards(folder, tensors | saved.training, self._group)
-        self._last = self._thread.submit(self._end, writing, saved.state, best)
+        writing = save_shards(folder, checkpoint, self._group)
+        self._last = self._thread.submit(self._commit, writing, state, best)
 
     def finish(self) -> None:
         """Wait for the last save.
@@ -53,10 +61,10 @@ class SharedSaves:
         if last is not None:
             last.result()
 
-    def _end(self, writing: Future[None], state: dict[str, Any], best: bool) -> None:
+    def _commit(self, writing: Future[None], state: State, best: bool) -> None:
         try:
             writing.result()
-        # All that goes wrong in any process comes as one exception, which is none of Exception's.
+        # torch.distributed.checkpoint wraps every process's failure in one BaseException.
         except BaseException as error:
             cause = next((e for e, _ in getattr(error, "failures", {}).values()), error)
             if is_loss(error) or is_loss(cause):
@@ -66,6 +74,6 @@ class SharedSaves:
                 ) from error
             if self._claim is not None:
                 checkpoints.drop_shards(self._claim.folder, state["step"])
-            raise checkpoints.unsaved(self._folder, cause) from error
+            raise checkpoints.failed_save(self._folder, cause) from error
         if self._claim is not None:
             checkpoints.commit_shards(self._claim, state, best)

@@ -18,11 +18,12 @@ from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError
 from memspan.precision.products import recorded_precision
 from memspan.runs import checkpoints, history
-from memspan.runs import run as runs
-from memspan.runs.checkpoints import Checkpoint
 from memspan.runs.claim import Claim, claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.run import create, load
+from memspan.runs.state_file import Checkpoint, State
+from memspan.runs.weights import check_fit
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
@@ -80,7 +81,7 @@ def train(
     prepared = _prepared(config, processes)
     for line in prepared.notices():
         console.print(line, highlight=False)
-    source = None if init_from is None else runs.load(init_from, str(device))
+    source = None if init_from is None else load(init_from, str(device))
     config = with_position_table(config)
     precision = precision_of(config.train, device)
     options = without_auto(config.train, precision.products, precision.matmul)
@@ -88,7 +89,7 @@ def train(
     trainer = Trainer(config, folder, prepared, device, console, processes, source)
     with _claimed(folder, processes) as trainer.claim:
         if trainer.claim is not None:
-            checkpoints.create(trainer.claim, config, prepared.tokenizer)
+            create(trainer.claim, config, prepared.tokenizer)
         trainer.fit()
     return trainer.folder
 
@@ -144,8 +145,9 @@ def _resume(
     _refuse_changes(changed, config, folder)
     device = own_device(device_for(config.train.device))
     # A single process checks all of the checkpoint before the model takes memory.
-    saved = checkpoints.latest(folder) if processes.size == 1 else None
-    state = checkpoints.latest_state(folder) if saved is None else saved.state
+    latest = checkpoints.latest(folder)
+    state = latest.state
+    saved = latest.load() if processes.size == 1 else None
     if processes.first:
         checkpoints.recover(folder, state)
     if state["step"] >= config.train.steps:
@@ -158,17 +160,15 @@ def _resume(
     prepared = _prepared(config, processes, tokenizer)
     _check_corpus(state, prepared, config, folder, console)
     if saved is not None:
-        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+        check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if (used := recorded_precision(state.get("environment"))) is not None:
         options = without_auto(config.train, used.products, used.matmul)
         config = dataclasses.replace(config, train=options)
     trainer = Trainer(config, folder, prepared, device, console, processes)
     trainer.claim = claimed
     if saved is None:
-        saved = processes.in_turn(
-            lambda: checkpoints.latest(folder, trainer.target, verify=processes.first)
-        )
-        runs.check_fit(folder, config, tokenizer.vocab_size, saved.weights)
+        saved = processes.in_turn(lambda: latest.load(trainer.target, verify=processes.first))
+        check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     trainer.restore(saved)
     console.print(f"resuming {folder} at step {trainer.step:,}")
     if changed:
@@ -206,7 +206,7 @@ def _refuse_changes(changed: Changes, config: RunConfig[Any], folder: Path) -> N
 
 
 def _check_corpus(
-    state: dict[str, Any],
+    state: State,
     prepared: Prepared,
     config: RunConfig[Any],
     folder: Path,

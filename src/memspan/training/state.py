@@ -20,9 +20,10 @@ from memspan.distributed.processes import ALONE, Processes, local, placed, shard
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.runs import run as runs
-from memspan.runs.checkpoints import Checkpoint
 from memspan.runs.options import RunConfig
+from memspan.runs.run import Run
+from memspan.runs.state_file import Checkpoint, State
+from memspan.runs.weights import load_weights, weights_of
 from memspan.training import metrics
 from memspan.training.environment import environment
 from memspan.training.health import Health
@@ -43,7 +44,7 @@ class TrainingState:
         device: torch.device,
         console: Console,
         processes: Processes = ALONE,
-        start: runs.Run | None = None,
+        start: Run | None = None,
     ) -> None:
         """``start``: a run whose weights are taken where they fit."""
         options = config.train
@@ -91,7 +92,7 @@ class TrainingState:
         training["random/cpu"] = self._shared_draws(torch.get_rng_state())
         if self.device.type == "cuda":
             training["random/cuda"] = self._shared_draws(torch.cuda.get_rng_state(self.device))
-        state = {
+        state: State = {
             "step": self.step,
             "best": None if math.isinf(self.best) else self.best,
             "best_step": self.best_step,
@@ -102,7 +103,7 @@ class TrainingState:
             "metrics": metrics.checksum(self.folder),
             "health": dataclasses.asdict(self.health),
         }
-        return Checkpoint(runs.weights_of(self.model), training, state)
+        return Checkpoint(weights_of(self.model), training, state)
 
     def environment(self) -> dict[str, Any]:
         """What the arithmetic depends on besides the options."""
@@ -148,14 +149,14 @@ class TrainingState:
             self._restore(saved)
         except (LookupError, RuntimeError, TypeError) as error:
             raise MemspanError(
-                f"the newest checkpoint in {self.folder} does not fit its config.toml ({error}): "
+                f"the latest checkpoint in {self.folder} does not fit its config.toml ({error}): "
                 "restore both"
             ) from None
 
     def _restore(self, saved: Checkpoint) -> None:
         layout = self._layout()
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
-        runs.load_weights(self.model, weights, self.folder)
+        load_weights(self.model, weights, self.folder)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")

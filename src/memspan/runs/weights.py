@@ -1,0 +1,90 @@
+"""A model's weights by name, as ``model.safetensors`` holds them: every tied tensor once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.runs.options import RunConfig
+
+WEIGHTS = "model.safetensors"
+"""The run's best weights so far, and likewise each checkpoint's own."""
+
+
+def weights_of(model: LanguageModel) -> dict[str, Tensor]:
+    """A model's parameters and buffers by name, every tied tensor once."""
+    seen: set[int] = set()
+    weights = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            weights[name] = tensor.detach()
+            seen.add(id(tensor))
+    return weights
+
+
+def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of :func:`weights_of`: tied tensors under all their names."""
+    first: dict[int, str] = {}
+    expanded = dict(weights)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        source = first.setdefault(id(tensor), name)
+        if name not in expanded and source in weights:
+            expanded[name] = weights[source]
+    return expanded
+
+
+def check_fit(
+    folder: Path, config: RunConfig[Any], vocab_size: int, weights: dict[str, Tensor]
+) -> None:
+    """Refuse weights of another model, before a model of these options takes memory or time.
+
+    Args:
+        folder: the run's, for the message.
+        config: its options.
+        vocab_size: its tokeniser's.
+        weights: what its weights' file or checkpoint holds.
+
+    Raises:
+        MemspanError: names, shapes or types differ.
+    """
+    if config.model.n_layers > len(weights):
+        raise _misfit(folder, f"{len(weights)} tensors are no {config.model.n_layers:,} layers")
+    try:
+        with torch.device("meta"):
+            model = LanguageModel(vocab_size, config.model, config.embedding)
+    except (RuntimeError, TypeError, MemspanError) as error:
+        # Sizes beyond what can be computed with.
+        raise _misfit(folder, error) from None
+    wanted, given = _forms(weights_of(model)), _forms(weights)
+    if differ := sorted(dict(wanted.items() ^ given.items())):
+        name = differ[0]
+        reason = f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+        raise _misfit(folder, reason)
+
+
+def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path) -> None:
+    """Copy ``weights`` of the run in ``folder`` into ``model``.
+
+    Raises:
+        MemspanError: they do not fit.
+    """
+    try:
+        model.load_state_dict(expand_ties(model, weights))
+    except RuntimeError as error:
+        raise _misfit(folder, error) from None
+
+
+def _misfit(folder: Path, reason: object) -> MemspanError:
+    reason = " ".join(str(reason).split())[:200]
+    return MemspanError(
+        f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
+    )
+
+
+def _forms(weights: dict[str, Tensor]) -> dict[str, str]:
+    return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in weights.items()}
