@@ -40,7 +40,6 @@ from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.start import with_position_table
 from memspan.training.trainer import Trainer
 from shakespeare import PRESETS, add_text
 from timing import machine
@@ -74,7 +73,8 @@ def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
         initialisation=factors(rule)[0],
         **{n: times * getattr(config.model, n) for n in ("d_model", "n_heads", "d_ff")},
     )
-    return with_position_table(dataclasses.replace(config, model=model))
+    model = model.for_segments(config.train.segment_length)
+    return dataclasses.replace(config, model=model)
 
 
 def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:

@@ -41,7 +41,6 @@ from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.start import with_position_table
 from memspan.training.trainer import Trainer
 from shakespeare import PRESETS, add_text
 from timing import machine, seconds_per_call
@@ -89,7 +88,8 @@ def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[
         rows = loop.batch_size * loop.segment_length // length
         loop = dataclasses.replace(loop, segment_length=length, batch_size=rows)
         backbone = dataclasses.replace(backbone, memory_length=0)
-    return with_position_table(dataclasses.replace(config, train=loop, model=backbone))
+    backbone = backbone.for_segments(loop.segment_length)
+    return dataclasses.replace(config, train=loop, model=backbone)
 
 
 def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from beartype.claw import beartype_packages
 # jaxtyping's hook decorates method by method, where beartype knows no `Self`.
 # Not options: they check themselves, and their messages are what users see.
 FOLDERS = ("transformer_xl", "compressive", "feedback", "fast_weights")
-OPTIONS = ("options", "initialisation", *(f"{folder}.config" for folder in FOLDERS))
+OPTIONS = ("options", "registry", "initialisation", *(f"{folder}.config" for folder in FOLDERS))
 CHECKED = BeartypeConf(claw_skip_package_names=tuple(f"memspan.models.{name}" for name in OPTIONS))
 beartype_packages(("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models"), conf=CHECKED)
 

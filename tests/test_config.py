@@ -15,7 +15,8 @@ from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from memspan.sampling import Sampling
 
-SECTIONS = [kind for kind in typing.get_type_hints(RunConfig).values() if isinstance(kind, type)]
+HINTS = typing.get_type_hints(RunConfig).values()
+SECTIONS = [kind for kind in HINTS if dataclasses.is_dataclass(kind)]
 CONFIGS: list[Any] = [*MODELS.values(), *SECTIONS, Sampling, Programs]
 OPTIONS = [(kind, field.name) for kind in CONFIGS for field in dataclasses.fields(kind)]
 

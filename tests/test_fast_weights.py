@@ -413,14 +413,12 @@ def test_what_overflows_within_a_pass_comes_out_as_nan(training: bool) -> None:
 
 def test_what_does_not_fit_memory_is_refused_before_it_is_made() -> None:
     config = FastWeightsConfig(feature_map="favor", favor_features=10**12)
-    with pytest.raises(MemspanError, match=r"GB for the memory of 1 rows.*lower nu"):
+    with pytest.raises(MemspanError, match=r"GB, and this machine.*lower nu"):
         FastWeights(config)
-    with pytest.raises(MemspanError, match=r"rows.*lower nu"):
-        FastWeights(FastWeightsConfig()).initial_memory(10**9)
 
 
 def test_memory_length_is_refused() -> None:
-    with pytest.raises(MemspanError, match="no memory length"):
+    with pytest.raises(MemspanError, match="memory_length is no option"):
         fast_weights().model().initial_memory(1, memory_length=5)
 
 
@@ -498,7 +496,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["evaluate", "run"])
     assert "memory of constant size" in capsys.readouterr().out
     for option, reason in (
-        (["evaluate", "run", "--memory-length", "5"], "no memory length"),
+        (["evaluate", "run", "--memory-length", "5"], "memory_length is no option"),
         (["train", "--model", "fast-weights", "--model.nu", "99"], "nu must lie"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -26,6 +26,7 @@ from memspan.data.tokenizers import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited, write_atomically
 from memspan.files.tensors import load_tensors
+from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import config_files
 from memspan.runs.options import RunConfig
@@ -461,7 +462,7 @@ def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2]
-    metrics.plot(tmp_path)
+    metrics.plot(tmp_path, MODELS["compressive"].plots)
 
 
 def test_a_sub_word_tokenizer_with_a_pattern_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from memspan.models import LanguageModel, sizes
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
-from memspan.models.registry import MODELS, backbone_for
+from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.training.options import TrainConfig
@@ -47,7 +47,7 @@ def _limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_layers_that_do_not_fit(architecture: str, changes: dict[str, int]) -> None:
     config = MODELS[architecture](**changes)
-    for make in (backbone_for, lambda config: LanguageModel(10, config)):
+    for make in (lambda config: config.build(), lambda config: LanguageModel(10, config)):
         with pytest.raises(MemspanError, match=r"lower (it|n_layers)"):
             make(config)
 

@@ -1,54 +1,60 @@
-"""The architectures, and the language model around any of them."""
+"""The architectures, and the language model around any of them. Importing this imports no torch."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memspan.models.registry import MODELS
-
 if TYPE_CHECKING:
-    from memspan.models.compressive.model import Compressive, CompressiveMemory
-    from memspan.models.fast_weights.model import FastWeights, FastWeightsMemory
-    from memspan.models.feedback.model import Feedback, FeedbackMemory
-    from memspan.models.language_model import LanguageModel, Reader
-    from memspan.models.output import BackboneOutput, Output
-    from memspan.models.transformer_xl.model import TransformerXL, TransformerXLMemory
-
-__all__ = [
-    "MODELS",
-    "BackboneOutput",
-    "Compressive",
-    "CompressiveMemory",
-    "FastWeights",
-    "FastWeightsMemory",
-    "Feedback",
-    "FeedbackMemory",
-    "LanguageModel",
-    "Output",
-    "Reader",
-    "TransformerXL",
-    "TransformerXLMemory",
-]
+    from memspan.models.compressive.config import CompressiveConfig as CompressiveConfig
+    from memspan.models.compressive.model import Compressive as Compressive
+    from memspan.models.compressive.model import CompressiveMemory as CompressiveMemory
+    from memspan.models.fast_weights.config import FastWeightsConfig as FastWeightsConfig
+    from memspan.models.fast_weights.model import FastWeights as FastWeights
+    from memspan.models.fast_weights.model import FastWeightsMemory as FastWeightsMemory
+    from memspan.models.feedback.config import FeedbackConfig as FeedbackConfig
+    from memspan.models.feedback.model import Feedback as Feedback
+    from memspan.models.feedback.model import FeedbackMemory as FeedbackMemory
+    from memspan.models.language_model import LanguageModel as LanguageModel
+    from memspan.models.language_model import Reader as Reader
+    from memspan.models.options import BackboneConfig as BackboneConfig
+    from memspan.models.options import EmbeddingConfig as EmbeddingConfig
+    from memspan.models.options import Plot as Plot
+    from memspan.models.output import BackboneOutput as BackboneOutput
+    from memspan.models.output import Output as Output
+    from memspan.models.protocol import Backbone as Backbone
+    from memspan.models.protocol import BackboneReader as BackboneReader
+    from memspan.models.registry import MODELS as MODELS
+    from memspan.models.registry import register as register
+    from memspan.models.transformer_xl.config import TransformerXLConfig as TransformerXLConfig
+    from memspan.models.transformer_xl.model import TransformerXL as TransformerXL
+    from memspan.models.transformer_xl.model import TransformerXLMemory as TransformerXLMemory
 
 _HOMES = {
-    "BackboneOutput": "output",
-    "Compressive": "compressive.model",
-    "CompressiveMemory": "compressive.model",
-    "FastWeights": "fast_weights.model",
-    "FastWeightsMemory": "fast_weights.model",
-    "Feedback": "feedback.model",
-    "FeedbackMemory": "feedback.model",
-    "LanguageModel": "language_model",
-    "Output": "output",
-    "Reader": "language_model",
-    "TransformerXL": "transformer_xl.model",
-    "TransformerXLMemory": "transformer_xl.model",
+    "compressive.config": ("CompressiveConfig",),
+    "compressive.model": ("Compressive", "CompressiveMemory"),
+    "fast_weights.config": ("FastWeightsConfig",),
+    "fast_weights.model": ("FastWeights", "FastWeightsMemory"),
+    "feedback.config": ("FeedbackConfig",),
+    "feedback.model": ("Feedback", "FeedbackMemory"),
+    "language_model": ("LanguageModel", "Reader"),
+    "options": ("BackboneConfig", "EmbeddingConfig", "Plot"),
+    "output": ("BackboneOutput", "Output"),
+    "protocol": ("Backbone", "BackboneReader"),
+    "registry": ("MODELS", "register"),
+    "transformer_xl.config": ("TransformerXLConfig",),
+    "transformer_xl.model": ("TransformerXL", "TransformerXLMemory"),
 }
+"""Module -> its public names, imported when they are first used."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import, and options need none of it.
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'memspan.models' has no attribute {name!r}")
-    return getattr(import_module(f"memspan.models.{_HOMES[name]}"), name)
+    return getattr(import_module(f"memspan.models.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,9 +17,9 @@ from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_memory, check_segment, outside
-from memspan.models.options import EmbeddingConfig
+from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.registry import backbone_for
+from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.nn import NOT_SCORED, dropout_layer
@@ -36,7 +36,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, backbone: Any, embedding: EmbeddingConfig | None = None
+        self, vocab_size: int, backbone: BackboneConfig, embedding: EmbeddingConfig | None = None
     ) -> None:
         super().__init__()
         embedding = embedding or EmbeddingConfig()
@@ -45,26 +45,29 @@ class LanguageModel(nn.Module):
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
         self.output_dropout = dropout_layer(embedding.output_dropout)
-        # Without the backbone, which is made with its own values.
-        initialise(self, backbone.initialisation)
+        # The backbone initialises itself.
+        initialise(nn.ModuleList([self.embedding, self.head]), backbone.initialisation)
         with refuse_impossible("the model"):
-            self.backbone: Any = backbone_for(backbone)
+            self.backbone: Backbone[Any] = backbone.build()
 
-    def initial_memory(self, batch_size: int, **options: Any) -> Memory:
+    def initial_memory(self, batch_size: int, **options: object) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
         check_batch_size(batch_size)
         self._refuse_unknown("memory", self.backbone.initial_memory, options)
+        make: Callable[..., Memory] = self.backbone.initial_memory
         with refuse_impossible("the memory"):
-            row = self.backbone.initial_memory(1, **options)
+            row = make(1, **options)
         refuse_oversized(
             f"the memory of {batch_size:,} rows",
             batch_size * row.nbytes,
             row.tokens_seen.device,
             "lower the number of rows, or memory_length",
         )
-        return self.backbone.initial_memory(batch_size, **options)
+        return make(batch_size, **options)
 
-    def _refuse_unknown(self, what: str, method: Any, options: dict[str, Any]) -> None:
+    def _refuse_unknown(
+        self, what: str, method: Callable[..., object], options: dict[str, object]
+    ) -> None:
         if unknown := set(options) - set(inspect.signature(method).parameters):
             raise MemspanError(
                 f"{', '.join(sorted(unknown))} is no option of a {type(self.backbone).__name__}'s "
@@ -160,7 +163,7 @@ class LanguageModel(nn.Module):
         batch_size: int = 1,
         *,
         precision: Precision | None = None,
-        **options: Any,
+        **options: object,
     ) -> Reader:
         """Read on from ``memory`` without gradients, as fast as can be: evaluation, generation.
 
@@ -180,7 +183,7 @@ class LanguageModel(nn.Module):
 
         What an auxiliary loss trains is apart, so that its gradients take no share of the task's.
         """
-        apart: list[nn.Parameter] = getattr(self.backbone, "auxiliary_parameters", list)()
+        apart = self.backbone.auxiliary_parameters()
         ids = {id(p) for p in apart}
         groups = [[p for p in self.parameters() if id(p) not in ids], apart]
         return [group for group in groups if group]
@@ -188,11 +191,11 @@ class LanguageModel(nn.Module):
     def units(self) -> list[nn.Module]:
         """Modules whose parameters are used in their own forward pass and nowhere else, so that they
         may be collected for it and dropped again, where processes share the parameters."""
-        return list(getattr(self.backbone, "units", lambda: self.backbone.layers)())
+        return self.backbone.units()
 
     def float32_part(self) -> str | None:
         """What is computed in float32 even under bfloat16 autocast; None: nothing that counts."""
-        return getattr(self.backbone, "float32_part", lambda: None)()
+        return self.backbone.float32_part()
 
     def fingerprint(self) -> str:
         """SHA-256 over the backbone's config and all parameters: who wrote a memory."""
@@ -213,7 +216,7 @@ class Reader:
         model: LanguageModel,
         memory: Memory | None,
         batch_size: int,
-        options: dict[str, Any],
+        options: dict[str, object],
         precision: Precision | None = None,
     ) -> None:
         self._model, self._precision = model, precision
@@ -229,8 +232,9 @@ class Reader:
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
+        make: Callable[..., BackboneReader[Memory]] = model.backbone.reader
         with self._inference():
-            self._backbone = model.backbone.reader(memory, self._rows, **options)
+            self._backbone = make(memory, self._rows, **options)
 
     @property
     def device(self) -> torch.device:

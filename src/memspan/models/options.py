@@ -1,12 +1,145 @@
-"""Options of what all language models have."""
+"""Options of language models, and what every architecture's options answer. No torch here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
+
+if TYPE_CHECKING:
+    from memspan.models.protocol import Backbone
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For an architecture that has nothing to change after training."""
+
+
+@dataclass(frozen=True)
+class MemoryLength:
+    """Memory sizes of architectures with one slot per token."""
+
+    memory_length: int | None = None
+    """Slots of memory per layer, one per token (None: as in training)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.memory_length is not None:
+            at_least(0, self, "memory_length")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture of an architecture's own statistics, drawn from a run's metrics."""
+
+    file: str
+    """Its name in the run folder."""
+    ylabel: str
+    lines: dict[str, str]
+    """Label to the name of a statistic (see ``BackboneOutput.statistics``), the mean over layers."""
+
+
+@runtime_checkable
+class BackboneConfig(Protocol):
+    """What an architecture's options answer, so that nobody else needs to know their names.
+
+    An architecture's config is a frozen dataclass that inherits from this. Its fields are the flags
+    ``--model.*``; the string under a field is the flag's help.
+    """
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers, L."""
+        ...
+
+    @property
+    def d_model(self) -> int:
+        """Width of the vectors that the backbone reads and returns, D."""
+        ...
+
+    @property
+    def initialisation(self) -> Literal["scaled", "papers"]:
+        """How weights begin, see :mod:`memspan.models.initialisation`."""
+        ...
+
+    def build(self) -> Backbone[Any]:
+        """The backbone with these options. Imports torch, which the options themselves do not need."""
+        ...
+
+    def least_parameters(self) -> int:
+        """A lower bound on the number of the backbone's parameters, computed without making them."""
+        ...
+
+    memory_options: ClassVar[type] = NoOptions
+    """Dataclass of the options of ``Backbone.initial_memory`` that evaluation may change. Each field
+    has the name of the option that it replaces; None stands for that option's value."""
+    reader_options: ClassVar[type] = NoOptions
+    """Likewise of ``Backbone.reader``: evaluation and generation may change them."""
+    plots: ClassVar[tuple[Plot, ...]] = ()
+    """Pictures to draw beside the loss."""
+    has_auxiliary_parameters: ClassVar[bool] = False
+    """Whether an auxiliary loss may have parameters of its own, with a learning rate of their own."""
+
+    def for_segments(self, segment_length: int) -> Self:
+        """These options with all sizes set that depend on the longest segment in training."""
+        return self
+
+    @property
+    def longest_segment(self) -> int | None:
+        """The longest segment that a model with these options can read (None: any)."""
+        return None
+
+    @property
+    def one_process_only(self) -> str | None:
+        """Why several processes cannot train this model together (None: they can)."""
+        return None
+
+
+@runtime_checkable
+class HeadOptions(Protocol):
+    """Options of architectures with heads."""
+
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def d_head(self) -> int | None: ...
+
+
+def check_heads(config: HeadOptions) -> None:
+    """Raise :class:`MemspanError` where heads have no width."""
+    if config.d_head is not None:
+        at_least(1, config, "d_head")
+    elif config.d_model % config.n_heads:
+        raise MemspanError(
+            f"d_model {config.d_model} is not divisible by n_heads {config.n_heads}: "
+            "change one of them, or set d_head"
+        )
+
+
+def head_width(config: HeadOptions) -> int:
+    """Width of one head, K."""
+    return config.d_model // config.n_heads if config.d_head is None else config.d_head
+
+
+def check_sinusoids(config: HeadOptions, instead: str) -> None:
+    """Raise :class:`MemspanError` for a width that sinusoids cannot fill; ``instead``: of them."""
+    if config.d_model % 2:
+        raise MemspanError(
+            f"sinusoidal positions need an even d_model, not {config.d_model}: "
+            f"change it, or use positions {instead}"
+        )
+
+
+def layer_parameters(d_model: int, inner: int, d_ff: int, table_rows: int = 0) -> int:
+    """At least the parameters of a layer: queries, outputs, feed-forward, position table.
+
+    ``inner``: width of all heads together.
+    """
+    return 2 * d_model * (inner + d_ff) + table_rows * inner
 
 
 @dataclass(frozen=True)

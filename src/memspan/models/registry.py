@@ -1,32 +1,32 @@
-"""The one place that maps a name or a config to an architecture; no torch until a model is made."""
+"""Architecture name -> its options, and through ``build()`` its model. The only list of names."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
+from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import BackboneConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
-MODELS: dict[str, type] = {
+MODELS: dict[str, type[BackboneConfig]] = {
     "transformer-xl": TransformerXLConfig,
     "compressive": CompressiveConfig,
     "feedback": FeedbackConfig,
     "fast-weights": FastWeightsConfig,
 }
-"""Architecture name -> config class, whose folder has the backbone in ``model.py``."""
+"""Every architecture, those of other packages included once they are registered."""
 
 
-def backbone_class(name: str) -> Any:
-    """The backbone of the architecture ``name``."""
-    config = MODELS[name]
-    module = import_module(config.__module__.removesuffix(".config") + ".model")
-    return getattr(module, config.__name__.removesuffix("Config"))
+def register(name: str, config: type[BackboneConfig]) -> None:
+    """Add an architecture of your own, for ``--model NAME`` and for run folders that name it.
 
+    Args:
+        name: lower-case words joined by hyphens.
+        config: a frozen dataclass that inherits from :class:`~memspan.models.BackboneConfig`.
 
-def backbone_for(config: Any) -> Any:
-    """The backbone that ``config``'s class belongs to."""
-    name = next(name for name, kind in MODELS.items() if isinstance(config, kind))
-    return backbone_class(name)(config)
+    Raises:
+        MemspanError: the name is taken by another architecture.
+    """
+    if MODELS.setdefault(name, config) is not config:
+        raise MemspanError(f"there is an architecture {name!r} already: register yours as another")

@@ -11,12 +11,11 @@ import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 
 from memspan.errors import MemspanError
-from memspan.models.options import EmbeddingConfig
+from memspan.models.options import BackboneConfig, EmbeddingConfig
 
 MOST_LAYERS = 10_000
 """Each takes a millisecond to make, however narrow."""
@@ -27,26 +26,8 @@ REMEDY = (
 )
 
 
-@runtime_checkable
-class Stack(Protocol):
-    """The options that all backbones have."""
-
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def n_heads(self) -> int: ...
-    @property
-    def head_width(self) -> int: ...
-    @property
-    def d_ff(self) -> int: ...
-    @property
-    def table_rows(self) -> int: ...
-
-
 def refuse_oversized_model(
-    model: Stack, vocab_size: int = 0, embedding: EmbeddingConfig | None = None
+    model: BackboneConfig, vocab_size: int = 0, embedding: EmbeddingConfig | None = None
 ) -> None:
     """Raise :class:`MemspanError` if the weights do not fit this machine."""
     if torch.get_default_device().type == "meta":
@@ -83,15 +64,14 @@ def refuse_impossible(what: str) -> Iterator[None]:
         ) from None
 
 
-def parameters(model: Stack, vocab_size: int = 0, embedding: EmbeddingConfig | None = None) -> int:
-    """Parameters at least: of every layer queries, outputs, position table and feed-forward, and the
-    embedding."""
+def parameters(
+    model: BackboneConfig, vocab_size: int = 0, embedding: EmbeddingConfig | None = None
+) -> int:
+    """Parameters at least: the backbone's and the embedding's."""
     embedding = embedding or EmbeddingConfig()
-    inner = model.n_heads * model.head_width
-    per_layer = 2 * model.d_model * (inner + model.d_ff) + model.table_rows * inner
     # Clusters after the first may be next to nothing.
     full = min(vocab_size, *embedding.cutoffs[:1]) if embedding.cutoffs else vocab_size
-    return model.n_layers * per_layer + full * (embedding.d_embed or model.d_model)
+    return model.least_parameters() + full * (embedding.d_embed or model.d_model)
 
 
 def memory_of(device: torch.device) -> float:

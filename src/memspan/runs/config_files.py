@@ -101,7 +101,7 @@ def flags_from_toml(path: Path) -> list[str]:
 
 
 def _sections(flags: list[str]) -> dict[str, type]:
-    return SECTIONS | {"model": MODELS[architecture_of(flags)]}
+    return {**SECTIONS, "model": MODELS[architecture_of(flags)]}
 
 
 def _flag(path: Path, name: str, value: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import tyro
 
@@ -17,14 +17,19 @@ from memspan.training.options import OptimConfig, TrainConfig
 ModelConfig = TypeVar("ModelConfig")
 
 
+def _names() -> Any:
+    """The type of architecture names, which may be registered after this module was imported."""
+    return Literal[tuple(MODELS)]
+
+
 @dataclass(frozen=True)
 class RunConfig(Generic[ModelConfig]):
     """All that defines a training run; what `config.toml` in its folder holds."""
 
     model: ModelConfig
     architecture: Annotated[
-        Literal["transformer-xl", "compressive", "feedback", "fast-weights"],
-        tyro.conf.arg(name="model"),
+        str,
+        tyro.conf.arg(name="model", constructor_factory=_names),
     ] = "transformer-xl"
     """Architecture; --model.* below are its options."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -34,14 +39,19 @@ class RunConfig(Generic[ModelConfig]):
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.architecture not in MODELS:
+            *names, last = MODELS
+            raise MemspanError(
+                f"architecture must be {', '.join(names)} or {last}, not {self.architecture!r}"
+            )
         kind = MODELS[self.architecture]
         if not isinstance(self.model, kind):
             raise MemspanError(
                 f"architecture {self.architecture} goes with a {kind.__name__}, not a "
                 f"{type(self.model).__name__}: change one of them"
             )
-        if self.architecture != "compressive" and self.optim.compression_learning_rate != 1:
+        if self.optim.compression_learning_rate != 1 and not kind.has_auxiliary_parameters:
             raise MemspanError(
-                f"compression_learning_rate belongs to architecture compressive, not "
-                f"{self.architecture}: drop it"
+                "compression_learning_rate belongs to architectures with parameters that an auxiliary "
+                f"loss trains, and {self.architecture} has none: drop it"
             )

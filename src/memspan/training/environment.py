@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from memspan import __version__
-from memspan.models import FastWeights, Feedback, LanguageModel
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.feedback import compiled as feedback_loop
+from memspan.models import LanguageModel
 from memspan.precision.products import Precision
 
 
@@ -29,7 +27,7 @@ def environment(
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "processes": n_processes,
-        "compiled loops": _compiled(model),
+        "compiled loops": model.backbone.compiled_loops(),
         "precision": precision.products,
         "float32 products": precision.matmul,
     }
@@ -52,16 +50,6 @@ def difference(saved: Any, now: dict[str, Any]) -> str | None:
         "from the same state, but sums may be rounded differently, so its weights may differ from "
         "those of a run that was not interrupted"
     )
-
-
-def _compiled(model: LanguageModel) -> bool | None:
-    """Whether the loops in C can serve; None: for this architecture there are none."""
-    like = next(model.parameters())
-    if isinstance(model.backbone, FastWeights):
-        return delta_rule_loop.available(like)
-    if isinstance(model.backbone, Feedback):
-        return feedback_loop.available(like)
-    return None
 
 
 def _processor() -> str:

@@ -6,11 +6,13 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
+from memspan.models.options import Plot
 
 
 class Metrics:
@@ -95,7 +97,7 @@ def unchanged(folder: Path, saved: dict[str, Any]) -> bool:
     return len(kept) == size and hashlib.sha256(kept).hexdigest() == saved.get("sha256")
 
 
-def plot(folder: Path) -> list[Path]:
+def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     """Draw what a run's metrics tell, and return the pictures.
 
     ``loss.png``: bits per byte in training and validation against tokens read, or nats per token where
@@ -142,11 +144,11 @@ def plot(folder: Path) -> list[Path]:
         "validation": (f"validation_{unit}", {"marker": "o"}),
     }
     draw("loss.png", losses, unit.replace("_", " "))
-    prefix = "attention_"
-    keys = {k.split("/")[0]: None for r in records for k in r if k.startswith(prefix)}
-    if keys:
-        parts = {k.removeprefix(prefix): (k, {"marker": "o"}) for k in keys}
-        draw("attention.png", parts, "share of attention, mean over layers")
+    recorded = {key.split("/")[0] for record in records for key in record}
+    for own in plots:
+        if recorded.intersection(own.lines.values()):
+            lines = {label: (key, {"marker": "o"}) for label, key in own.lines.items()}
+            draw(own.file, lines, own.ylabel)
     return pictures
 
 

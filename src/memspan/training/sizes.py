@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from memspan.models.options import BackboneConfig
 from memspan.models.sizes import (
     BYTES,
     REMEDY,
-    Stack,
     parameters,
     refuse_oversized,
     refuse_oversized_model,
@@ -16,7 +16,7 @@ from memspan.runs.options import RunConfig
 
 
 def refuse_oversized_training(
-    config: RunConfig[Stack], vocab_size: int, rows: int, device: torch.device
+    config: RunConfig[BackboneConfig], vocab_size: int, rows: int, device: torch.device
 ) -> None:
     """Raise :class:`MemspanError` if training on ``rows`` rows does not fit the device.
 

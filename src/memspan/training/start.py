@@ -82,7 +82,8 @@ def train(
     for line in prepared.notices():
         console.print(line, highlight=False)
     source = None if init_from is None else load(init_from, str(device))
-    config = with_position_table(config)
+    sized = config.model.for_segments(config.train.segment_length)
+    config = dataclasses.replace(config, model=sized)
     precision = precision_of(config.train, device)
     options = without_auto(config.train, precision.products, precision.matmul)
     config = dataclasses.replace(config, train=options)
@@ -192,11 +193,11 @@ def _merged(before: RunConfig[Any], wanted: RunConfig[Any]) -> RunConfig[Any]:
 def _refuse_changes(changed: Changes, config: RunConfig[Any], folder: Path) -> None:
     """Refuse options that the run cannot continue with, and a corpus that is not there."""
     refuse_fixed(changed, folder)
-    span = _learned_span(config)
-    if "train.segment_length" in changed and span is not None and span > config.model.max_distance:
+    longest, segment_length = config.model.longest_segment, config.train.segment_length
+    if "train.segment_length" in changed and longest is not None and segment_length > longest:
         raise MemspanError(
-            f"{folder} has learned positions up to a distance of {config.model.max_distance}, and "
-            f"--train.segment-length {config.train.segment_length} needs {span}: lower it"
+            f"{folder} has learned positions for segments of at most {longest} tokens: lower "
+            f"--train.segment-length {segment_length}"
         )
     if not is_there(config.data.corpus):
         raise MemspanError(
@@ -285,22 +286,3 @@ def device_for(name: str) -> torch.device:
         raise RuntimeError("PyTorch accepts any index, and they all mean the same CPU")
     except (RuntimeError, AssertionError):
         raise MemspanError(f"there is no device {name!r} here: use cpu") from None
-
-
-def with_position_table(config: RunConfig[Any]) -> RunConfig[Any]:
-    """Size learned position tables for the spans that training uses, where not set."""
-    span = _learned_span(config)
-    if span is None or config.model.max_distance is not None:
-        return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, max_distance=span))
-
-
-def _learned_span(config: RunConfig[Any]) -> int | None:
-    """The longest distance that training uses, where each has a learned position; else None."""
-    model = config.model
-    if getattr(model, "positions", None) != "learned":
-        return None
-    span: int = model.memory_length + getattr(model, "compressed_length", 0)
-    if getattr(model, "attention_span", "segment") == "segment":
-        span += config.train.segment_length
-    return span

@@ -49,11 +49,8 @@ class TrainingState:
         """``start``: a run whose weights are taken where they fit."""
         options = config.train
         self.processes, self.rows = processes, processes.rows(options.batch_size)
-        if processes.size > 1 and getattr(config.model, "favor_redraw", False):
-            raise MemspanError(
-                "favor_redraw draws new features in every pass, others in each process: use one "
-                "process, or drop it"
-            )
+        if processes.size > 1 and (reason := config.model.one_process_only):
+            raise MemspanError(reason)
         self.config, self.folder, self.prepared = config, folder, prepared
         self.device, self.console = device, console
         self.precision = precision_of(options, device)

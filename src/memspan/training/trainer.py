@@ -404,7 +404,7 @@ class Trainer(TrainingState):
             sample = self.sample(self.config.train.sample_tokens)
             say("\nsample:", style="bold")
             say(sample, markup=False, highlight=False)
-        pictures = metrics.plot(self.folder)
+        pictures = metrics.plot(self.folder, self.config.model.plots)
         say("\nwritten:", style="bold")
         say(f"  run folder  {self.folder}\n  metrics     {self.folder / 'metrics.jsonl'}")
         for picture in pictures:

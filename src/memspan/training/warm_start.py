@@ -10,8 +10,7 @@ from torch import Tensor
 
 from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
-from memspan.models import FastWeights, Feedback, LanguageModel, TransformerXL
-from memspan.nn import sinusoids
+from memspan.models import LanguageModel
 from memspan.runs.run import Run
 
 
@@ -58,42 +57,32 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
         )
     if type(model.backbone) is type(source.model.backbone):
         found = source.model.state_dict()
-    elif isinstance(model.backbone, Feedback) and isinstance(source.model.backbone, TransformerXL):
-        if (ours.n_heads, ours.head_width) != (theirs.n_heads, theirs.head_width):
-            raise MemspanError(
-                f"{source.folder} has {theirs.n_heads} heads of {theirs.head_width} and this model "
-                f"{ours.n_heads} of {ours.head_width}: set --model.n-heads and --model.d-head alike"
-            )
-        codes = None
-        if theirs.positions == "sinusoidal":
-            distances = torch.arange(1, ours.table_rows + 1)
-            codes = sinusoids(distances, ours.d_model, torch.float32)
-        state = {n: t.cpu() for n, t in source.model.backbone.state_dict().items()}
-        adapted = model.backbone.adapted(state, codes)
-        found = {n: t for n, t in source.model.state_dict().items() if "backbone." not in n}
-        found |= {f"backbone.{n}": t for n, t in adapted.items()}
     else:
-        raise MemspanError(
-            f"{source.folder} is a {source.config.architecture}: --init-from takes a run of the same "
-            "architecture, or for feedback a transformer-xl"
-        )
+        taken = model.backbone.taken_from(source.model.backbone)
+        if taken is None:
+            raise MemspanError(
+                f"{source.folder} is a {source.config.architecture}, which has nothing that means the "
+                "same in this architecture: --init-from takes a run of the same architecture, or for "
+                "feedback one with softmax attention, such as a transformer-xl"
+            )
+        found = {n: t for n, t in source.model.state_dict().items() if "backbone." not in n}
+        found |= {f"backbone.{n}": t for n, t in taken.items()}
     report = _copy(model, found, str(source.folder))
-    if isinstance(model.backbone, FastWeights):
-        # Its own map's name, not that of the run whose memories it could not read.
-        model.backbone.identify_features()
+    model.backbone.weights_replaced()
     return report
 
 
 def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmStart:
     report = WarmStart(source, [], [], [])
     for name, own in model.state_dict().items():
-        if name.endswith("feature_id"):
+        if not own.is_floating_point():
+            # No weight, but what a model keeps count of.
             continue
-        given = found.get(name)
+        given, table = found.get(name), name.rpartition(".")[2] in model.backbone.tables
         if given is not None and given.shape == own.shape:
             own.copy_(given)
             report.mapped.append(name)
-        elif given is not None and "position_" in name and given.shape[1:] == own.shape[1:]:
+        elif given is not None and table and given.shape[1:] == own.shape[1:]:
             rows = min(len(given), len(own))
             own[:rows].copy_(given[:rows])
             # The other table may be the longer one.

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
-from memspan.models.relative.options import check_attention
+from memspan.models.options import (
+    BackboneConfig,
+    MemoryLength,
+    Plot,
+    head_width,
+    layer_parameters,
+)
+from memspan.models.relative.options import (
+    RelativeReaderOptions,
+    check_attention,
+    distance_needed,
+    longest_segment,
+    table_rows,
+)
+
+if TYPE_CHECKING:
+    from memspan.models.compressive.model import Compressive
 
 
 @dataclass(frozen=True)
-class CompressiveConfig:
+class CompressiveMemoryOptions(MemoryLength):
+    """Sizes of both memories."""
+
+    compressed_length: int | None = None
+    """Compressed slots per layer (None: as in training)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compressed_length is not None:
+            at_least(0, self, "compressed_length")
+
+
+@dataclass(frozen=True)
+class CompressiveConfig(BackboneConfig):
     """Compressive Transformer backbone (Rae et al. 2019, arXiv 1911.05507)."""
 
     n_layers: int = 4
@@ -69,6 +98,17 @@ class CompressiveConfig:
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
 
+    memory_options: ClassVar[type] = CompressiveMemoryOptions
+    reader_options: ClassVar[type] = RelativeReaderOptions
+    has_auxiliary_parameters: ClassVar[bool] = True
+    plots: ClassVar[tuple[Plot, ...]] = (
+        Plot(
+            "attention.png",
+            "share of attention, mean over layers",
+            {part: f"attention_{part}" for part in ("compressed", "memory", "segment")},
+        ),
+    )
+
     def __post_init__(self) -> None:
         check_types(self)
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
@@ -95,9 +135,22 @@ class CompressiveConfig:
 
     @property
     def head_width(self) -> int:
-        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+        """Width of one head, K."""
+        return head_width(self)
+
+    def build(self) -> Compressive:
+        from memspan.models.compressive.model import Compressive
+
+        return Compressive(self)
+
+    def least_parameters(self) -> int:
+        inner = self.n_heads * self.head_width
+        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff, table_rows(self))
+
+    def for_segments(self, segment_length: int) -> Self:
+        needed = distance_needed(self, self.memory_length + self.compressed_length, segment_length)
+        return self if needed is None else replace(self, max_distance=needed)
 
     @property
-    def table_rows(self) -> int:
-        """Rows of a layer's position table."""
-        return (self.max_distance or 0) if self.positions == "learned" else 0
+    def longest_segment(self) -> int | None:
+        return longest_segment(self, self.memory_length + self.compressed_length)

@@ -3,7 +3,7 @@
 Layer ``n`` attends to ``[compressed_n ; memory_n ; h_n]``. What leaves ``memory_n`` is not thrown away,
 as in Transformer-XL, but compressed by the layer's own function, ``c`` slots into one, and kept in
 ``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer.
-Options: :class:`memspan.config.CompressiveConfig`. Layout and compression functions:
+Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression functions:
 :mod:`memspan.ops.compression`.
 """
 
@@ -31,7 +31,6 @@ from memspan.models.relative.self_attention import (
     Span,
 )
 from memspan.models.segments import Documents, Padding, documents_of, padding_mask
-from memspan.ops.relative_attention import Implementation
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,7 +216,7 @@ class CompressiveLayer(RelativeLayer):
         return attention.heads(keys), attention.heads(values)
 
 
-class Compressive(RelativeBackbone):
+class Compressive(RelativeBackbone[CompressiveMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     The sizes ``M`` and ``C`` are the memory's own, so other ones may be used with the same weights:
@@ -295,7 +294,7 @@ class Compressive(RelativeBackbone):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
         """Read a segment.
@@ -399,9 +398,7 @@ class Compressive(RelativeBackbone):
         """Whether compressing asks how much attention each slot received."""
         return self.config.compression == "most-used" and self.config.compressed_length > 0
 
-    def _counter(
-        self, x: Tensor, span: int, implementation: Implementation | None
-    ) -> Tensor | None:
+    def _counter(self, x: Tensor, span: int, implementation: str | None) -> Tensor | None:
         """Where attention that is received is counted, if anybody asks."""
         counts_shares = not self.training and implementation != "sdpa"
         wanted = self.needs_received or counts_shares

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
+from memspan.models.options import (
+    BackboneConfig,
+    check_heads,
+    check_sinusoids,
+    head_width,
+    layer_parameters,
+)
+
+if TYPE_CHECKING:
+    from memspan.models.fast_weights.model import FastWeights
 
 
 @dataclass(frozen=True)
-class FastWeightsConfig:
+class FastWeightsConfig(BackboneConfig):
     """Fast Weights backbone (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174)."""
 
     n_layers: int = 4
@@ -67,19 +77,11 @@ class FastWeightsConfig:
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "chunk_size")
         at_least(0, self, "epsilon")
         probability(self, "dropout")
-        if self.d_head is None and self.d_model % self.n_heads:
-            raise MemspanError(
-                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
-                "change one of them, or set d_head"
-            )
-        for name in ("d_head", "favor_features"):
-            if getattr(self, name) is not None:
-                at_least(1, self, name)
-        if self.positions == "sinusoidal" and self.d_model % 2:
-            raise MemspanError(
-                f"sinusoidal positions need an even d_model, not {self.d_model}: "
-                "change it, or use positions none"
-            )
+        check_heads(self)
+        if self.favor_features is not None:
+            at_least(1, self, "favor_features")
+        if self.positions == "sinusoidal":
+            check_sinusoids(self, "none")
         if not 1 <= self.nu <= 2 * self.head_width - 1:
             raise MemspanError(
                 f"nu must lie in 1 .. {2 * self.head_width - 1}, twice the head's width less one, "
@@ -125,12 +127,8 @@ class FastWeightsConfig:
 
     @property
     def head_width(self) -> int:
-        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
-
-    @property
-    def table_rows(self) -> int:
-        """Rows of a layer's position table."""
-        return 0
+        """Width of one head, K."""
+        return head_width(self)
 
     @property
     def n_projections(self) -> int:
@@ -143,3 +141,21 @@ class FastWeightsConfig:
         if self.feature_map == "dpfp":
             return 2 * self.head_width * self.nu
         return 2 * self.n_projections if self.feature_map == "favor" else self.head_width
+
+    def build(self) -> FastWeights:
+        from memspan.models.fast_weights.model import FastWeights
+
+        return FastWeights(self)
+
+    def least_parameters(self) -> int:
+        inner = self.n_heads * self.head_width
+        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff)
+
+    @property
+    def one_process_only(self) -> str | None:
+        if not self.favor_redraw:
+            return None
+        return (
+            "favor_redraw draws new features in every pass, others in each process: use one process, "
+            "or drop it"
+        )

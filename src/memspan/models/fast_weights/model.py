@@ -8,7 +8,6 @@ the feature maps in :mod:`memspan.ops.feature_maps`.
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
+from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, cuts, read_in_pieces
-from memspan.models.sizes import refuse_oversized_model
+from memspan.models.sizes import BYTES, refuse_oversized, refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -240,7 +240,7 @@ class FastWeightsLayer(nn.Module):
         return self.after_attention(x, attended), weights, key_sum
 
 
-class FastWeights(nn.Module):
+class FastWeights(Backbone[FastWeightsMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     Reading does not depend on how a text is cut. Nothing here stops the gradient at the memory:
@@ -250,12 +250,13 @@ class FastWeights(nn.Module):
     feature_id: Tensor
 
     memory_type = FastWeightsMemory
+    config: FastWeightsConfig
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__()
         refuse_oversized_model(config)
+        _refuse_oversized_features(config)
         self.config = config
-        _refuse_too_large(self.config, 1, torch.device("cpu"))
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
         normalises = config.final_norm and config.norm != "post"
@@ -277,8 +278,8 @@ class FastWeights(nn.Module):
             layer.attention.projection = draws[-1].to(old.device)
         self.feature_id = self._feature_id(draws).to(self.feature_id)
 
-    def identify_features(self) -> None:
-        """Name the feature map anew, after its options or random projections have changed."""
+    def weights_replaced(self) -> None:
+        """Identify the feature map again: its random projections may be another run's."""
         self.feature_id = self._feature_id(self._draws()).to(self.feature_id)
 
     def _draws(self) -> list[Tensor]:
@@ -296,24 +297,8 @@ class FastWeights(nn.Module):
         # Zero is for rows that are empty.
         return torch.tensor(number + 1)
 
-    def initial_memory(
-        self, batch_size: int, memory_length: int | None = None
-    ) -> FastWeightsMemory:
-        """A memory before the first token.
-
-        Raises:
-            MemspanError: it would not fit the device; or a ``memory_length`` was asked for, which
-                fast weights do not have.
-        """
-        if memory_length is not None:
-            raise MemspanError(
-                "fast weights have no memory length, their memory covers all that was read: drop "
-                "--memory-length"
-            )
-        _refuse_too_large(self.config, batch_size, next(self.parameters()).device)
-        return self._empty_memory(batch_size)
-
-    def _empty_memory(self, batch_size: int) -> FastWeightsMemory:
+    def initial_memory(self, batch_size: int) -> FastWeightsMemory:
+        """A memory before the first token, in float32 or better."""
         config, parameter = self.config, next(self.parameters())
         device = parameter.device
         heads = (batch_size, config.n_layers, config.n_heads)
@@ -360,11 +345,11 @@ class FastWeights(nn.Module):
         """
         chosen = self._choose(implementation)
         if memory is None:
-            memory = self._empty_memory(x.shape[0])
+            memory = self.initial_memory(x.shape[0])
         self.check_memory(memory, x.shape[0])
         if self.training and self.config.favor_redraw:
             self.redraw_features()
-            memory = self._empty_memory(x.shape[0])
+            memory = self.initial_memory(x.shape[0])
         elif can_look(memory.feature_map):
             self.check_feature_map(memory)
         else:
@@ -410,6 +395,10 @@ class FastWeights(nn.Module):
     def reader(self, memory: FastWeightsMemory | None, batch_size: int) -> FastWeightsReader:
         """Reads on without gradients: constant memory and time per token."""
         return FastWeightsReader(self, memory or self.initial_memory(batch_size))
+
+    def compiled_loops(self) -> bool:
+        """Whether the loop over tokens can run in C here."""
+        return delta_rule_loop.available(next(self.parameters()))
 
     def float32_part(self) -> str:
         """What is computed in float32 even under bfloat16 autocast."""
@@ -625,27 +614,15 @@ def _listed(mask: Tensor) -> str:
     return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
 
 
-def _refuse_too_large(config: FastWeightsConfig, batch_size: int, device: torch.device) -> None:
-    """Estimate what a memory, its successor and random projections take before any is made."""
+def _refuse_oversized_features(config: FastWeightsConfig) -> None:
+    """Refuse what one row's memory, its successor and random projections would take."""
     per_row = config.n_layers * config.n_heads * config.feature_width * (config.head_width + 1)
-    needed = 4 * 2 * batch_size * per_row
+    needed = 2 * BYTES * per_row
     if config.feature_map == "favor":
-        needed += 4 * config.n_layers * config.head_width * config.n_projections
-    there = _memory_of(device)
-    if needed > there:
-        raise MemspanError(
-            f"{config.feature_width:,} features per key need {needed / 1e9:,.1f} GB for the memory "
-            f"of {batch_size} rows, and {device.type} has {there / 1e9:,.1f} GB: lower "
-            "nu, favor_features, d_head, n_layers or the batch size"
-        )
-
-
-def _memory_of(device: torch.device) -> float:
-    """Bytes of memory that could be had at best."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):
-        # Not every system says: then nothing is refused.
-        return float("inf")
+        needed += BYTES * config.n_layers * config.head_width * config.n_projections
+    refuse_oversized(
+        f"a memory with {config.feature_width:,} features per key",
+        needed,
+        torch.get_default_device(),
+        "lower nu, favor_features, d_head or n_layers",
+    )

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
+from memspan.models.options import (
+    BackboneConfig,
+    MemoryLength,
+    check_heads,
+    head_width,
+    layer_parameters,
+)
+
+if TYPE_CHECKING:
+    from memspan.models.feedback.model import Feedback
 
 
 @dataclass(frozen=True)
-class FeedbackConfig:
+class FeedbackConfig(BackboneConfig):
     """Feedback Transformer backbone (Fan et al. 2020, arXiv 2002.09402)."""
 
     n_layers: int = 4
@@ -63,6 +73,8 @@ class FeedbackConfig:
     attention_dropout: float = 0.0
     """Dropout probability on attention weights, likewise."""
 
+    memory_options: ClassVar[type] = MemoryLength
+
     def __post_init__(self) -> None:
         check_types(self)
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
@@ -74,13 +86,7 @@ class FeedbackConfig:
             raise MemspanError(
                 "span_ramp belongs to adaptive spans: set adaptive_span, or leave it out"
             )
-        if self.d_head is not None:
-            at_least(1, self, "d_head")
-        elif self.d_model % self.n_heads:
-            raise MemspanError(
-                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
-                "change one of them, or set d_head"
-            )
+        check_heads(self)
         if self.max_distance is not None and self.memory_length > self.max_distance:
             raise MemspanError(
                 f"memory_length {self.memory_length} exceeds the position table's max_distance "
@@ -89,8 +95,19 @@ class FeedbackConfig:
 
     @property
     def head_width(self) -> int:
-        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+        """Width of one head, K."""
+        return head_width(self)
 
     @property
     def table_rows(self) -> int:
+        """Rows of a layer's position tables."""
         return self.memory_length if self.max_distance is None else self.max_distance
+
+    def build(self) -> Feedback:
+        from memspan.models.feedback.model import Feedback
+
+        return Feedback(self)
+
+    def least_parameters(self) -> int:
+        inner = self.n_heads * self.head_width
+        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff, self.table_rows)

@@ -22,6 +22,7 @@ from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
+from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, cuts, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer
@@ -110,7 +111,7 @@ class FeedbackLayer(nn.Module):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
-class Feedback(nn.Module):
+class Feedback(Backbone[FeedbackMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     A memory's number of slots is the span ``S``: it may be smaller than in training with the same
@@ -121,6 +122,8 @@ class Feedback(nn.Module):
     """
 
     memory_type = FeedbackMemory
+    config: FeedbackConfig
+    tables = ("position_keys", "position_scores")
 
     def __init__(self, config: FeedbackConfig) -> None:
         super().__init__()
@@ -224,7 +227,7 @@ class Feedback(nn.Module):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
     ) -> BackboneOutput[FeedbackMemory]:
         """Read a segment.
 
@@ -299,7 +302,7 @@ class Feedback(nn.Module):
             vectors.append(vector)
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
-    def _check_implementation(self, wanted: Implementation | None) -> None:
+    def _check_implementation(self, wanted: str | None) -> None:
         refuse_unknown("implementation", wanted, Implementation)
         if wanted in ("fused", "compiled") and not self.can_fuse():
             raise MemspanError(
@@ -387,48 +390,35 @@ class Feedback(nn.Module):
             norms_memory=isinstance(norm, nn.LayerNorm),
         )
 
-    def adapted(self, source: dict[str, Tensor], sinusoids: Tensor | None) -> dict[str, Tensor]:
-        """What can be taken from a Transformer-XL or parallel transformer, under our names.
+    def taken_from(self, source: Backbone[Memory]) -> dict[str, Tensor] | None:
+        """From softmax attention over keys at relative distances.
 
         Queries, outputs, feed-forwards and norms mean the same. Keys and values are taken with
-        projections per layer; shared ones start afresh. Its score ``(q + u) . k + (q + v) . W R_d`` is
-        ours with the position keys ``W R_d`` and the position scores ``v . W R_d``.
-
-        Args:
-            source: its backbone's state, by name.
-            sinusoids: the codes ``R_d`` of the distances ``1 .. P``, ``[P, D]``, where it has no table.
-
-        Returns:
-            Tensors by our names; of a position table, as many rows as there are.
+        projections per layer; shared ones start afresh. The distance 0 is left out: a token does not
+        see itself here.
         """
-        taken = {n: t for n, t in source.items() if n.startswith("final_norm.")}
-        heads = (self.config.n_heads, self.config.head_width)
-        for n in range(len(self.layers)):
-            here, attention = f"layers.{n}.", f"layers.{n}.attention."
-            for name, tensor in source.items():
-                if name.startswith((f"{attention}query.", f"{attention}output.")):
-                    taken[here + name.removeprefix(attention)] = tensor
-                elif name.startswith((f"{here}feed_forward", f"{here}attention_norm.")):
-                    taken[name] = tensor
-                elif name.startswith((f"{attention}key.", f"{attention}value.")):
-                    kind, _, part = name.removeprefix(attention).partition(".")
-                    if len(self.key) > 1:
-                        taken[f"{kind}.{n}.{part}"] = tensor
-            if f"{attention}query.weight" not in source:
-                continue
-            tied = len(source["content_bias"]) == 1
-            row = 0 if tied else n
-            taken[f"{here}content_bias"] = source["content_bias"][row]
-            if sinusoids is None:
-                # Its row d is the distance d, and ours d - 1.
-                taken[f"{here}position_keys"] = source[f"{attention}position_keys"][1:]
-                taken[f"{here}position_scores"] = source[f"{attention}position_scores"][1:]
-            else:
-                keys = (sinusoids @ source[f"{attention}position.weight"].t()).unflatten(1, heads)
-                taken[f"{here}position_keys"] = keys
-                bias = source["position_bias"][row]
-                taken[f"{here}position_scores"] = torch.einsum("phk,hk->ph", keys, bias)
+        given = source.transferable_weights(torch.arange(1, self.config.table_rows + 1))
+        if given is None:
+            return None
+        config = self.config
+        if (config.n_heads, config.head_width) != (given.n_heads, given.head_width):
+            raise MemspanError(
+                f"the source has {given.n_heads} heads of {given.head_width} and this model "
+                f"{config.n_heads} of {config.head_width}: set --model.n-heads and --model.d-head alike"
+            )
+        taken = {f"final_norm.{name}": tensor for name, tensor in given.final_norm.items()}
+        for n, weights in enumerate(given.layers[: len(self.layers)]):
+            for name, tensor in weights.items():
+                kind, _, part = name.partition(".")
+                if kind not in ("key", "value"):
+                    taken[f"layers.{n}.{name}"] = tensor
+                elif len(self.key) > 1:
+                    taken[f"{kind}.{n}.{part}"] = tensor
         return taken
+
+    def compiled_loops(self) -> bool:
+        """Whether the loop over tokens can run in C here."""
+        return feedback_loop.available(next(self.stack()).content_bias)
 
     def reader(self, memory: FeedbackMemory | None, batch_size: int) -> FeedbackReader:
         """Reads on without gradients, keeping the keys and values of memory."""

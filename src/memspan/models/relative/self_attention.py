@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError, refuse_unknown
-from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.initialisation import initialise
+from memspan.models.protocol import Backbone, M, TransferableWeights
+from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
 from memspan.models.sizes import refuse_oversized_model
-from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.relative_attention import (
     Implementation,
@@ -30,7 +30,6 @@ from memspan.ops.relative_attention import (
     relative_attention,
 )
 
-RelativeConfig = TransformerXLConfig | CompressiveConfig
 AttentionSpan = Literal["segment", "fixed"]
 
 
@@ -229,14 +228,16 @@ class RelativeLayer(nn.Module):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
-class RelativeBackbone(nn.Module):
+class RelativeBackbone(Backbone[M]):
     """A stack of layers and the biases and position codes of their attention."""
+
+    tables = ("position_keys", "position_scores")
 
     def __init__(self, config: RelativeConfig, layers: Iterable[RelativeLayer]) -> None:
         super().__init__()
         # Before the layers, which may be made one by one.
         refuse_oversized_model(config)
-        self.config = config
+        self.config: RelativeConfig = config
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(layers)
         self.final_norm = (
@@ -292,17 +293,49 @@ class RelativeBackbone(nn.Module):
         n_tokens: int,
         slots: int,
         documents: Documents | None,
-        implementation: Implementation | None,
+        implementation: str | None,
         weights: list[Tensor] | None,
     ) -> AttentionPass:
         """Of a segment after ``slots`` columns of memory, the right-most ``used [B]`` valid."""
+        refuse_unknown("implementation", implementation, Implementation)
         codes = self.position_codes(slots + n_tokens, slots)
         return AttentionPass(
             codes=self.dropout(codes) if codes.is_floating_point() else codes,
             mask=self.span().visible(used, n_tokens, slots, slots, documents),
-            implementation=implementation,
+            implementation=cast("Implementation | None", implementation),
             weights=weights,
         )
+
+    @torch.no_grad()
+    def transferable_weights(self, distances: Tensor) -> TransferableWeights:
+        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables."""
+        config, layers = self.config, []
+        for n, layer in enumerate(self.layers):
+            assert isinstance(layer, RelativeLayer)
+            attention, (u, v) = layer.attention, self.biases(n)
+            weights = {
+                f"{of}.{name}": parameter
+                for of in ("query", "key", "value", "output")
+                for name, parameter in getattr(attention, of).named_parameters()
+            }
+            weights |= {
+                name: parameter
+                for name, parameter in layer.named_parameters()
+                if name.startswith(("attention_norm.", "feed_forward"))
+            }
+            if v is None:
+                there = distances[distances < len(attention.position_keys)]
+                keys = attention.position_keys[there]
+                scores = attention.position_scores[there]
+            else:
+                codes = sinusoids(distances, config.d_model, torch.float32)
+                keys = F.linear(codes, attention.position.weight.cpu())
+                keys = keys.unflatten(1, (config.n_heads, config.head_width))
+                scores = torch.einsum("phk,hk->ph", keys, v.cpu())
+            weights |= {"content_bias": u, "position_keys": keys, "position_scores": scores}
+            layers.append(weights)
+        final_norm = dict(self.final_norm.named_parameters())
+        return TransferableWeights(config.n_heads, config.head_width, layers, final_norm)
 
     def _check_span(self, needed: int) -> None:
         rows = self.config.max_distance
@@ -330,7 +363,9 @@ class ReaderAttention:
     once, and again only if a longer segment comes.
     """
 
-    def __init__(self, layers: list[RelativeLayer], backbone: RelativeBackbone, span: Span) -> None:
+    def __init__(
+        self, layers: list[RelativeLayer], backbone: RelativeBackbone[M], span: Span
+    ) -> None:
         self.layers, self.backbone, self.span = layers, backbone, span
         self._weights = [
             _fused_projection(layers[n], backbone.biases(n)[0]) for n in range(len(layers))

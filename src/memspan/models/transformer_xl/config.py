@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
-from memspan.models.relative.options import check_attention
+from memspan.models.options import (
+    BackboneConfig,
+    MemoryLength,
+    head_width,
+    layer_parameters,
+)
+from memspan.models.relative.options import (
+    RelativeReaderOptions,
+    check_attention,
+    distance_needed,
+    longest_segment,
+    table_rows,
+)
+
+if TYPE_CHECKING:
+    from memspan.models.transformer_xl.model import TransformerXL
 
 
 @dataclass(frozen=True)
-class TransformerXLConfig:
+class TransformerXLConfig(BackboneConfig):
     """Transformer-XL backbone (Dai et al. 2019, arXiv 1901.02860)."""
 
     n_layers: int = 4
@@ -54,6 +69,9 @@ class TransformerXLConfig:
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
 
+    memory_options: ClassVar[type] = MemoryLength
+    reader_options: ClassVar[type] = RelativeReaderOptions
+
     def __post_init__(self) -> None:
         check_types(self)
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
@@ -68,9 +86,22 @@ class TransformerXLConfig:
 
     @property
     def head_width(self) -> int:
-        return self.d_head if self.d_head is not None else self.d_model // self.n_heads
+        """Width of one head, K."""
+        return head_width(self)
+
+    def build(self) -> TransformerXL:
+        from memspan.models.transformer_xl.model import TransformerXL
+
+        return TransformerXL(self)
+
+    def least_parameters(self) -> int:
+        inner = self.n_heads * self.head_width
+        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff, table_rows(self))
+
+    def for_segments(self, segment_length: int) -> Self:
+        needed = distance_needed(self, self.memory_length, segment_length)
+        return self if needed is None else replace(self, max_distance=needed)
 
     @property
-    def table_rows(self) -> int:
-        """Rows of a layer's position table."""
-        return (self.max_distance or 0) if self.positions == "learned" else 0
+    def longest_segment(self) -> int | None:
+        return longest_segment(self, self.memory_length)

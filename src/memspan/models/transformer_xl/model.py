@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860): its memory, its layer, its stack, its reader.
 
 Layer ``n`` attends to ``[memory_n ; h_n]``, where ``memory_n`` holds that layer's last ``M`` inputs.
-Options: :class:`memspan.config.TransformerXLConfig`.
+Options: :class:`~memspan.models.TransformerXLConfig`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from memspan.models.relative.self_attention import (
 )
 from memspan.models.segments import Documents, Padding, documents_of
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.ops.relative_attention import Implementation
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +58,7 @@ class TransformerXLLayer(RelativeLayer):
         return self.residual(x, attended)
 
 
-class TransformerXL(RelativeBackbone):
+class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     ``M`` is the memory's own size, so a memory of another length may be used with the same weights:
@@ -111,7 +110,7 @@ class TransformerXL(RelativeBackbone):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[TransformerXLMemory]:
         """Read a segment.

@@ -1,0 +1,162 @@
+"""The interface of a backbone: what an architecture implements, and what it may leave as it is.
+
+:class:`Backbone` is a base class, since a :class:`typing.Protocol` cannot ask for an ``nn.Module``.
+Required are ``memory_type``, ``initial_memory`` and ``forward``. Everything else has a default, the
+reader included: an architecture needs one of its own only to stream faster than by whole passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from memspan.memory import Memory
+from memspan.models.options import BackboneConfig
+from memspan.models.output import BackboneOutput
+from memspan.models.segments import Padding
+
+M = TypeVar("M", bound=Memory)
+M_co = TypeVar("M_co", bound=Memory, covariant=True)
+
+
+@runtime_checkable
+class BackboneReader(Protocol[M_co]):
+    """A position in a stream of vectors; its results equal the backbone's in evaluation mode."""
+
+    @property
+    def memory(self) -> M_co:
+        """The memory after all that was read: a value, which reading on does not change."""
+        ...
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TransferableWeights:
+    """What another architecture can take from a backbone of softmax attention, under neutral names."""
+
+    n_heads: int
+    head_width: int
+    layers: list[dict[str, Tensor]]
+    """For each layer ``query.weight``, ``key.weight``, ``value.weight``, ``output.weight`` and their
+    biases; ``feed_forward.inner.*``, ``feed_forward.outer.*``, ``attention_norm.*`` and
+    ``feed_forward_norm.*``. The score of a key at the n-th distance asked for is
+    ``(q + content_bias) . k + q . position_keys[n] + position_scores[n]``, with
+    ``content_bias [H, K]``, ``position_keys [P, H, K]``, ``position_scores [P, H]``."""
+    final_norm: Mapping[str, Tensor]
+    """``weight`` and ``bias`` of the norm after the last layer, if there is one."""
+
+
+class Backbone(nn.Module, Generic[M]):
+    """A stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
+
+    config: BackboneConfig
+    memory_type: type[M]
+    """A frozen dataclass, see :class:`memspan.memory.Memory`."""
+    layers: nn.ModuleList
+    tables: tuple[str, ...] = ()
+    """Last parts of the names of parameters with one row per distance, nearest first. A longer table
+    means the same in its first rows."""
+
+    def initial_memory(self, batch_size: int) -> M:
+        """A memory before the first token, ``batch_size`` rows. More arguments are the architecture's
+        own; those that evaluation may change are named in ``config.memory_options``."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: M | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+    ) -> BackboneOutput[M]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            starts: bool ``[B, T]``, true where a document begins (None: nowhere): nothing before it is
+                visible from there on, neither in the segment nor in memory.
+            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
+                nothing (None: no padding).
+            padding: the side that padding is on.
+            implementation: ``reference`` or another that the architecture has (None: the fastest that
+                can run here).
+
+        Raises:
+            MemspanError: the memory is of other sizes; the implementation does not exist or cannot run.
+        """
+        raise NotImplementedError
+
+    def reader(self, memory: M | None, batch_size: int) -> BackboneReader[M]:
+        """Read on without gradients, as fast as can be, in evaluation mode.
+
+        Args:
+            memory: what was read before (None: nothing, in ``batch_size`` rows).
+            batch_size: rows, B, where there is no memory to take them from.
+        """
+        return PassReader(self, self.initial_memory(batch_size) if memory is None else memory)
+
+    def units(self) -> list[nn.Module]:
+        """Modules whose parameters are used in their own forward pass and nowhere else, so that
+        processes that share the parameters may gather them for it and drop them again."""
+        return list(self.layers)
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only the auxiliary loss trains: clipped apart, with their own rate."""
+        return []
+
+    def float32_part(self) -> str | None:
+        """A clause: what is computed in float32 even under autocast (None: nothing that counts)."""
+        return None
+
+    def compiled_loops(self) -> bool | None:
+        """Whether this architecture's loops in C can run here (None: it has none)."""
+        return None
+
+    def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
+        """What another architecture can take (None: nothing means the same elsewhere).
+
+        ``distances``: int64 ``[P]``, those whose position terms are wanted, ascending. Of a learned
+        table only its rows among them are returned.
+        """
+        return None
+
+    def taken_from(self, source: Backbone[Memory]) -> dict[str, Tensor] | None:
+        """Tensors by this backbone's names, from another architecture's ``source`` of the same width.
+
+        None: there is nothing to take.
+
+        Raises:
+            MemspanError: other heads, where the heads' weights are taken.
+        """
+        return None
+
+    def weights_replaced(self) -> None:
+        """Called after another run's weights were copied in: renew what was derived from them."""
+
+
+class PassReader(Generic[M]):
+    """The reader of any backbone: whole passes, nothing kept beside the memory."""
+
+    def __init__(self, backbone: Backbone[M], memory: M) -> None:
+        self._backbone, self.memory = backbone, memory
+
+    @torch.no_grad()
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """See :meth:`BackboneReader.read`."""
+        output: BackboneOutput[M] = self._backbone(x, self.memory, starts=starts)
+        self.memory = output.memory
+        return output.hidden
