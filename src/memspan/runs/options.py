@@ -15,6 +15,7 @@ from memspan.models.registry import MODELS
 from memspan.training.options import OptimConfig, TrainConfig
 
 ModelConfig = TypeVar("ModelConfig")
+DEFAULT_ARCHITECTURE = next(iter(MODELS))
 
 
 def _names() -> Any:
@@ -29,8 +30,12 @@ class RunConfig(Generic[ModelConfig]):
     model: ModelConfig
     architecture: Annotated[
         str,
-        tyro.conf.arg(name="model", constructor_factory=_names),
-    ] = "transformer-xl"
+        tyro.conf.arg(
+            name="model",
+            constructor_factory=_names,
+            help_behavior_hint=f"(default: {DEFAULT_ARCHITECTURE})",
+        ),
+    ] = DEFAULT_ARCHITECTURE
     """Architecture; --model.* below are its options."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     data: DataConfig = field(default_factory=DataConfig)
