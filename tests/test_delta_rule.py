@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from golden import assert_same
-from memspan.errors import MemspanError, refuse_unknown
-from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.errors import MemspanError
+from memspan.ops.delta_rule import compiled
 from memspan.ops.delta_rule.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
-from memspan.ops.delta_rule.rules import Implementation, delta_rule, outer_product_rule, sum_rule
+from memspan.ops.delta_rule.inputs import Chunking
+from memspan.ops.delta_rule.rules import delta_rule, outer_product_rule, sum_rule
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
 LENGTHS = [1, 7, 63, 64, 100, 1000]
@@ -25,9 +26,7 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 
 COMPILES = pytest.param(
     "compiled",
-    marks=pytest.mark.skipif(
-        not delta_rule_loop.available(torch.zeros(())), reason="no C compiler"
-    ),
+    marks=pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler"),
 )
 fast = pytest.mark.parametrize("implementation", ["chunked", COMPILES])
 every = pytest.mark.parametrize("implementation", ["reference", "chunked", COMPILES])
@@ -165,7 +164,9 @@ def test_fast_path_is_the_reference(
     given = inputs(rule, length)
     theirs, ours = with_gradient(given), with_gradient(given)
     expected = RULES[rule](**theirs, implementation="reference")
-    found = RULES[rule](**ours, recompute=recompute, implementation=implementation)
+    found = RULES[rule](
+        **ours, chunking=Chunking(recompute=recompute), implementation=implementation
+    )
     assert_all_same(found, list(expected), 1e-11)
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(e.shape, generator=generator, dtype=torch.float64) for e in expected]
@@ -180,7 +181,7 @@ def test_fast_path_is_the_reference(
 def test_any_chunk_size(rule: str, chunk_size: int) -> None:
     t = inputs(rule, 130)
     expected = RULES[rule](**t, implementation="reference")
-    found = RULES[rule](**t, chunk_size=chunk_size, implementation="chunked")
+    found = RULES[rule](**t, chunking=Chunking(chunk_size), implementation="chunked")
     assert_all_same(found, list(expected), 1e-11)
 
 
@@ -242,7 +243,7 @@ def test_any_width_in_single_precision(
     implementation: str, rule: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values of any width; several threads; tensors whose numbers lie anyhow."""
-    monkeypatch.setattr(delta_rule_loop, "LEAST_WORK", 1)
+    monkeypatch.setattr(compiled, "LEAST_WORK", 1)
     given = inputs(rule, 200, features=12, width=width, dtype=torch.float32)
     given["k"] = given["k"].transpose(2, 3).contiguous().transpose(2, 3)
     theirs = with_gradient({name: x.double() for name, x in given.items()})
@@ -272,8 +273,8 @@ def test_gradients_are_the_derivatives(
 
     def run(*values: Tensor) -> tuple[Tensor, Tensor]:
         arguments = dict(zip(t, values, strict=True))
-        options = {"chunk_size": 3, "recompute": recompute, "implementation": implementation}
-        return RULES[rule](**arguments, **options)
+        chunking = Chunking(3, recompute)
+        return RULES[rule](**arguments, chunking=chunking, implementation=implementation)
 
     assert torch.autograd.gradcheck(run, tuple(t.values()))
 
@@ -346,7 +347,7 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
     for recompute in (False, True):
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            RULES[rule](**t, recompute=recompute, implementation=implementation)
+            RULES[rule](**t, chunking=Chunking(recompute=recompute), implementation=implementation)
         sizes.append(sum(kept))
     one_memory = features * width * 8
     assert sizes[0] < length * one_memory / 2
@@ -360,10 +361,10 @@ def test_misuse_is_refused_with_a_reason() -> None:
     t = inputs("delta", 4)
     short = t["weights"][:, :, 1:]
     cases: dict[str, dict[str, object]] = {
-        "do not belong together": {"v": t["v"][:, :, :3]},
+        "do not fit together": {"v": t["v"][:, :, :3]},
         "beta must be [B, H, T]": {"beta": t["beta"][..., None]},
-        "no token": {name: x[:, :, :0] for name, x in t.items() if name != "weights"},
-        "chunk_size": {"chunk_size": 0},
+        "no tokens": {name: x[:, :, :0] for name, x in t.items() if name != "weights"},
+        "chunk size": {"chunking": Chunking(0)},
         "the memory is [1, 3, 6, 4]": {"weights": t["weights"][:1]},
         "the memory is [2, 3, 5, 4]": {"weights": short},
         "must be [2, 3, 6, 4], [B, H, F, V]": {"feature_map": elu_plus_one, "weights": short},
@@ -378,19 +379,17 @@ def test_misuse_is_refused_with_a_reason() -> None:
                 sum_rule(**{n: x for n, x in (t | change).items() if n != "beta"})
 
 
-def test_an_unknown_implementation_is_refused() -> None:
-    """By the function that all call: in tests a type check comes before it."""
-    for known in (None, "reference", "chunked", "compiled"):
-        refuse_unknown("implementation", known, Implementation)
-    with pytest.raises(MemspanError, match="no implementation 'quick': use reference, chunked, c"):
-        refuse_unknown("implementation", "quick", Implementation)
+@every_rule
+def test_an_unknown_implementation_is_refused(rule: str) -> None:
+    with pytest.raises(MemspanError, match="no implementation 'quick': use compiled, chunked, ref"):
+        RULES[rule](**inputs(rule, 4), implementation="quick")
 
 
 def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         forward = staticmethod(lambda *_: 0)
 
-    monkeypatch.setattr(delta_rule_loop.compiler, "functions", lambda *_: Full)
+    monkeypatch.setattr(compiled.compiler, "functions", lambda *_: Full)
     with pytest.raises(MemspanError, match="memory is full: use a smaller batch"):
         delta_rule(**inputs("delta", 4), implementation="compiled")
 

@@ -128,8 +128,8 @@ def test_every_parameter_has_its_gradient_in_float32(
     name: str, scheme: str, factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The compiled loop then goes back through several spans.
-    monkeypatch.setattr(delta_rule_loop, "SPAN", 5)
-    monkeypatch.setattr(delta_rule_loop, "LONG_SPAN", 7)
+    monkeypatch.setattr(delta_rule_loop, "SAVE_EVERY", 5)
+    monkeypatch.setattr(delta_rule_loop, "SAVE_EVERY_RECOMPUTING", 7)
     case, bound = EVERY[name], EXCEPTIONS.get((name, scheme, factor), TOLERANCE)
     model = model_of(case, scheme, factor).double()
     reference, *fast = implementations(case.backbone)

@@ -1,8 +1,8 @@
 """Fast Weights (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174): memory, layer, stack, reader.
 
 Every head has a matrix that each token writes to and reads from; that matrix is all the memory.
-Options: :class:`memspan.models.FastWeightsConfig`. The rules are in :mod:`memspan.ops.delta_rule`,
-the feature maps in :mod:`memspan.ops.feature_maps`.
+Options: :class:`memspan.models.FastWeightsConfig`. The rules and the feature
+maps are in :mod:`memspan.ops.delta_rule`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
+from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
@@ -37,7 +37,14 @@ from memspan.ops.delta_rule.feature_maps import (
     orthogonal_projection,
     sum_to_one,
 )
-from memspan.ops.delta_rule.rules import Implementation, delta_rule, outer_product_rule, sum_rule
+from memspan.ops.delta_rule.inputs import Chunking
+from memspan.ops.delta_rule.rules import (
+    IMPLEMENTATIONS,
+    delta_rule,
+    outer_product_rule,
+    sum_rule,
+)
+from memspan.ops.implementations import refuse_unknown_implementation
 
 FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
 """How parameters begin that write and read, where not as in other architectures: found by trial."""
@@ -126,7 +133,7 @@ class FastWeightsAttention(nn.Module):
         x: Tensor,
         weights: Tensor,
         key_sum: Tensor,
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Read ``x [B, T, D]`` after ``weights [B, H, F, V]`` and ``key_sum [B, H, F]``."""
         q, k, v, beta = self.project(x)
@@ -147,7 +154,7 @@ class FastWeightsAttention(nn.Module):
         beta: Tensor | None,
         weights: Tensor,
         key_sum: Tensor,
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The rule over a segment, and the denominator of attention normalisation."""
         config = self.config
@@ -156,8 +163,7 @@ class FastWeightsAttention(nn.Module):
             return y, weights, key_sum
         options: Any = {
             "feature_map": self.feature_map(),
-            "chunk_size": config.chunk_size,
-            "recompute": config.recompute and torch.is_grad_enabled(),
+            "chunking": Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
             "implementation": implementation,
         }
         if beta is not None:
@@ -231,7 +237,7 @@ class FastWeightsLayer(nn.Module):
         x: Tensor,
         weights: Tensor,
         key_sum: Tensor,
-        implementation: Implementation | None = None,
+        implementation: str | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Read ``x [B, T, D]``; also returns this layer's memory after it."""
         attended, weights, key_sum = self.attention(
@@ -333,8 +339,8 @@ class FastWeights(Backbone[FastWeightsMemory]):
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
                 nothing (None: no padding).
             padding: the side that padding is on.
-            implementation: of :func:`memspan.ops.delta_rule.delta_rule`; the outer-product rule has
-                the reference only. None: the fastest that can run here.
+            implementation: of :func:`memspan.ops.delta_rule.rules.delta_rule`; the outer-product rule
+                has the reference only. None: the fastest that can run here.
 
         Raises:
             MemspanError: the memory is of another size or feature map, or the implementation cannot
@@ -343,7 +349,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 Readers do refuse it. A row that another feature map wrote comes out as NaN, too,
                 where looking would wait for the device or break a compiled graph.
         """
-        chosen = self._choose(implementation)
+        self._check_implementation(implementation)
         if memory is None:
             memory = self.initial_memory(x.shape[0])
         self.check_memory(memory, x.shape[0])
@@ -356,21 +362,20 @@ class FastWeights(Backbone[FastWeightsMemory]):
             x = x.masked_fill(self._foreign(memory)[:, None, None], math.nan)
         if not x.shape[1]:
             return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
-        read = partial(self._read, implementation=chosen)
+        read = partial(self._read, implementation=implementation)
         if starts is None and lengths is None:
             return read(x, memory)
         return read_in_pieces(read, x, memory, starts, lengths, padding)
 
-    def _choose(self, wanted: str | None) -> Implementation | None:
-        refuse_unknown("implementation", wanted, Implementation)
-        if self.config.rule == "outer-product" and wanted not in (None, "reference"):
+    def _check_implementation(self, name: str | None) -> None:
+        refuse_unknown_implementation(name, IMPLEMENTATIONS)
+        if self.config.rule == "outer-product" and name not in (None, "reference"):
             raise MemspanError(
-                f"the outer-product rule has no {wanted} implementation: use the reference"
+                f"the outer-product rule has no {name} implementation: use the reference"
             )
-        return cast("Implementation | None", wanted)
 
     def _read(
-        self, x: Tensor, memory: FastWeightsMemory, implementation: Implementation | None
+        self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
     ) -> BackboneOutput[FastWeightsMemory]:
         """A segment that belongs to one document in each row."""
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -1,63 +1,64 @@
-/* The delta and the sum rule, token by token: forward, backward, and single tokens through a stack.
+/* The delta and the sum rule token by token, forward and backward, and single tokens through a stack.
 
-   A head's memory is W [features, values]. Of a token's features dpfp leaves a quarter non-zero: all
-   that is done here is done for those rows of W only. docs/fast_weights.md has the derivation. */
+   A head's memory is W [features, values]. DPFP leaves a quarter of a token's features non-zero: only
+   those rows of W are touched. README.md has the derivation. */
 
 #include "loop.h"
 
-/* [rows, heads, tokens, .] of any strides, the last one excepted. */
+/* [rows, heads, tokens, .] with any strides but the last, which is 1. */
 typedef struct {
-    REAL *at;
+    REAL *data;
     long row, head, token;
 } View;
 
 typedef struct {
     long n_heads, steps, width, value_width, n_features;
-    long nu;      /* dpfp's rolls; 0: q and k are features already */
-    long divides; /* whether features are divided by their sum plus epsilon */
-    long delta, span;
+    long nu;         /* DPFP's rolls; 0: q and k are features already */
+    long normalises; /* whether features are divided by their sum plus epsilon */
+    long delta;      /* whether it is the delta rule */
+    long save_every; /* tokens between two saved memories */
     double epsilon;
-    View q, k, v, beta, y, asked, d_q, d_k, d_v, d_beta, d_y;
+    View q, k, v, beta, y, errors, d_q, d_k, d_v, d_beta, d_y;
     const REAL *before, *d_after;
     REAL *after, *d_before; /* [rows, heads, features, values], as the two above */
-    REAL *saved;            /* the memory before each span but the first, [rows, heads, spans - 1, .] */
+    REAL *saved; /* the memory before each interval but the first, [rows, heads, intervals - 1, .] */
 } Loop;
 
 /* ----- Features */
 
-/* The non-zero features of one key or query. */
+/* The non-zero features of a key or query. */
 typedef struct {
     long n;
     REAL scale; /* one over their sum */
-    int *at, *place;
+    int *index, *candidates;
     const REAL *value;
     REAL *own, *gradient, *products;
     REAL *extended; /* [x, -x, x], and its gradient */
 } Features;
 
-/* Whether there was memory for them. For keys that are features already, all are listed in order. */
+/* False if out of memory. Keys that are features already use all indices, in order. */
 static int new_features(Features *f, long width, long n_features) {
-    f->at = malloc((size_t)(n_features + 1 + width) * sizeof(int));
+    f->index = malloc((size_t)(n_features + 1 + width) * sizeof(int));
     f->own = malloc((size_t)(3 * (n_features + 1) + 6 * width) * sizeof(REAL));
-    if (!f->at || !f->own) return 0;
-    f->place = f->at + n_features + 1;
+    if (!f->index || !f->own) return 0;
+    f->candidates = f->index + n_features + 1;
     f->value = f->own;
     f->gradient = f->own + n_features + 1;
     f->products = f->gradient + n_features + 1;
     f->extended = f->products + n_features + 1;
-    for (long m = 0; m < n_features; m++) f->at[m] = (int)m;
+    for (long m = 0; m < n_features; m++) f->index[m] = (int)m;
     return 1;
 }
 
 static void free_features(Features *f) {
-    free(f->at);
+    free(f->index);
     free(f->own);
 }
 
-/* With e = [x, -x], which is also e_{j+K} = -e_j, feature (i, j) is relu(e_j) relu(e_{j-i}): it is not
-   zero where both have one sign. Of j and j + K at most one does: K candidates a roll, not 2 K. */
+/* With e = [x, -x], feature (i, j) is relu(e_j) relu(e_{j-i}). As e_{j+K} = -e_j, at most one of j and
+   j + K is non-zero: K candidates per roll, not 2 K. */
 INLINE void find_features(
-    Features *f, const REAL *restrict x, long width, long nu, long divides, REAL epsilon
+    Features *f, const REAL *restrict x, long width, long nu, long normalises, REAL epsilon
 ) {
     if (nu == 0) {
         f->n = width;
@@ -65,45 +66,45 @@ INLINE void find_features(
         return;
     }
     REAL *restrict e = f->extended, *restrict products = f->products, sum = 0;
-    int *restrict place = f->place;
+    int *restrict candidates = f->candidates;
     const REAL *now = e + 2 * width;
     for (long j = 0; j < width; j++) {
         e[j] = e[2 * width + j] = x[j], e[width + j] = -x[j];
-        place[j] = (int)j + (x[j] < 0 ? (int)width : 0);
+        candidates[j] = (int)j + (x[j] < 0 ? (int)width : 0);
     }
     for (long i = 1; i <= nu; i++)
         for (long j = 0; j < width; j++) {
             REAL p = now[j] * now[j - i];
             products[(i - 1) * width + j] = p;
-            /* Not p > 0, which would leave NaN out. */
+            /* Not p > 0, which would drop NaN. */
             sum += p <= 0 ? 0 : p;
         }
     REAL *value = f->own;
     if (sum != sum) {
-        /* A coordinate that is NaN could have either sign, so any feature could be in use. */
+        /* A NaN coordinate has no sign: any feature may be non-zero. */
         f->n = 2 * width * nu, f->scale = sum;
-        for (long m = 0; m < f->n; m++) f->at[m] = (int)m, value[m] = sum;
+        for (long m = 0; m < f->n; m++) f->index[m] = (int)m, value[m] = sum;
         return;
     }
-    f->scale = divides ? 1 / (sum + epsilon) : 1;
+    f->scale = normalises ? 1 / (sum + epsilon) : 1;
     long n = 0;
     for (long i = 0; i < nu; i++)
         for (long j = 0; j < width; j++) {
             REAL p = products[i * width + j];
             value[n] = p * f->scale;
-            f->at[n] = (int)(2 * width * i) + place[j];
+            f->index[n] = (int)(2 * width * i) + candidates[j];
             n += p > 0;
         }
     f->n = n;
 }
 
-/* From the gradients of the features to the gradient of x. */
-INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long divides) {
+/* The gradient of x from those of its features. */
+INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long normalises) {
     if (nu == 0) {
         memcpy(d_x, f->gradient, width * sizeof(REAL));
         return;
     }
-    if (divides) {
+    if (normalises) {
         REAL mean = 0;
         for (long m = 0; m < f->n; m++) mean += f->gradient[m] * f->value[m];
         for (long m = 0; m < f->n; m++) f->gradient[m] = (f->gradient[m] - mean) * f->scale;
@@ -112,8 +113,8 @@ INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long divide
     REAL *d_extended = f->extended + 3 * width, *d_now = d_extended + 2 * width;
     memset(d_extended, 0, 3 * width * sizeof(REAL));
     for (long m = 0, i = 0; m < f->n; m++) {
-        while (f->at[m] >= 2 * width * i) i++;
-        long j = f->at[m] - 2 * width * (i - 1);
+        while (f->index[m] >= 2 * width * i) i++;
+        long j = f->index[m] - 2 * width * (i - 1);
         j -= j >= width ? width : 0;
         d_now[j] += f->gradient[m] * now[j - i];
         d_now[j - i] += f->gradient[m] * now[j];
@@ -124,13 +125,13 @@ INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long divide
 
 /* ----- Rows of a memory */
 
-/* out = sum_m value[m] w[at[m], :] */
+/* out = sum_m value[m] w[index[m], :] */
 INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, const Features *f) {
     long c = 0;
     for (; c + 4 * WIDE <= size; c += 4 * WIDE) {
         Vector s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
         for (long m = 0; m < f->n; m++) {
-            const Vector *r = (const Vector *)(w + f->at[m] * size + c);
+            const Vector *r = (const Vector *)(w + f->index[m] * size + c);
             REAL x = f->value[m];
             s0 += x * r[0], s1 += x * r[1], s2 += x * r[2], s3 += x * r[3];
         }
@@ -140,30 +141,30 @@ INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, con
     for (; c + WIDE <= size; c += WIDE) {
         Vector s = {0};
         for (long m = 0; m < f->n; m++)
-            s += f->value[m] * *(const Vector *)(w + f->at[m] * size + c);
+            s += f->value[m] * *(const Vector *)(w + f->index[m] * size + c);
         *(Vector *)(out + c) = s;
     }
     for (; c < size; c++) {
         REAL s = 0;
-        for (long m = 0; m < f->n; m++) s += f->value[m] * w[f->at[m] * size + c];
+        for (long m = 0; m < f->n; m++) s += f->value[m] * w[f->index[m] * size + c];
         out[c] = s;
     }
 }
 
-/* w[at[m], :] += value[m] u */
+/* w[index[m], :] += value[m] u */
 INLINE void write_rows(REAL *restrict w, const REAL *restrict u, long size, const Features *f) {
     for (long m = 0; m < f->n; m++) {
-        REAL *r = w + f->at[m] * size, x = f->value[m];
+        REAL *r = w + f->index[m] * size, x = f->value[m];
         for (long c = 0; c < size; c++) r[c] += x * u[c];
     }
 }
 
-/* The same, after the rows were copied to old. */
+/* The same, with a copy of the old rows. */
 INLINE void copy_and_write_rows(
     REAL *restrict w, REAL *restrict old, const REAL *restrict u, long size, const Features *f
 ) {
     for (long m = 0; m < f->n; m++) {
-        REAL *r = w + f->at[m] * size, x = f->value[m];
+        REAL *r = w + f->index[m] * size, x = f->value[m];
         for (long c = 0; c < size; c++) {
             old[m * size + c] = r[c];
             r[c] += x * u[c];
@@ -179,24 +180,24 @@ INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
 
 /* ----- Segments */
 
-#define TOKEN(view, b, h, t) ((view).at + (b) * (view).row + (h) * (view).head + (t) * (view).token)
+#define TOKEN(view, b, h, t) ((view).data + (b) * (view).row + (h) * (view).head + (t) * (view).token)
 
-/* Tokens ahead that are fetched: to one head they lie too far apart for the processor to foresee. */
+/* Tokens prefetched: a head's tokens lie too far apart for the processor to predict. */
 #define AHEAD 4
 
 INLINE void fetch(const View *view, long b, long h, long t, long size) {
-    const REAL *at = TOKEN(*view, b, h, t);
-    for (long c = 0; c < size; c += 64 / (long)sizeof(REAL)) __builtin_prefetch(at + c);
+    const REAL *from = TOKEN(*view, b, h, t);
+    for (long c = 0; c < size; c += 64 / (long)sizeof(REAL)) __builtin_prefetch(from + c);
 }
 
-/* From the gradient of what was read to those of the features and of the memory. */
+/* Gradients of a query's features and of the memory, from that of what it read. */
 INLINE void back_from_read(
     Features *f, const REAL *w, REAL *d_w, const REAL *restrict d_y, const long V
 ) {
     REAL *restrict gradient = f->gradient;
     for (long m = 0; m < f->n; m++) {
-        const REAL *restrict row = w + f->at[m] * V;
-        REAL *restrict d_row = d_w + f->at[m] * V, x = f->value[m], s = 0;
+        const REAL *restrict row = w + f->index[m] * V;
+        REAL *restrict d_row = d_w + f->index[m] * V, x = f->value[m], s = 0;
         for (long c = 0; c < V; c++) {
             s += row[c] * d_y[c];
             d_row[c] += x * d_y[c];
@@ -205,15 +206,14 @@ INLINE void back_from_read(
     }
 }
 
-/* From the gradient of what a key has read, -d_v, and of what was written under it, to the same. The
-   rows that were written to become the old ones again. */
+/* The same for a key of the delta rule, which read (gradient -d_v) and wrote u. Restores the old rows. */
 INLINE void back_from_change(
     Features *f, REAL *w, const REAL *restrict old, REAL *d_w, const REAL *restrict u,
     const REAL *restrict d_v, const long V
 ) {
     REAL *restrict gradient = f->gradient;
     for (long m = 0; m < f->n; m++, old += V) {
-        REAL *restrict row = w + f->at[m] * V, *restrict d_row = d_w + f->at[m] * V;
+        REAL *restrict row = w + f->index[m] * V, *restrict d_row = d_w + f->index[m] * V;
         REAL x = f->value[m], s = 0;
         for (long c = 0; c < V; c++) {
             s += d_row[c] * u[c] - old[c] * d_v[c];
@@ -224,15 +224,15 @@ INLINE void back_from_change(
     }
 }
 
-/* The sum rule's: a key reads nothing. */
+/* The same for a key of the sum rule, which only wrote. */
 INLINE void back_from_addition(
     Features *f, REAL *w, const REAL *restrict old, const REAL *d_w, const REAL *restrict v,
     const long V
 ) {
     REAL *restrict gradient = f->gradient;
     for (long m = 0; m < f->n; m++, old += V) {
-        REAL *restrict row = w + f->at[m] * V;
-        const REAL *restrict d_row = d_w + f->at[m] * V;
+        REAL *restrict row = w + f->index[m] * V;
+        const REAL *restrict d_row = d_w + f->index[m] * V;
         REAL s = 0;
         for (long c = 0; c < V; c++) {
             s += d_row[c] * v[c];
@@ -242,18 +242,18 @@ INLINE void back_from_addition(
     }
 }
 
-/* What token t adds under its key, given what it has asked for; in u, or where it lies. */
+/* What token t adds under its key: computed into u for the delta rule, else the value itself. */
 INLINE const REAL *change_of(const Loop *f, long b, long h, long t, REAL *restrict u, const long V) {
     if (!f->delta) return TOKEN(f->v, b, h, t);
     REAL beta = *TOKEN(f->beta, b, h, t);
-    const REAL *asked = TOKEN(f->asked, b, h, t);
-    for (long c = 0; c < V; c++) u[c] = beta * asked[c];
+    const REAL *errors = TOKEN(f->errors, b, h, t);
+    for (long c = 0; c < V; c++) u[c] = beta * errors[c];
     return u;
 }
 
-/* Heads first .. end - 1 of all rows' heads; whether there was memory for it. */
+/* Heads first .. end - 1 of all rows; false if out of memory. */
 INLINE int forward_of(const Loop *f, long first, long end, const long V) {
-    long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
+    long K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
     Features key = {0}, query = {0};
     REAL *u = malloc((size_t)V * sizeof(REAL));
     int can = new_features(&key, K, F) && new_features(&query, K, F) && u;
@@ -265,17 +265,17 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
             fetch(&f->k, b, h, t + AHEAD, K);
             fetch(&f->q, b, h, t + AHEAD, K);
             fetch(&f->v, b, h, t + AHEAD, V);
-            if (f->saved && t && t % f->span == 0)
+            if (f->saved && t && t % f->save_every == 0)
                 memcpy(
-                    f->saved + (r * spans + t / f->span - 1) * F * V, w, F * V * sizeof(REAL)
+                    f->saved + (r * intervals + t / f->save_every - 1) * F * V, w, F * V * sizeof(REAL)
                 );
-            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon);
-            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon);
+            find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
+            find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->normalises, f->epsilon);
             if (f->delta) {
                 const REAL *v = TOKEN(f->v, b, h, t);
-                REAL *asked = TOKEN(f->asked, b, h, t);
+                REAL *errors = TOKEN(f->errors, b, h, t);
                 read_rows(u, w, V, &key);
-                for (long c = 0; c < V; c++) asked[c] = v[c] - u[c];
+                for (long c = 0; c < V; c++) errors[c] = v[c] - u[c];
             }
             write_rows(w, change_of(f, b, h, t, u, V), V, &key);
             read_rows(TOKEN(f->y, b, h, t), w, V, &query);
@@ -287,42 +287,42 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
     return can;
 }
 
-/* From the last span to the first. A span is read forward again from the memory before it, and the rows
-   that each token overwrites are copied: going back they are put in place, and nothing is subtracted.
-   What a write has rounded away is lost to subtraction, for good where a value is large. */
+/* Intervals from last to first. Each is read forward again from the memory before it, copying the rows
+   that a token overwrites; going back these are restored. Subtracting what was written instead would not
+   bring back what rounding took, which is everything where a value is large. */
 INLINE int backward_of(const Loop *f, long first, long end, const long V) {
-    long K = f->width, F = f->n_features, spans = (f->steps - 1) / f->span;
-    long span = f->steps < f->span ? f->steps : f->span;
+    long K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
+    long longest = f->steps < f->save_every ? f->steps : f->save_every;
     Features key = {0}, query = {0};
     REAL *w = malloc((size_t)(F * V) * sizeof(REAL)), *u = malloc((size_t)V * sizeof(REAL));
     REAL *d_u = malloc((size_t)V * sizeof(REAL));
-    /* What is not touched takes no memory: with dpfp that is half of it, or more. */
-    REAL *overwritten = malloc((size_t)(span * F * V) * sizeof(REAL));
+    /* Untouched pages take no memory: with DPFP that is at least half of them. */
+    REAL *overwritten = malloc((size_t)(longest * F * V) * sizeof(REAL));
     int can = new_features(&key, K, F) && new_features(&query, K, F) && w && u && d_u && overwritten;
     for (long r = first; can && r < end; r++) {
         long b = r / f->n_heads, h = r % f->n_heads;
-        /* The gradient of the memory after the token that is on. */
+        /* The gradient of the memory after the current token. */
         REAL *d_w = f->d_before + r * F * V;
         memcpy(d_w, f->d_after + r * F * V, F * V * sizeof(REAL));
-        for (long s = spans; s >= 0; s--) {
-            const REAL *saved = s ? f->saved + (r * spans + s - 1) * F * V : f->before + r * F * V;
+        for (long s = intervals; s >= 0; s--) {
+            const REAL *saved = s ? f->saved + (r * intervals + s - 1) * F * V : f->before + r * F * V;
             memcpy(w, saved, F * V * sizeof(REAL));
-            long start = s * f->span, stop = s < spans ? start + f->span : f->steps;
+            long start = s * f->save_every, stop = s < intervals ? start + f->save_every : f->steps;
             REAL *old = overwritten;
             for (long t = start; t < stop; t++) {
                 fetch(&f->k, b, h, t + AHEAD, K);
-                fetch(f->delta ? &f->asked : &f->v, b, h, t + AHEAD, V);
-                find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon);
+                fetch(f->delta ? &f->errors : &f->v, b, h, t + AHEAD, V);
+                find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
                 copy_and_write_rows(w, old, change_of(f, b, h, t, u, V), V, &key);
                 old += key.n * V;
             }
             for (long t = stop - 1; t >= start; t--) {
                 fetch(&f->q, b, h, t - AHEAD, K);
                 fetch(&f->d_y, b, h, t - AHEAD, V);
-                find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->divides, f->epsilon);
-                find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->divides, f->epsilon);
+                find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
+                find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->normalises, f->epsilon);
                 back_from_read(&query, w, d_w, TOKEN(f->d_y, b, h, t), V);
-                back_to_key(&query, TOKEN(f->d_q, b, h, t), K, f->nu, f->divides);
+                back_to_key(&query, TOKEN(f->d_q, b, h, t), K, f->nu, f->normalises);
 
                 old -= key.n * V;
                 const REAL *change = change_of(f, b, h, t, u, V);
@@ -333,11 +333,11 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
                 } else {
                     REAL beta = *TOKEN(f->beta, b, h, t);
                     read_rows(d_u, d_w, V, &key);
-                    *TOKEN(f->d_beta, b, h, t) = dot(d_u, TOKEN(f->asked, b, h, t), V);
+                    *TOKEN(f->d_beta, b, h, t) = dot(d_u, TOKEN(f->errors, b, h, t), V);
                     for (long c = 0; c < V; c++) d_v[c] = beta * d_u[c];
                     back_from_change(&key, w, old, d_w, change, d_v, V);
                 }
-                back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->divides);
+                back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->normalises);
             }
         }
     }
@@ -350,7 +350,7 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
     return can;
 }
 
-/* A width that is known when this is compiled halves the time. */
+/* A width known at compile time halves the time. */
 #define BY_WIDTH(run)                                           \
     switch (f->value_width) {                                   \
         case 16: return run(f, first, end, 16);                 \
@@ -374,7 +374,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    long batch, d_model, n_heads, width, d_ff, n_layers, nu, divides, delta, gelu;
+    long batch, d_model, n_heads, width, d_ff, n_layers, nu, normalises, delta, gelu;
     double epsilon, norm_epsilon;
     const REAL *final_weight, *final_bias; /* null: no norm */
     const Layer *layers;
@@ -396,7 +396,7 @@ void release(Matrices *m, long n_layers) {
     free(m);
 }
 
-/* Null where there is no memory for them. */
+/* Null if out of memory. */
 Matrices *prepare(const Stack *s) {
     long D = s->d_model, I = s->n_heads * s->width, P = 3 * I + (s->delta ? s->n_heads : 0);
     Matrices *m = calloc((size_t)s->n_layers, sizeof(Matrices));
@@ -430,7 +430,7 @@ static void affine_norm(
         for (long d = 0; d < size; d++) z[d] = z[d] * gain[d] + bias[d];
 }
 
-/* Whether what came out is finite; -1 where there was no memory for it. */
+/* Whether the output is finite; -1 if out of memory. */
 int step(const Stack *s, const Matrices *matrices) {
     long B = s->batch, D = s->d_model, H = s->n_heads, K = s->width, I = H * K, F = 2 * K * s->nu;
     long P = 3 * I + (s->delta ? H : 0), inside = P > s->d_ff ? P : s->d_ff;
@@ -453,8 +453,8 @@ int step(const Stack *s, const Matrices *matrices) {
             long b = r / H, h = r % H;
             const REAL *q = projected + b * P + h * K, *v = q + 2 * I;
             REAL *w = layer->memory + r * F * K;
-            find_features(&key, q + I, K, s->nu, s->divides, s->epsilon);
-            find_features(&query, q, K, s->nu, s->divides, s->epsilon);
+            find_features(&key, q + I, K, s->nu, s->normalises, s->epsilon);
+            find_features(&query, q, K, s->nu, s->normalises, s->epsilon);
             if (s->delta) {
                 REAL beta = 1 / (1 + exp(-projected[b * P + 3 * I + h]));
                 read_rows(u, w, K, &key);

@@ -1,7 +1,6 @@
-"""``compiled.c`` from Python: the rules of fast weights as autograd functions, and a reader's
-single tokens.
+"""The delta and the sum rule by the loops in ``compiled.c``, and single tokens through a whole stack.
 
-The C file says what is done, docs/fast_weights.md why.
+``README.md`` has the derivation.
 """
 
 from __future__ import annotations
@@ -16,26 +15,209 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.library import custom_op
 
 from memspan.errors import MemspanError
 from memspan.ops.delta_rule.feature_maps import DPFP
+from memspan.ops.delta_rule.inputs import RuleInputs
 from memspan.ops.native import compiler
 
 SOURCE = Path(__file__).with_suffix(".c")
-SPAN = 64
-"""Tokens between two memories that are saved for the backward pass."""
-LONG_SPAN = 256
+SAVE_EVERY = 64
+"""Tokens between two memories that are saved for backward."""
+SAVE_EVERY_RECOMPUTING = 256
 """The same with ``recompute``."""
 LEAST_WORK = 1 << 20
-"""Numbers of memory that are read per thread, at least: starting one takes some 50 microseconds."""
-_NO_MEMORY = "this machine's memory is full: use a smaller batch, or shorter segments"
+"""Elements of memory that a thread reads at least: starting one costs about 50 microseconds."""
+
+
+def available(like: Tensor) -> bool:
+    """Whether the loops can run on tensors such as ``like``."""
+    return compiler.available(SOURCE, like)
+
+
+def obstacle(inputs: RuleInputs) -> str | None:
+    """Why the loops cannot run on these inputs; None if they can."""
+    tensors = inputs.tensors()
+    if any(t.dtype != tensors[0].dtype for t in tensors):
+        return "needs tensors of one type: convert them, or use chunked"
+    return None if all(map(available, tensors)) else compiler.obstacle("chunked")
+
+
+def suits(inputs: RuleInputs) -> bool:
+    """Graphs of torch.compile are better off with chunks, which it can fuse and move to any device."""
+    return not torch.compiler.is_compiling()
+
+
+def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    """Maps other than DPFP are applied by PyTorch first."""
+    q, k, nu, epsilon = inputs.q, inputs.k, 0, None
+    if isinstance(inputs.feature_map, DPFP):
+        nu, epsilon = inputs.feature_map.nu, inputs.feature_map.epsilon
+    else:
+        q, k = inputs.features(q), inputs.features(k)
+    save_every = SAVE_EVERY_RECOMPUTING if inputs.chunking.recompute else SAVE_EVERY
+    tensors = [q, k, inputs.v, inputs.weights]
+    if inputs.beta is not None:
+        tensors.append(inputs.beta)
+    if torch.compiler.is_compiling():
+        saves = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        y, after, *_ = _operation(tensors, nu, epsilon, save_every, saves)
+    else:
+        apply: Any = _Rule.apply
+        y, after = apply((nu, epsilon, save_every), *tensors)
+    return y, after
+
+
+Options = tuple[int, float | None, int]
+"""DPFP's ``nu`` (0: queries and keys are features already) and ``epsilon``; tokens between two saved
+memories."""
+
+
+class _Rule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        given = _laid_out(tensors)
+        y, after, errors, saved = _forward(given, options, any(ctx.needs_input_grad))
+        ctx.options = options
+        ctx.save_for_backward(*given, errors, saved)
+        return y, after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
+        *given, errors, saved = ctx.saved_tensors
+        return None, *_backward(given, errors, saved, d_y, d_after, ctx.options)
+
+
+_GIVEN = ("q", "k", "v", "before", "beta")
+
+
+def _forward(
+    given: Sequence[Tensor], options: Options, saves: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read ``given``: q, k, v, the memory before and, for the delta rule, beta.
+
+    Returns:
+        ``y``, the memory after, and for backward the errors ``v - k W`` and the saved memories.
+    """
+    tensors = dict(zip(_GIVEN, given, strict=False))
+    y, after, errors, saved = outputs = _outputs(given, options, saves)
+    tensors |= {"y": y, "after": after}
+    if "beta" in tensors:
+        tensors["errors"] = errors
+    if saves:
+        tensors["saved"] = saved
+    _run("forward", tensors, options)
+    return outputs
+
+
+def _outputs(
+    given: Sequence[Tensor], options: Options, saves: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised, what :func:`_forward` returns."""
+    _, _, v, weights, *beta = given
+    y = _by_token(v)
+    n_saved = (v.shape[2] - 1) // options[-1] if saves else 0
+    return (
+        y,
+        weights.new_empty(weights.shape),
+        torch.empty_like(y) if beta else y.new_empty(0),
+        weights.new_empty(*weights.shape[:2], n_saved, *weights.shape[2:]),
+    )
+
+
+def _backward(
+    given: Sequence[Tensor],
+    errors: Tensor,
+    saved: Tensor,
+    d_y: Tensor,
+    d_after: Tensor,
+    options: Options,
+) -> list[Tensor]:
+    """Gradients of all that was ``given``."""
+    tensors = dict(zip(_GIVEN, given, strict=False))
+    found = _gradients(given)
+    tensors |= {f"d_{name}": d for name, d in zip(tensors, found, strict=True)}
+    if "beta" in tensors:
+        tensors["errors"] = errors
+    tensors |= {"saved": saved, "d_y": _side_by_side(d_y), "d_after": d_after.contiguous()}
+    _run("backward", tensors, options)
+    return found
+
+
+def _gradients(given: Sequence[Tensor]) -> list[Tensor]:
+    """Uninitialised, what :func:`_backward` returns."""
+    q, k, v, weights, *beta = given
+    return [*map(_by_token, (q, k, v)), weights.new_empty(weights.shape), *map(_by_token, beta)]
+
+
+def _laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """As the loops take them: the memory contiguous, and of the others each item."""
+    q, k, v, weights, *beta = tensors
+    return [*map(_side_by_side, (q, k, v)), weights.contiguous(), *beta]
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """``x [B, H, T, K]``, copied only if the ``K`` numbers of an item are not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _by_token(like: Tensor) -> Tensor:
+    """An uninitialised ``[B, H, T, ...]``, in memory ``[B, T, H, ...]`` as projections have it."""
+    batch, n_heads, length = like.shape[:3]
+    return like.new_empty(batch, length, n_heads, *like.shape[3:]).transpose(1, 2)
+
+
+# ----- The same as one operation of a graph, for torch.compile. Called eagerly it would cost more than
+# the function above: 0.3 ms more for a forward and a backward.
+
+
+def _graph_forward(
+    tensors: list[Tensor], nu: int, epsilon: float | None, save_every: int, saves: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _forward(_laid_out(tensors), (nu, epsilon, save_every), saves)
+
+
+def _graph_outputs(
+    tensors: list[Tensor], nu: int, epsilon: float | None, save_every: int, saves: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _outputs(tensors, (nu, epsilon, save_every), saves)
+
+
+def _graph_backward(
+    tensors: list[Tensor], others: list[Tensor], nu: int, epsilon: float | None, save_every: int
+) -> list[Tensor]:
+    errors, saved, d_y, d_after = others
+    return _backward(_laid_out(tensors), errors, saved, d_y, d_after, (nu, epsilon, save_every))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, *ctx.options, _ = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
+
+
+def _graph_gradients(ctx: Any, d_y: Tensor, d_after: Tensor, *_: Any) -> tuple[Any, ...]:
+    *tensors, errors, saved = ctx.saved_tensors
+    d_tensors = _operation_backward(tensors, [errors, saved, d_y, d_after], *ctx.options)
+    return d_tensors, None, None, None, None
+
+
+_operation = custom_op("memspan::fast_weights", _graph_forward, mutates_args=())
+_operation.register_fake(_graph_outputs)
+_operation.register_autograd(_graph_gradients, setup_context=_save)
+_operation_backward = custom_op("memspan::fast_weights_backward", _graph_backward, mutates_args=())
+_operation_backward.register_fake(lambda tensors, *_: _gradients(tensors))
+
+
+# ----- The call of the loops
 
 
 class _View(ctypes.Structure):
-    """A tensor ``[B, H, T, ...]`` that is contiguous but for these dimensions."""
+    """A tensor ``[B, H, T, ...]`` of any strides, contiguous within an item."""
 
     _fields_ = (
-        ("at", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
         ("row", ctypes.c_long),
         ("head", ctypes.c_long),
         ("token", ctypes.c_long),
@@ -43,13 +225,10 @@ class _View(ctypes.Structure):
 
 
 _LOOP_INTEGERS = (
-    "n_heads", "steps", "width", "value_width", "n_features", "nu", "divides", "delta", "span",
+    "n_heads", "steps", "width", "value_width", "n_features", "nu", "normalises", "delta", "save_every",
 )  # fmt: skip
-_VIEWS = ("q", "k", "v", "beta", "y", "asked", "d_q", "d_k", "d_v", "d_beta", "d_y")
+_VIEWS = ("q", "k", "v", "beta", "y", "errors", "d_q", "d_k", "d_v", "d_beta", "d_y")
 _MEMORIES = ("before", "d_after", "after", "d_before", "saved")
-
-
-_FOR_BACKWARD = ("q", "k", "v", "beta", "asked", "before", "saved")
 
 
 class _Loop(ctypes.Structure):
@@ -63,78 +242,25 @@ class _Loop(ctypes.Structure):
     )  # fmt: skip
 
 
-def available(like: Tensor) -> bool:
-    """Whether the loops can run on tensors such as ``like``."""
-    return compiler.available(SOURCE, like)
-
-
-class CompiledRule(torch.autograd.Function):
-    """``apply(q, k, v, beta, weights, dpfp, recompute) -> y, weights``, as ``ops.delta_rule`` has them.
-
-    Without ``beta`` the rule is the sum rule. Without ``dpfp`` ``q`` and ``k`` are features.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        beta: Tensor | None,
-        weights: Tensor,
-        dpfp: DPFP | None,
-        recompute: bool,
-    ) -> tuple[Tensor, Tensor]:
-        q, k, v, weights = (
-            _side_by_side(q),
-            _side_by_side(k),
-            _side_by_side(v),
-            weights.contiguous(),
-        )
-        tensors = {"q": q, "k": k, "v": v, "before": weights, "after": torch.empty_like(weights)}
-        tensors["y"] = _by_token(v)
-        if beta is not None:
-            tensors |= {"beta": beta, "asked": torch.empty_like(tensors["y"])}
-        span = LONG_SPAN if recompute else SPAN
-        if any(ctx.needs_input_grad):
-            n_saved = (q.shape[2] - 1) // span
-            tensors["saved"] = weights.new_empty(*weights.shape[:2], n_saved, *weights.shape[2:])
-        _run("forward", tensors, dpfp, span)
-        ctx.dpfp, ctx.span = dpfp, span
-        ctx.save_for_backward(*(tensors.get(name) for name in _FOR_BACKWARD))
-        return tensors["y"], tensors["after"]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_y: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = dict(zip(_FOR_BACKWARD, ctx.saved_tensors, strict=True))
-        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        tensors |= {"d_y": _side_by_side(d_y), "d_after": d_after.contiguous()}
-        tensors["d_before"] = torch.empty_like(tensors["before"])
-        given = [name for name in ("q", "k", "v", "beta") if name in tensors]
-        tensors |= {f"d_{name}": _by_token(tensors[name]) for name in given}
-        _run("backward", tensors, ctx.dpfp, ctx.span)
-        found = [tensors.get(name) for name in ("d_q", "d_k", "d_v", "d_beta", "d_before")]
-        return (*found, None, None)
-
-
-def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int) -> None:
+def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
     """Over all heads of all rows, in as many threads as PyTorch may use."""
     code = compiler.functions(SOURCE, tensors["v"].dtype)
-    assert code is not None
+    if code is None:
+        raise MemspanError(f"the compiled implementation {compiler.obstacle('chunked')}")
     batch, n_heads, steps, width = tensors["k"].shape
     n_features, value_width = tensors["before"].shape[2:]
+    nu, epsilon, save_every = options
     loop = _Loop(
         n_heads=n_heads,
         steps=steps,
         width=width,
         value_width=value_width,
         n_features=n_features,
-        nu=dpfp.nu if dpfp else 0,
-        divides=dpfp is not None and dpfp.epsilon is not None,
-        epsilon=dpfp.epsilon or 0.0 if dpfp else 0.0,
+        nu=nu,
+        normalises=epsilon is not None,
+        epsilon=epsilon or 0.0,
         delta="beta" in tensors,
-        span=span,
+        save_every=save_every,
     )
     for name, tensor in tensors.items():
         if name in _MEMORIES:
@@ -156,19 +282,7 @@ def _run(function: str, tensors: dict[str, Tensor], dpfp: DPFP | None, span: int
     share(0)
     for thread in threads:
         thread.join()
-    if not all(done):
-        raise MemspanError(_NO_MEMORY)
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    """``x``, copied only where an item's numbers do not lie side by side."""
-    return x if x.stride(-1) == 1 or x.dim() == 3 else x.contiguous()
-
-
-def _by_token(like: Tensor) -> Tensor:
-    """An empty ``[B, H, T, ...]`` that lies as ``[B, T, H, ...]``, the order of projections."""
-    batch, n_heads, length = like.shape[:3]
-    return like.new_empty(batch, length, n_heads, *like.shape[3:]).transpose(1, 2)
+    compiler.refuse_without_memory(all(done))
 
 
 # ----- Single tokens
@@ -178,7 +292,7 @@ _LAYER = (
     "inner_norm_bias", "inner", "inner_bias", "outer", "outer_bias", "memory",
 )  # fmt: skip
 _STACK_INTEGERS = (
-    "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "nu", "divides", "delta", "gelu",
+    "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "nu", "normalises", "delta", "gelu",
 )  # fmt: skip
 
 
@@ -196,14 +310,17 @@ class _Stack(ctypes.Structure):
 
 
 class CompiledStep:
-    """A token of every row through a stack, which writes to its memories in place.
+    """One token of every row through a stack whose memories are written in place, without gradients.
 
     Args:
-        layers: per layer the tensors of ``Layer`` in C; a norm's may be left out.
-        final_norm: gain and bias, or none.
+        layers: per layer the tensors of ``Layer`` in C, contiguous; a norm's may be missing.
+        final_norm: gain and bias, or nothing.
         dpfp: the feature map.
         integers: the sizes in ``Stack``; ``delta`` and ``gelu`` are flags.
         norm_epsilon: of every norm.
+
+    Raises:
+        MemspanError: there is not enough memory for a copy of the weights.
     """
 
     def __init__(
@@ -217,7 +334,7 @@ class CompiledStep:
         code = compiler.functions(SOURCE, layers[0]["memory"].dtype)
         assert code is not None
         self._step = code.step
-        # They must live as long as this.
+        # C has their addresses: they must live as long as this.
         self._tensors = [*(t for layer in layers for t in layer.values()), *final_norm]
         assert all(t.is_contiguous() for t in self._tensors)
         pointers = [{name: t.data_ptr() for name, t in layer.items()} for layer in layers]
@@ -227,7 +344,7 @@ class CompiledStep:
             **integers,
             n_layers=len(layers),
             nu=dpfp.nu,
-            divides=dpfp.epsilon is not None,
+            normalises=dpfp.epsilon is not None,
             epsilon=dpfp.epsilon or 0.0,
             norm_epsilon=norm_epsilon,
             final_weight=gain,
@@ -236,14 +353,16 @@ class CompiledStep:
         )
         self._at = ctypes.byref(self._stack)
         self._matrices = ctypes.c_void_p(code.prepare(self._at))
-        if not self._matrices:
-            raise MemspanError(_NO_MEMORY)
+        compiler.refuse_without_memory(self._matrices)
         weakref.finalize(self, code.release, self._matrices, ctypes.c_long(len(layers)))
 
     def read(self, x: Tensor) -> bool:
-        """Read ``x [B, 1, D]``, contiguous, and put there what comes out; whether that is finite."""
+        """Read ``x [B, 1, D]``, contiguous, and replace it by the output; whether that is finite.
+
+        Raises:
+            MemspanError: there is not enough memory.
+        """
         self._stack.x = x.data_ptr()
         finite = self._step(self._at, self._matrices)
-        if finite < 0:
-            raise MemspanError(_NO_MEMORY)
+        compiler.refuse_without_memory(finite >= 0)
         return bool(finite)

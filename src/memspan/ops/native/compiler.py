@@ -50,7 +50,25 @@ def available(source: Path, like: Tensor) -> bool:
     """Whether the loops of the C file ``source`` can run on tensors such as ``like``."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False
-    return functions(source, like.dtype) is not None
+    # torch.compile cannot trace the search for a compiler: the operation finds out when it runs.
+    return torch.compiler.is_compiling() or functions(source, like.dtype) is not None
+
+
+def obstacle(alternative: str) -> str:
+    """Why a compiled implementation cannot run where :func:`available` says so, with a remedy."""
+    return (
+        "needs a CPU, float32 or float64, a C compiler (cc), and MEMSPAN_COMPILE other than 0: use "
+        f"{alternative}"
+    )
+
+
+def refuse_without_memory(done: object) -> None:
+    """Raise :class:`MemspanError` where a function in C could not allocate what it needs: it then
+    returns null or 0."""
+    if not done:
+        raise MemspanError(
+            "this machine's memory is full: use a smaller batch, or shorter segments"
+        )
 
 
 @functools.cache

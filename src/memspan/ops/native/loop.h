@@ -1,7 +1,6 @@
-/* What the compiled loops share. REAL is float or double. */
+/* Kernels that the compiled loops share. REAL is float or double. */
 
-/* glibc offers exp and erf of several numbers at once to those who compile for finite numbers only. They
-   keep NaN, so they serve here too. */
+/* glibc declares its vector exp and erf only under this macro. They keep NaN, unlike what it promises. */
 #ifndef __FAST_MATH__
 #define __FAST_MATH__ 1
 #endif
@@ -21,7 +20,7 @@ typedef REAL Vector __attribute__((vector_size(32), aligned(sizeof(REAL)), may_a
 #define PANEL (2 * WIDE)
 #define INLINE static inline __attribute__((always_inline))
 
-/* Else the compiler loads it again for each of its uses. */
+/* Otherwise the compiler loads it again for every use. */
 #ifdef __x86_64__
 #define KEEP(vector) __asm__("" : "+x"(vector))
 #else
@@ -34,7 +33,7 @@ typedef struct {
     long depth, columns;
 } Packed;
 
-/* Its panels are null where there is no memory for them. */
+/* Null panels if out of memory. */
 static Packed pack(const REAL *a, long depth, long columns, long row_stride, long column_stride) {
     long n = (columns + PANEL - 1) / PANEL;
     Packed p = {calloc((size_t)(n * depth * PANEL), sizeof(REAL)), depth, columns};
@@ -45,8 +44,8 @@ static Packed pack(const REAL *a, long depth, long columns, long row_stride, lon
     return p;
 }
 
-/* sum[r, :] = a[r, :] panel. Two vectors wide and up to six rows high: as many sums at once as keep the
-   processor busy. */
+/* sum[r, :] = a[r, :] panel, two vectors wide and up to six rows high: enough independent sums to keep
+   the processor busy. */
 INLINE void few_rows(
     const REAL *a, long a_stride, const REAL *panel, long depth, REAL *sum, const long rows
 ) {
@@ -64,7 +63,7 @@ INLINE void few_rows(
     memcpy(sum, s, rows * PANEL * sizeof(REAL));
 }
 
-/* c[i, :] = a[i, :] p + bias + residual[i, :], the latter two where given; relu where wanted. */
+/* c[i, :] = a[i, :] p + bias + residual[i, :], bias and residual unless null, then relu if set. */
 static void product(
     const REAL *a, long a_stride, const Packed *p, long rows, const REAL *bias,
     const REAL *residual, REAL *c, long c_stride, int relu
@@ -89,7 +88,7 @@ static void product(
                     REAL x = sum[r * PANEL + u];
                     if (bias) x += bias[j + u];
                     if (residual) x += residual[(i + r) * p->columns + j + u];
-                    /* In this order, as NaN is not below 0 and has to stay. */
+                    /* NaN is not below 0, so it stays. */
                     out[u] = relu && x < 0 ? 0 : x;
                 }
             }

@@ -1,0 +1,166 @@
+"""The delta and the sum rule by chunks of tokens (Yang et al. 2024, arXiv 2406.06484), in PyTorch.
+
+Matrix products and one triangular solve; the cost is linear in the length. ``README.md`` has the
+derivation. Inside, tensors are ``[N, M, G, ...]``: ``N`` chunks of ``G`` tokens, ``M = B * H`` heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from memspan.ops.delta_rule.inputs import RuleInputs
+
+CACHE_BYTES = 1 << 20
+"""On a CPU, as many chunks are worked on at once as have memories of this size together."""
+RECOMPUTED_CHUNKS = 16
+"""With ``recompute``, chunks between two memories that are saved for backward."""
+
+
+def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    """Divide ``[B, H, T, ...]`` into chunks, run over them, and put the outputs together again.
+
+    The tokens after the last full chunk form a shorter one: nothing is padded.
+    """
+    batch, n_heads, length = inputs.q.shape[:3]
+    tensors = [inputs.q, inputs.k, inputs.v]
+    if inputs.beta is not None:
+        tensors.append(inputs.beta.unsqueeze(-1))
+    recompute = inputs.chunking.recompute
+    size = min(inputs.chunking.size, length)
+    full = length - length % size
+    block = size * _chunks_at_once(inputs.weights, recompute)
+    lengths = [min(block, full - start) for start in range(0, full, block)]
+    lengths += [length - full] if full < length else []
+
+    def run_block(
+        weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k = inputs.features(q), inputs.features(k)
+        return _delta_rule(q, k, v, beta[0], weights) if beta else _sum_rule(q, k, v, weights)
+
+    weights, outputs = inputs.weights.flatten(0, 1), []
+    # Split once: the backward of slices would write a gradient of the full length for each.
+    for blocks in zip(*(t.split(lengths, 2) for t in tensors), strict=True):
+        chunks = [_to_chunks(t, min(size, t.shape[2])) for t in blocks]
+        if recompute:
+            y, weights = checkpoint(  # type: ignore[misc]
+                run_block, weights, *chunks, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            y, weights = run_block(weights, *chunks)
+        outputs.append(_from_chunks(y, batch))
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return y.transpose(1, 2), weights.unflatten(0, (batch, n_heads))
+
+
+def _chunks_at_once(weights: Tensor, recompute: bool) -> int:
+    """On a CPU, as many as its cache holds; elsewhere all."""
+    if recompute:
+        return RECOMPUTED_CHUNKS
+    if weights.device.type != "cpu":
+        return 1 << 30
+    memory = weights.numel() * weights.element_size()
+    return max(1, CACHE_BYTES // max(1, memory))
+
+
+def _to_chunks(x: Tensor, size: int) -> Tensor:
+    """``[B, H, N * G, K] -> [N, B * H, G, K]``."""
+    return x.unflatten(2, (-1, size)).permute(2, 0, 1, 3, 4).flatten(1, 2).contiguous()
+
+
+def _from_chunks(y: Tensor, batch: int) -> Tensor:
+    """``[N, B * H, G, V] -> [B, N * G, H, V]``, the order in memory that the next product needs."""
+    return y.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
+def _sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """``Y = Q S + tril(Q K^T) V``, ``S' = S + K^T V``."""
+    after = weights + (k.mT @ v).cumsum(0)
+    before = torch.cat([weights[None], after[:-1]])
+    return q @ before + (q @ k.mT).tril() @ v, after[-1]
+
+
+def _delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    apply: Any = _DeltaRule.apply
+    return apply(q, k, v, beta, weights)
+
+
+class _DeltaRule(torch.autograd.Function):
+    """A chunk writes ``u = beta z``, where ``z = (I + tril(K K^T, -1) diag(beta))^-1 (V - K S)``.
+
+    The inverse ``R`` is computed for all chunks at once, as is everything that does not depend on
+    ``S``: what remains chunk by chunk is ``z = R (V - K S)`` and ``S' = S + K^T u``, and their reverse
+    in the backward pass. Nothing is divided by beta, which may be zero.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        gram = (k @ k.mT).tril_(-1)
+        inverse = torch.linalg.solve_triangular(
+            gram * beta.mT, _eye(gram), upper=False, unitriangular=True
+        )
+        before, changes = [], []
+        chunks = zip(k.unbind(), v.unbind(), beta.unbind(), inverse.unbind(), strict=True)
+        for k_n, v_n, beta_n, inverse_n in chunks:
+            before.append(weights)
+            z = torch.bmm(inverse_n, torch.baddbmm(v_n, k_n, weights, alpha=-1))
+            weights = torch.baddbmm(weights, k_n.mT, beta_n * z)
+            changes.append(z)
+        z, s = torch.stack(changes), torch.stack(before)
+        scores = (q @ k.mT).tril_()
+        y = _add_product(scores @ (beta * z), q, s)
+        ctx.save_for_backward(q, k, beta, gram, inverse, scores, z, s)
+        return y, weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor, ...]:
+        # Backward may be called under autocast, whatever forward was.
+        with torch.autocast(d_y.device.type, enabled=False):
+            return _delta_rule_backward(ctx.saved_tensors, d_y.contiguous(), d_weights)
+
+
+def _delta_rule_backward(
+    saved: tuple[Tensor, ...], d_y: Tensor, d_weights: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of ``q, k, v, beta, weights``; names as in the forward pass."""
+    q, k, beta, gram, inverse, scores, z, s = saved
+    # The parts of du and dS that come from reading.
+    read_u, read_s = scores.mT @ d_y, q.mT @ d_y
+    d_after, d_us, d_vs = [], [], []
+    for k_n, beta_n, inverse_n, read_u_n, read_s_n in zip(
+        *(reversed(t.unbind()) for t in (k, beta, inverse, read_u, read_s)), strict=True
+    ):
+        d_after.append(d_weights)
+        d_us.append(torch.baddbmm(read_u_n, k_n, d_weights))
+        d_vs.append(torch.bmm(inverse_n.mT, beta_n * d_us[-1]))
+        d_weights = torch.baddbmm(d_weights + read_s_n, k_n.mT, d_vs[-1], alpha=-1)
+    d_u, d_v, d_s = (torch.stack(t[::-1]) for t in (d_us, d_vs, d_after))
+    u = beta * z
+    d_beta = (z * (d_u - gram.mT @ d_v)).sum(-1, keepdim=True)
+    d_scores = (d_y @ u.mT).tril_()
+    d_gram = (d_v @ u.mT).tril_(-1)
+    d_gram = d_gram + d_gram.mT
+    d_q = _add_product(d_scores @ k, d_y, s.mT)
+    d_k = _add_product(d_scores.mT @ q, u, d_s.mT)
+    _add_product(_add_product(d_k, d_v, s.mT, -1.0), d_gram, k, -1.0)
+    return d_q, d_k, d_v, d_beta, d_weights
+
+
+def _add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """``x + alpha a b``, in place."""
+    x.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1), alpha=alpha)
+    return x
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)

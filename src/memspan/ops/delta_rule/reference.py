@@ -1,0 +1,36 @@
+"""The rules token by token, in plain autograd: to be read beside the paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memspan.ops.delta_rule.feature_maps import in_plain_autograd
+from memspan.ops.delta_rule.inputs import RuleInputs
+
+
+def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 4 and 5."""
+    features = in_plain_autograd(
+        inputs.features if inputs.feature_map is None else inputs.feature_map
+    )
+    q, k, weights, outputs = features(inputs.q), features(inputs.k), inputs.weights, []
+    length = k.shape[2]
+    betas = [None] * length if inputs.beta is None else inputs.beta.unbind(2)
+    tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, strict=True)
+    for q_t, k_t, written, beta_t in tokens:
+        if beta_t is not None:
+            written = beta_t.unsqueeze(-1) * (written - read(k_t, weights))
+        weights = weights + outer(k_t, written)
+        outputs.append(read(q_t, weights))
+    return torch.stack(outputs, 2), weights
+
+
+def read(q: Tensor, weights: Tensor) -> Tensor:
+    """``q W``: ``[B, H, F], [B, H, F, V] -> [B, H, V]``."""
+    return (q.unsqueeze(-2) @ weights).squeeze(-2)
+
+
+def outer(k: Tensor, v: Tensor) -> Tensor:
+    """``k (x) v``: ``[B, H, F], [B, H, V] -> [B, H, F, V]``."""
+    return k.unsqueeze(-1) * v.unsqueeze(-2)

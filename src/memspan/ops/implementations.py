@@ -1,0 +1,51 @@
+"""An operation's implementations: a table of what there is, and the choice among them.
+
+To add one, write it beside the others and give it an entry in its operation's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from memspan.errors import MemspanError
+
+Inputs = TypeVar("Inputs")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Implementation(Generic[Inputs, Result]):
+    """One way to compute an operation."""
+
+    run: Callable[[Inputs], Result]
+    obstacle: Callable[[Inputs], str | None] = lambda inputs: None
+    """Why these inputs cannot be computed, with a remedy, as the end of "the ... implementation";
+    None if they can."""
+    suits: Callable[[Inputs], bool] = lambda inputs: True
+    """Whether it is a fast choice for these inputs."""
+
+
+def choose(
+    table: Mapping[str, Implementation[Inputs, Result]], name: str | None, inputs: Inputs
+) -> Callable[[Inputs], Result]:
+    """The implementation called ``name``; None: the first in the table that suits and can run.
+
+    Raises:
+        MemspanError: there is no such implementation, or it cannot compute these inputs.
+    """
+    if name is None:
+        entries = table.values()
+        return next(e.run for e in entries if e.suits(inputs) and e.obstacle(inputs) is None)
+    refuse_unknown_implementation(name, table)
+    obstacle = table[name].obstacle(inputs)
+    if obstacle is not None:
+        raise MemspanError(f"the {name} implementation {obstacle}")
+    return table[name].run
+
+
+def refuse_unknown_implementation(name: str | None, known: Mapping[str, object]) -> None:
+    """Raise :class:`MemspanError` unless ``name`` is None or one of ``known``."""
+    if name is not None and name not in known:
+        raise MemspanError(f"there is no implementation {name!r}: use {', '.join(known)}")
