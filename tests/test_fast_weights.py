@@ -291,7 +291,7 @@ def test_the_reference_does_what_plain_autograd_does(options: dict[str, Any]) ->
 
 
 def test_unknown_and_missing_implementations_are_refused() -> None:
-    with pytest.raises(MemspanError, match="no implementation 'quick': use reference, chunked"):
+    with pytest.raises(MemspanError, match="no implementation 'quick': use compiled, chunked"):
         fast_weights().model()(text(1, 2), implementation="quick")
     outer = {"rule": "outer-product", "feature_map": "identity", "normalisation": "none"}
     with pytest.raises(MemspanError, match="no chunked implementation: use the reference"):
