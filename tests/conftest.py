@@ -1,25 +1,21 @@
-"""Types checked at run time, one thread, reproducible draws."""
+"""One thread, reproducible draws, folders of a test's own."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Before torch is imported, and for the processes that tests start: threads that wait for one another
 # on few cores took half of the suite's time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
+import pytest
 import torch
-from beartype import BeartypeConf
-from beartype.claw import beartype_packages
 
-# Breaks full-graph compilation, so compile tests run in a process of their own without it.
-# jaxtyping's hook decorates method by method, where beartype knows no `Self`.
-# Not options: they check themselves, and their messages are what users see.
-FOLDERS = ("transformer_xl", "compressive", "feedback", "fast_weights")
-OPTIONS = ("options", "registry", "initialisation", *(f"{folder}.config" for folder in FOLDERS))
-CHECKED = BeartypeConf(claw_skip_package_names=tuple(f"memspan.models.{name}" for name in OPTIONS))
-beartype_packages(("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models"), conf=CHECKED)
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.feedback import compiled as feedback_loop
+from memspan.training import metrics
 
 torch.set_num_threads(1)
 
@@ -34,3 +30,18 @@ hypothesis.settings.register_profile(
     "thorough", parent=hypothesis.settings.get_profile("default"), max_examples=60
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def own_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """A cache and a working folder of the test's own, and no plots unless it is marked ``plots``."""
+    # Loops in C are compiled once for all tests, not in a cache of this one's own.
+    for loop in (delta_rule_loop, feedback_loop):
+        loop.available(torch.zeros(()))
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    if request.node.get_closest_marker("plots") is None:
+        monkeypatch.setattr(metrics, "plot", lambda *_: [])
+    return tmp_path

@@ -78,7 +78,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     trainer.LOG_EVERY = 1
     # Pictures take seconds.
-    metrics.plot = lambda folder: []
+    metrics.plot = lambda *_: []
     with joined() as processes:
         for job in json.loads(Path(sys.argv[1]).read_text()):
             run(job, processes)

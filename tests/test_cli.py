@@ -58,14 +58,12 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_bytes(TEXT)
+def _text(own_folders: Path) -> None:
+    Path("text.txt").write_bytes(TEXT)
 
 
 @pytest.fixture
-def run(_own_folders: None) -> Path:
+def run(_text: None) -> Path:
     cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
     return Path("run")
 
@@ -84,6 +82,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[0]
 
 
+@pytest.mark.plots
 def test_train_writes_a_run_and_reports(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,11 +43,9 @@ def config(**loop: object) -> RunConfig[FeedbackConfig]:
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def _text(own_folders: Path) -> None:
     words = random.Random(1).choices(["memory", "segment", "the", "of", "a\n"], k=400)
-    (tmp_path / "text.txt").write_text(" ".join(words))
+    Path("text.txt").write_text(" ".join(words))
 
 
 def test_lengths_double_in_equal_shares() -> None:

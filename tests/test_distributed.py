@@ -63,13 +63,10 @@ STEPS, CUT = 6, 3
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+def _text(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "LOG_EVERY", 1)
-    monkeypatch.setattr(metrics, "plot", lambda folder: [])
-    monkeypatch.chdir(tmp_path)
     sentence = "what was read is kept, and what is kept is read again; "
-    (tmp_path / "text.txt").write_text("".join(sentence[: 9 + n % 40] for n in range(90)))
+    Path("text.txt").write_text("".join(sentence[: 9 + n % 40] for n in range(90)))
 
 
 def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunConfig[Any]:

@@ -426,14 +426,12 @@ def test_memory_length_is_refused() -> None:
 
 
 @pytest.fixture
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def _text(own_folders: Path) -> None:
     words = random.Random(1).choices(["memory", "segment", "the", "of", "a\n"], k=400)
-    (tmp_path / "text.txt").write_text(" ".join(words))
+    Path("text.txt").write_text(" ".join(words))
 
 
-@pytest.mark.usefixtures("_own_folders")
+@pytest.mark.usefixtures("_text")
 @pytest.mark.parametrize("options", [{}, {"feature_map": "favor", "favor_redraw": True}])
 def test_resume_continues_bit_for_bit(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -482,7 +480,7 @@ def test_resume_continues_bit_for_bit(
     assert dataclasses.asdict(cut) == dataclasses.asdict(whole)
 
 
-@pytest.mark.usefixtures("_own_folders")
+@pytest.mark.usefixtures("_text")
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--model.n-layers", "1", "--model.d-model", "16", "--model.d-ff", "16"]
     loop = ["--train.steps", "4", "--train.batch-size", "2", "--train.segment-length", "8"]

@@ -60,11 +60,8 @@ class PowerCut(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainer.metrics, "plot", lambda folder: [])
-    (tmp_path / "text.txt").write_text("memory is what remains of what was read. " * 30)
+def _text(own_folders: Path) -> None:
+    Path("text.txt").write_text("memory is what remains of what was read. " * 30)
 
 
 def content(folder: Path) -> dict[str, object]:

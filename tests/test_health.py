@@ -34,10 +34,8 @@ TEXT = "to carry a memory from one segment to the next, and to the next again. "
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(TEXT)
+def _text(own_folders: Path) -> None:
+    Path("text.txt").write_text(TEXT)
 
 
 def run(architecture: str, **loop: Any) -> RunConfig[Any]:

@@ -51,10 +51,7 @@ class PowerCut(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainer.metrics, "plot", lambda folder: [])
+def _text(own_folders: Path) -> None:
     Path("text.txt").write_text(TEXT)
 
 

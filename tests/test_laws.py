@@ -8,10 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import json
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -574,22 +570,14 @@ COMPILED = {
 """Cases that are compiled as one graph, and whether with gradients."""
 
 
-def compile_cases() -> None:
-    """Compile every case of :data:`COMPILED` and compare; print what went wrong with each, as JSON."""
-    torch.set_num_threads(1)
-    failures = {}
-    for name, gradient in COMPILED.items():
-        torch._dynamo.reset()
-        try:
-            compile_one(CASES[name].model(), gradient)
-            failures[name] = ""
-        except Exception:
-            failures[name] = traceback.format_exc()
-    print(json.dumps(failures))
-
-
-def compile_one(model: LanguageModel, gradient: bool) -> None:
-    """One graph, and the same numbers: three segments, and what flows back from the last."""
+# Tracing warns of what is not ours.
+@pytest.mark.filterwarnings("ignore")
+@gradients
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_as_one_graph(name: str) -> None:
+    """The same numbers: three segments, and what flows back from the last."""
+    model, gradient = CASES[name].model(), COMPILED[name]
+    torch._dynamo.reset()
 
     def run(model: Any) -> tuple[list[Any], list[Tensor]]:
         memory, outputs = model_memory, []
@@ -601,7 +589,9 @@ def compile_one(model: LanguageModel, gradient: bool) -> None:
         loss = outputs[-1].logits.sum() + outputs[-1].auxiliary_loss
         return outputs, list(torch.autograd.grad(loss, parameters))
 
-    model_memory, parameters = None, list(model.parameters())
+    # Without gradients from a memory, which is one graph; with them also from none, which is another.
+    model_memory = None if gradient else model.initial_memory(2)
+    parameters = list(model.parameters())
     with torch.set_grad_enabled(gradient):
         outputs, grads = run(torch.compile(model, fullgraph=True, backend="eager"))
         expected, expected_grads = run(model)
@@ -612,27 +602,7 @@ def compile_one(model: LanguageModel, gradient: bool) -> None:
         assert_same(grad, theirs, 1e-9, "gradient")
 
 
-@pytest.fixture(scope="module")
-def compile_failures() -> dict[str, str]:
-    """Of a process without the type-checking hook of conftest.py, which breaks graphs."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import test_laws; test_laws.compile_cases()"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    failures: dict[str, str] = json.loads(done.stdout)
-    return failures
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiles_as_one_graph(name: str, compile_failures: dict[str, str]) -> None:
-    assert not compile_failures[name], compile_failures[name]
-
-
-@pytest.mark.gradients
+@gradients
 @pytest.mark.parametrize("name", CASES)
 def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments and back, on tensors without numbers: whoever looks at one fails."""

@@ -22,8 +22,6 @@ from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.feedback import compiled as feedback_loop
 from memspan.precision import products as precision
 from memspan.precision.products import AUTOMATIC, Precision, resolve
 from memspan.runs import checkpoints
@@ -59,13 +57,7 @@ def setting() -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _own_folders_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Loops in C are compiled once for all tests, not in a cache of this one's own.
-    for loop in (delta_rule_loop, feedback_loop):
-        loop.available(torch.zeros(()))
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainer.metrics, "plot", lambda folder: [])
+def _text_and_settings(own_folders: Path) -> Iterator[None]:
     Path("text.txt").write_text("memory is what remains of what was read. " * 30)
     before = setting()
     yield

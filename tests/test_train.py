@@ -56,11 +56,9 @@ LOOP = TrainConfig(
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def _text(own_folders: Path) -> None:
     words = random.Random(1).choices(["memory", "segment", "the", "of", "a\n"], k=400)
-    (tmp_path / "text.txt").write_text(" ".join(words))
+    Path("text.txt").write_text(" ".join(words))
 
 
 def config(model: object = MODEL, **loop: object) -> RunConfig:  # type: ignore[type-arg]
@@ -399,6 +397,7 @@ def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert task > 0.3
 
 
+@pytest.mark.plots
 def test_statistics_are_logged_and_drawn() -> None:
     """Per layer, in training and at validation; the shares of attention as a picture."""
     start.train(config(COMPRESSIVE), Path("run"))

@@ -35,11 +35,7 @@ SMALL = [
     "--out=run",
 ]
 
-
-@pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def trained(capsys: pytest.CaptureFixture[str], text: str, *data: str) -> str:
@@ -137,6 +133,7 @@ def test_without_unknown_words_there_are_bits(capsys: pytest.CaptureFixture[str]
     assert "bits per byte  " in said
 
 
+@pytest.mark.plots
 def test_a_small_vocabulary_leaves_training_without_bits_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,84 @@
+"""What the annotations say is true at run time, where mypy sees torch's ``Any`` only.
+
+In a process of its own: the hook changes the package as it is imported, and the other tests run what
+users run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import memspan
+
+
+def test_annotations_are_true() -> None:
+    folders = [str(Path(memspan.__file__).parents[1]), str(Path(__file__).parent)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def main() -> None:
+    """Use every case of every architecture, by every implementation, under the hook."""
+    from beartype import BeartypeConf
+    from beartype.claw import beartype_packages
+
+    # Not options: they check themselves, and their messages are what users see.
+    rooms = ("options", "registry", "initialisation")
+    configs = (f"{path.parent.name}.config" for path in MODELS.glob("*/config.py"))
+    unchecked = tuple(f"memspan.models.{name}" for name in (*rooms, *configs))
+    checked = BeartypeConf(claw_skip_package_names=unchecked)
+    packages = ("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models")
+    beartype_packages(packages, conf=checked)
+
+    import torch
+    from beartype.roar import BeartypeCallHintViolation
+
+    from architectures import CASES, VOCABULARY
+    from memspan.models import LanguageModel
+    from memspan.ops.delta_rule.rules import delta_rule
+    from test_float32 import implementations
+
+    def use(model: LanguageModel, implementation: str) -> None:
+        memory = None
+        for n in range(2):
+            tokens = torch.randint(VOCABULARY, (2, 5))
+            out = model(
+                tokens,
+                memory,
+                targets=tokens.flip(1),
+                lengths=torch.tensor([5, 3]) if n else None,
+                implementation=implementation,
+            )
+            memory = out.memory
+        out.loss.backward()
+        memory = memory.detach().reset([True, False]).select([1, 0]).to(dtype=torch.float64)
+        reader = model.reader(memory)
+        reader.read(tokens)
+        reader.read(tokens, targets=tokens)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "memory"
+            reader.memory.save(path, model.fingerprint())
+            type(memory).load(path, model.fingerprint())
+
+    torch.set_num_threads(1)
+    for case in CASES.values():
+        for implementation in implementations(case.backbone):
+            use(case.model(torch.float32), implementation)
+    try:
+        delta_rule(*[[1.0]] * 5)  # type: ignore[arg-type]
+    except BeartypeCallHintViolation:
+        return
+    raise AssertionError("the hook lets everything through")
+
+
+MODELS = Path(memspan.__file__).parent / "models"
+
+if __name__ == "__main__":
+    main()
