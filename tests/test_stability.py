@@ -1,0 +1,77 @@
+"""Run folders and memory files of earlier versions load for good: see ``tests/data/0.1.0/README.md``.
+
+The numbers were recorded by the version that wrote the files. If one of these tests fails, the code is
+wrong, not the recording.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import memspan
+from memspan.cli import main
+from memspan.runs import checkpoints
+from memspan.training import metrics
+
+SAVED = Path(__file__).parent / "data" / "0.1.0"
+TEXT = b"Memory is what remains of what was read."
+EVALUATED = {
+    "transformer-xl": 3.2944908905774355,
+    "compressive": 3.3256279192864895,
+    "feedback": 3.227963075041771,
+    "fast-weights": 3.0773491747677326,
+    "shared": 3.0953825917094946,
+}
+"""Nats per token of each run, over the first 64 tokens of ``text.txt``."""
+READ_ON = {
+    "transformer-xl": 3.0468766689300537,
+    "compressive": 3.065037250518799,
+    "feedback": 3.0405385494232178,
+    "fast-weights": 3.0256295204162598,
+}
+"""Nats per token of :data:`TEXT`, read on from each saved memory."""
+RESUMED = {"compressive": (94, 2.9083970302343367), "shared": (79, 2.691863857805729)}
+"""Last step and its validation score, nats per token, after training a few steps more."""
+CLOSE = {"abs": 1e-4}
+
+
+@pytest.fixture
+def folder(own_folders: Path) -> Path:
+    """A copy of the saved files: nothing may be written beside the originals."""
+    return shutil.copytree(SAVED, own_folders, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_runs_are_evaluated_as_when_they_were_saved(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["evaluate", name, "--corpus", "text.txt", "--split", "all", "--tokens", "64", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["nats_per_token"] == pytest.approx(EVALUATED[name], **CLOSE)
+
+
+@pytest.mark.parametrize("name", READ_ON)
+def test_memories_are_read_on_from(name: str, folder: Path) -> None:
+    run = memspan.load(name)
+    empty = run.model.initial_memory(1)
+    memory = type(empty).load(f"{name}.memory", run.model.fingerprint(), like=empty)
+    assert memory.tokens_seen.tolist() == [69]
+    ids = torch.from_numpy(run.tokenizer.encode(TEXT).astype("int64"))[None]
+    with torch.no_grad():
+        losses = run.model(ids[:, :-1], memory, targets=ids[:, 1:]).losses
+    assert losses.mean().item() == pytest.approx(READ_ON[name], **CLOSE)
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_runs_are_resumed(name: str, folder: Path) -> None:
+    """One with a history of changed options, and one whose checkpoint two processes wrote."""
+    step, nats = RESUMED[name]
+    main(["train", "--resume", name, "--data.corpus", "text.txt", "--train.steps", str(step)])
+    last = metrics.read(folder / name / "metrics.jsonl")[-1]
+    assert last["validation_nats_per_token"] == pytest.approx(nats, **CLOSE)
+    assert checkpoints.latest(folder / name).state["step"] == step
