@@ -13,8 +13,7 @@ global biases, ``S_d`` is the learned variant's bias per distance. Causal attent
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +27,7 @@ CACHE_BYTES = 2 << 20
 """Bytes of scores that are computed at once on a CPU; half or twice as many cost little."""
 
 
-@dataclass(frozen=True)
-class Positions:
+class Positions(NamedTuple):
     """What scores depend on besides queries and keys; symbols as in the equation."""
 
     keys: Tensor
@@ -44,19 +42,12 @@ class Positions:
     n_future: int = 0
     """``F``, the number of negative distances, 0 to ``T - 1``; 0 for causal attention."""
 
-    def tensors(self) -> list[Tensor]:
-        """Those that are given."""
-        all_of_them = (self.keys, self.scores, self.content_bias, self.position_bias)
-        return [tensor for tensor in all_of_them if tensor is not None]
-
     def to(self, dtype: torch.dtype) -> Positions:
-        """In another type."""
-
-        def converted(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(dtype)
-
-        biases = converted(self.content_bias), converted(self.position_bias)
-        return Positions(self.keys.to(dtype), converted(self.scores), *biases, self.n_future)
+        """In this type."""
+        if all(t is None or t.dtype == dtype for t in self[:4]):
+            return self
+        scores, u, v = (t if t is None else t.to(dtype) for t in self[1:4])
+        return Positions(self.keys.to(dtype), scores, u, v, self.n_future)
 
     def check(self, n_queries: int, n_keys: int, mask: Tensor | None) -> None:
         """Raise ``ValueError`` unless there are as many as queries and keys need."""
@@ -73,8 +64,7 @@ class Positions:
             )
 
 
-@dataclass(frozen=True)
-class _Inputs:
+class _Inputs(NamedTuple):
     """Arguments of :func:`relative_attention`, in the dtype of the queries."""
 
     q: Tensor
@@ -86,9 +76,8 @@ class _Inputs:
     received: Tensor | None
 
     def requires_grad(self) -> bool:
-        if not torch.is_grad_enabled():
-            return False
-        return any(t.requires_grad for t in (self.q, self.k, self.v, *self.positions.tensors()))
+        tensors = (self.q, self.k, self.v, *self.positions[:4])
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def relative_attention(
@@ -212,14 +201,13 @@ def _by_heads(inputs: _Inputs, run: Callable[..., Tensor]) -> Tensor:
 def _fold_biases(q: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """Rewrite the scores with one query: ``(q+u).k + (q+u).R + [(v-u).R + S]``."""
     scores, shift = positions.scores, positions.position_bias
-    if scores is None:
-        scores = positions.keys.new_zeros(positions.keys.shape[:2])
     if positions.content_bias is not None:
         q = q + positions.content_bias[:, None]
         shift = -positions.content_bias if shift is None else shift - positions.content_bias
     if shift is not None:
-        scores = scores + (positions.keys @ shift[:, :, None]).squeeze(-1)
-    return q, scores
+        by_distance = (positions.keys @ shift[:, :, None]).squeeze(-1)
+        scores = by_distance if scores is None else scores + by_distance
+    return q, positions.keys.new_zeros(positions.keys.shape[:2]) if scores is None else scores
 
 
 def _farthest_first(position_keys: Tensor, position_scores: Tensor) -> tuple[Tensor, Tensor]:
