@@ -42,7 +42,7 @@ def run(architecture: str, **loop: Any) -> RunConfig[Any]:
     settings = {"steps": 12, "batch_size": 3, "segment_length": 8, "evaluate_tokens": 64}
     settings |= {"evaluate_every": 0, "save_every": 4, "sample_tokens": 0, "device": "cpu"}
     return RunConfig(
-        model=MODELS[architecture](n_layers=1, d_model=16, n_heads=2, d_ff=16),
+        model=MODELS[architecture](n_layers=1, d_model=16),
         architecture=architecture,  # type: ignore[arg-type]
         data=DataConfig(corpus="text.txt"),
         optim=OptimConfig(warmup_steps=2),
