@@ -161,7 +161,8 @@ def test_records_hold_no_loss_where_every_update_was_skipped(
     assert ["train_nats_per_token" in r for r in training] == [True, False]
 
 
-@pytest.mark.parametrize("architecture", MODELS)
+# The transformer has no memory that could be spoilt.
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "transformer"])
 def test_a_spoilt_row_of_memory_is_emptied_and_counted(
     monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -230,7 +231,7 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
     model = memspan.models.LanguageModel(256, run(architecture).model).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1e30)
+            parameter.mul_(1e38)
     with pytest.raises(NonFiniteError, match="not finite"):
         score_tokens(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
 

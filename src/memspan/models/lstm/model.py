@@ -89,7 +89,7 @@ class LSTM(Backbone[LSTMMemory]):
                 h, state = layer(h, tuple(t[None].contiguous() for t in before))
             states.append(state)
             h = self.dropout(h)
-        output, cell = (torch.cat(parts).transpose(0, 1) for parts in zip(*states, strict=True))
+        output, cell = (torch.stack([t[0] for t in ts], 1) for ts in zip(*states, strict=True))
         memory = LSTMMemory(memory.tokens_seen + x.shape[1], output, cell)
         return BackboneOutput(h, memory, h.new_zeros(()))
 
