@@ -114,15 +114,15 @@ def test_the_standard_library_is_whole_python_without_tests() -> None:
 def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
     rows = {row.name: row for row in list_corpora()}
     assert list(rows) == list(CORPORA)
-    assert rows["python-stdlib"].ready
+    assert "no download needed" in str(rows["python-stdlib"])
     assert rows["tiny-shakespeare"].splits == ("train", "validation")
     enwik8 = rows["enwik8"]
-    assert not enwik8.ready
     assert str(tmp_path / "cache") in str(enwik8)
+    assert "downloaded on first use" in str(enwik8)
     assert corpora.ENWIK8.url in str(enwik8)
     corpora.ENWIK8.path.parent.mkdir(parents=True)
     corpora.ENWIK8.path.write_bytes(b"")
-    assert {row.name: row.ready for row in list_corpora()}["enwik8"]
+    assert "downloaded: " in {row.name: str(row) for row in list_corpora()}["enwik8"]
 
 
 def test_downloads_stay_in_the_cache(tmp_path: Path) -> None:
@@ -193,7 +193,8 @@ def test_encodings_are_recognised(tmp_path: Path, encoding: str, expected: str |
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"abc", "世界".encode()[:-1], b"\x89PNG\r\n\x1a\n\0\0", b"\xff\x01"]
+    "start",
+    [b"", b"abc", "世界".encode()[:-1], b"\x89PNG\r\n\x1a\n\0\0", b"\xff\x01", b"\0\x01\xff"],
 )
 def test_what_is_no_other_encoding(start: bytes) -> None:
     assert encoding_of(start) is None
