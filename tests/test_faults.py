@@ -278,9 +278,7 @@ def test_a_run_without_weights_says_what_to_do() -> None:
     assert memspan.load("r").step
     Path("r/model.safetensors").unlink()
     shutil.rmtree("r/checkpoints")
-    with pytest.raises(
-        MemspanError, match="no checkpoint yet.*train --preset r/config.toml --out r"
-    ):
+    with pytest.raises(MemspanError, match=r"no checkpoint yet.*--preset r/config\.toml --out r$"):
         memspan.load("r")
 
 

@@ -83,8 +83,8 @@ class Text:
 def encoding_of(start: bytes) -> str | None:
     """Guess the encoding of a text that is not UTF-8 from its first bytes; None: UTF-8, or no text.
 
-    Good enough for a hint: UTF-16 by its byte order mark or by the zeros beside Latin letters, an encoding
-    of one byte per character by bytes that UTF-8 cannot have.
+    Good enough for a hint: UTF-16 by its byte order mark or by the zeros beside Latin letters, an
+    encoding of one byte per character by bytes that UTF-8 cannot have.
     """
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
