@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import tempfile
 import time
 from pathlib import Path
 from statistics import mean, stdev
@@ -20,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
@@ -29,7 +27,8 @@ from memspan.evaluation import score_tokens
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 from timing import machine
 
 HERE = Path(__file__).resolve().parent
@@ -60,13 +59,12 @@ def contestants(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
 def run(config: RunConfig[Any], text: Path, validation: np.ndarray) -> dict[str, float]:
     torch.manual_seed(config.train.seed)
     start = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        console = Console(quiet=True)
-        prepared = prepare(str(text), "bytes")
-        trainer = Trainer(config, Path(folder), prepared, torch.device("cpu"), console)
-        for _ in range(config.train.steps):
-            trainer.update()
-    model, length = trainer.model.eval(), config.train.segment_length
+    prepared = prepare(str(text), "bytes")
+    state = TrainingState(config, prepared, torch.device("cpu"))
+    updater = Updater(state)
+    for _ in range(config.train.steps):
+        updater.update()
+    model, length = state.model.eval(), config.train.segment_length
     found: dict[str, float] = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "cpu_seconds": time.process_time() - start,

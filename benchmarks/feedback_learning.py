@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
@@ -38,7 +37,8 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import run as runs
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 from memspan.training.warm_start import initialise_from
 from timing import write
 
@@ -97,45 +97,46 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
     curve: list[dict[str, float]] = []
     clock, tokens = 0.0, 0
 
-    def bits(trainer: Trainer) -> float:
-        trainer.model.eval()
+    def bits(state: TrainingState) -> float:
+        state.model.eval()
         scores = score_tokens(
-            trainer.model, validation, ByteTokenizer(), batch_size=16, segment_length=64
+            state.model, validation, ByteTokenizer(), batch_size=16, segment_length=64
         )
         assert scores.bits_per_byte is not None
         return scores.bits_per_byte
 
-    def train(trainer: Trainer, until: float) -> None:
+    def train(state: TrainingState, until: float) -> None:
         nonlocal clock, tokens
-        loop, before = trainer.config.train, 0
+        updater = Updater(state)
+        loop, before = state.config.train, 0
         begun, step = clock, 0
         # The schedules count steps: how many there will be is measured first.
         while clock < until:
             start = time.process_time()
-            trainer.update()
+            updater.update()
             step += 1
             clock += time.process_time() - start
             read = loop.tokens_read(step) * loop.batch_size
             tokens, before = tokens + read - before, read
             if len(curve) < POINTS * clock / seconds or clock >= until:
-                curve.append({"tokens": tokens, "cpu_seconds": clock, "bits": bits(trainer)})
+                curve.append({"tokens": tokens, "cpu_seconds": clock, "bits": bits(state)})
             if step == 50 or step % 200 == 0:
                 total = max(step + 1, round(step * (until - begun) / (clock - begun)))
                 loop = dataclasses.replace(loop, steps=total)
-                trainer.config = dataclasses.replace(trainer.config, train=loop)
+                state.config = dataclasses.replace(state.config, train=loop)
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare(str(text), "bytes")
-        make = (Path(folder), prepared, torch.device("cpu"), Console(quiet=True))
+        make = (prepared, torch.device("cpu"))
         if side == "from transformer-xl":
             first = transformer_xl(config, config.model.n_layers, config.model.d_model)
-            source = Trainer(first, *make)
+            source = TrainingState(first, *make)
             train(source, FIRST * seconds)
             trained = runs.Run(Path(folder), first, prepared.tokenizer, source.model, 0)
-        trainer = Trainer(config, *make)
+        state = TrainingState(config, *make)
         if side == "from transformer-xl":
-            initialise_from(trainer.model, prepared.tokenizer, trained)
-        train(trainer, seconds)
+            initialise_from(state.model, prepared.tokenizer, trained)
+        train(state, seconds)
     return {
         "model": side,
         "seed": config.train.seed,

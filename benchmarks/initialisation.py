@@ -29,7 +29,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from memspan.data.prepared import prepare
@@ -40,7 +39,8 @@ from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 from shakespeare import PRESETS, add_text
 from timing import machine
 
@@ -131,23 +131,21 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         loop = dataclasses.replace(loop, curriculum_steps=job["steps"] // 2)
     config = dataclasses.replace(config, train=loop)
     prepared = prepare(job["text"], "bytes")
-    with tempfile.TemporaryDirectory() as folder:
-        with changed(job["rule"]):
-            trainer = Trainer(
-                config, Path(folder), prepared, torch.device("cpu"), Console(quiet=True)
-            )
-        start = time.process_time()
-        for _ in range(job["steps"]):
-            trainer.update()
-        seconds = time.process_time() - start
-        trainer.model.eval()
-        scores = score_tokens(
-            trainer.model,
-            prepared.splits["validation"].tokens,
-            ByteTokenizer(),
-            batch_size=16,
-            segment_length=loop.segment_length,
-        )
+    with changed(job["rule"]):
+        state = TrainingState(config, prepared, torch.device("cpu"))
+    updater = Updater(state)
+    start = time.process_time()
+    for _ in range(job["steps"]):
+        updater.update()
+    seconds = time.process_time() - start
+    state.model.eval()
+    scores = score_tokens(
+        state.model,
+        prepared.splits["validation"].tokens,
+        ByteTokenizer(),
+        batch_size=16,
+        segment_length=loop.segment_length,
+    )
     kept = {name: job[name] for name in ("model", "rule", "size", "steps", "seed")}
     return kept | {"nats": scores.nats_per_token, "cpu_seconds": round(seconds, 1)}
 

@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import math
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
 from memspan.evaluation import score_tokens
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 from peers.gpt import GPT
 from timing import machine
 
@@ -99,17 +98,15 @@ class GPTRun:
 class TransformerXLRun:
     """A preset of memspan's, trained by memspan's trainer, scored with memory carried."""
 
-    def __init__(self, config: RunConfig[Any], text: Path, folder: Path) -> None:
+    def __init__(self, config: RunConfig[Any], text: Path) -> None:
         torch.manual_seed(1)
         self.prepared = prepare(str(text), "bytes")
-        self.trainer = Trainer(
-            config, folder, self.prepared, torch.device("cpu"), Console(quiet=True)
-        )
-        self.update, self.model = self.trainer.update, self.trainer.model
+        self.state = TrainingState(config, self.prepared, torch.device("cpu"))
+        self.update, self.model = Updater(self.state).update, self.state.model
 
     @property
     def step(self) -> int:
-        return self.trainer.step
+        return self.state.step
 
     def score(self, text: np.ndarray, streams: int = 16, memory_length: int | None = None) -> float:
         self.model.eval()
@@ -118,19 +115,18 @@ class TransformerXLRun:
             text,
             ByteTokenizer(),
             batch_size=streams,
-            segment_length=self.trainer.config.train.segment_length,
+            segment_length=self.state.config.train.segment_length,
             memory={} if memory_length is None else {"memory_length": memory_length},
         ).nats_per_token
 
 
 def seconds_per_step(config: RunConfig[Any], text: Path, train: np.ndarray) -> tuple[float, float]:
     """CPU seconds per step of both sides, medians over interleaved rounds."""
-    with tempfile.TemporaryDirectory() as folder:
-        sides = (GPTRun(train, 2000), TransformerXLRun(config, text, Path(folder)))
-        times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(8):
-            for side, seconds in zip(sides, times, strict=True):
-                seconds.append(timed(side.update, 10) / 10)
+    sides = (GPTRun(train, 2000), TransformerXLRun(config, text))
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(8):
+        for side, seconds in zip(sides, times, strict=True):
+            seconds.append(timed(side.update, 10) / 10)
     # The first round warms up.
     return float(np.median(times[0][1:])), float(np.median(times[1][1:]))
 
@@ -179,29 +175,28 @@ def main() -> None:
     config = dataclasses.replace(preset, train=dataclasses.replace(preset.train, steps=steps))
     print(f"CPU seconds per step: GPT {theirs:.4f}, Transformer-XL {ours:.4f}: {steps:,} steps")
 
-    with tempfile.TemporaryDirectory() as folder:
-        gpt = GPTRun(train, options.steps)
-        xl = TransformerXLRun(config, options.text, Path(folder))
-        sizes = [sum(p.numel() for p in side.model.parameters()) for side in (gpt, xl)]
-        print(f"parameters: GPT {sizes[0]:,}, Transformer-XL {sizes[1]:,}")
-        curves: dict[str, list[dict[str, float]]] = {"gpt": [], "transformer-xl": []}
-        seconds = {"gpt": 0.0, "transformer-xl": 0.0}
-        sides = {"gpt": (gpt, options.steps), "transformer-xl": (xl, steps)}
-        slices = max(1, options.steps // SLICE)
-        for i in range(1, slices + 1):
-            for name, (side, last) in sides.items():
-                seconds[name] += timed(side.update, last * i // slices - side.step)
-                if i % 2 == 0 or i == slices:
-                    nats = side.score(validation)
-                    curves[name].append(
-                        {"seconds": seconds[name], "step": side.step, "nats_per_character": nats}
-                    )
-                    print(f"{name:<15} step {side.step:>6,} {seconds[name]:7.1f} s  {nats:.4f}")
-        final = {
-            "gpt": gpt.score(validation),
-            "gpt, windows moved by 8": gpt.score(validation, stride=8),
-            "transformer-xl": xl.score(validation, streams=1),
-        }
+    gpt = GPTRun(train, options.steps)
+    xl = TransformerXLRun(config, options.text)
+    sizes = [sum(p.numel() for p in side.model.parameters()) for side in (gpt, xl)]
+    print(f"parameters: GPT {sizes[0]:,}, Transformer-XL {sizes[1]:,}")
+    curves: dict[str, list[dict[str, float]]] = {"gpt": [], "transformer-xl": []}
+    seconds = {"gpt": 0.0, "transformer-xl": 0.0}
+    sides = {"gpt": (gpt, options.steps), "transformer-xl": (xl, steps)}
+    slices = max(1, options.steps // SLICE)
+    for i in range(1, slices + 1):
+        for name, (side, last) in sides.items():
+            seconds[name] += timed(side.update, last * i // slices - side.step)
+            if i % 2 == 0 or i == slices:
+                nats = side.score(validation)
+                curves[name].append(
+                    {"seconds": seconds[name], "step": side.step, "nats_per_character": nats}
+                )
+                print(f"{name:<15} step {side.step:>6,} {seconds[name]:7.1f} s  {nats:.4f}")
+    final = {
+        "gpt": gpt.score(validation),
+        "gpt, windows moved by 8": gpt.score(validation, stride=8),
+        "transformer-xl": xl.score(validation, streams=1),
+    }
     tokens = {
         "gpt": options.steps * GPTRun.BATCH * GPTRun.CONTEXT,
         "transformer-xl": steps * config.train.batch_size * config.train.segment_length,

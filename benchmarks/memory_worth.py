@@ -22,7 +22,6 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
-import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -31,7 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from learning import GPTRun
 from memspan.data.prepared import prepare
@@ -41,7 +39,8 @@ from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 from shakespeare import PRESETS, add_text
 from timing import machine, seconds_per_call
 
@@ -54,23 +53,20 @@ GPT_STEPS = 2000
 class Side:
     """A preset in training, with or without its memory."""
 
-    def __init__(self, config: RunConfig[Any], text: str, folder: Path, emptied: bool) -> None:
+    def __init__(self, config: RunConfig[Any], text: str, emptied: bool) -> None:
         self.prepared, self.emptied = prepare(text, "bytes"), emptied
-        self.trainer = Trainer(
-            config, folder, self.prepared, torch.device("cpu"), Console(quiet=True)
-        )
+        self.state = TrainingState(config, self.prepared, torch.device("cpu"))
+        self.updater = Updater(self.state)
 
     def update(self) -> None:
         if self.emptied:
-            self.trainer.memory = self.trainer.model.initial_memory(
-                self.trainer.config.train.batch_size
-            )
-        self.trainer.update()
+            self.state.memory = self.state.model.initial_memory(self.state.config.train.batch_size)
+        self.updater.update()
 
     def score(self, text: np.ndarray) -> float:
-        length = self.trainer.config.train.segment_length
+        length = self.state.config.train.segment_length
         return score_tokens(
-            self.trainer.model.eval(),
+            self.state.model.eval(),
             text,
             ByteTokenizer(),
             document_starts=np.arange(0, len(text), length) if self.emptied else None,
@@ -98,12 +94,10 @@ def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:
     loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
     config = dataclasses.replace(config, train=loop)
     times: tuple[list[float], list[float]] = ([], [])
-    with tempfile.TemporaryDirectory() as folder:
-        # Nothing is written: both may have the same folder.
-        sides = [Side(config, text, Path(folder), emptied) for emptied in (False, True)]
-        for _ in range(6):
-            for side, seconds in zip(sides, times, strict=True):
-                seconds.append(seconds_per_call(side.update, 5))
+    sides = [Side(config, text, emptied) for emptied in (False, True)]
+    for _ in range(6):
+        for side, seconds in zip(sides, times, strict=True):
+            seconds.append(seconds_per_call(side.update, 5))
     # The first round warms up.
     return median(times[0][1:]), median(times[1][1:])
 
@@ -114,28 +108,27 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     whole = np.frombuffer(Path(job["text"]).read_bytes(), np.uint8)
     cut = len(whole) * 9 // 10
     model, name, seed, steps = (job[key] for key in ("model", "side", "seed", "steps"))
-    with tempfile.TemporaryDirectory() as folder:
-        side: Side | GPTRun
-        if model == "gpt":
-            steps = steps or GPT_STEPS
-            side = GPTRun(whole[:cut], steps, seed)
-            if name == "scaled":
-                initialise(side.model, "scaled")
-            parameters = side.model.parameters()
-        else:
+    side: Side | GPTRun
+    if model == "gpt":
+        steps = steps or GPT_STEPS
+        side = GPTRun(whole[:cut], steps, seed)
+        if name == "scaled":
+            initialise(side.model, "scaled")
+        parameters = side.model.parameters()
+    else:
+        config = config_of(model, name, steps, seed)
+        steps = config.train.steps
+        if name == "emptied, equal time":
+            carried, emptied = seconds_per_step(model, seed, job["text"])
+            steps = round(steps * carried / emptied)
             config = config_of(model, name, steps, seed)
-            steps = config.train.steps
-            if name == "emptied, equal time":
-                carried, emptied = seconds_per_step(model, seed, job["text"])
-                steps = round(steps * carried / emptied)
-                config = config_of(model, name, steps, seed)
-            side = Side(config, job["text"], Path(folder), emptied=name != "carried")
-            parameters = side.trainer.model.parameters()
-        start = time.process_time()
-        for _ in range(steps):
-            side.update()
-        seconds = time.process_time() - start
-        nats = side.score(whole[cut:])
+        side = Side(config, job["text"], emptied=name != "carried")
+        parameters = side.state.model.parameters()
+    start = time.process_time()
+    for _ in range(steps):
+        side.update()
+    seconds = time.process_time() - start
+    nats = side.score(whole[cut:])
     kept = {key: job[key] for key in ("model", "side", "seed", "steps")}
     return kept | {
         "steps_made": steps,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import multiprocessing
-import tempfile
 import time
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from memspan.data.prepared import prepare
 from memspan.data.tokenizers import ByteTokenizer
@@ -27,7 +25,8 @@ from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.trainer import Trainer
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 from timing import write
 
 HERE = Path(__file__).resolve().parent
@@ -79,9 +78,9 @@ def run(job: tuple[RunConfig[Any], Path, int]) -> dict[str, Any]:
     length = config.train.segment_length
 
     def bits(streams: int) -> float:
-        trainer.model.eval()
+        state.model.eval()
         found = score_tokens(
-            trainer.model,
+            state.model,
             validation,
             ByteTokenizer(),
             batch_size=streams,
@@ -90,18 +89,17 @@ def run(job: tuple[RunConfig[Any], Path, int]) -> dict[str, Any]:
         assert found is not None
         return found
 
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = prepare(str(text), "bytes")
-        console = Console(quiet=True)
-        trainer = Trainer(config, Path(folder), prepared, torch.device("cpu"), console)
-        curve, seconds = [], 0.0
-        for step in range(1, config.train.steps + 1):
-            start = time.process_time()
-            trainer.update()
-            seconds += time.process_time() - start
-            if step % every == 0 or step == config.train.steps:
-                tokens = step * config.train.batch_size * length
-                curve.append({"tokens": tokens, "cpu_seconds": seconds, "bits": bits(16)})
+    prepared = prepare(str(text), "bytes")
+    state = TrainingState(config, prepared, torch.device("cpu"))
+    updater = Updater(state)
+    curve, seconds = [], 0.0
+    for step in range(1, config.train.steps + 1):
+        start = time.process_time()
+        updater.update()
+        seconds += time.process_time() - start
+        if step % every == 0 or step == config.train.steps:
+            tokens = step * config.train.batch_size * length
+            curve.append({"tokens": tokens, "cpu_seconds": seconds, "bits": bits(16)})
     return {
         "model": config.architecture,
         "seed": config.train.seed,

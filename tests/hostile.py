@@ -23,10 +23,9 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
 import memspan
-from memspan.commands import train
+from memspan import cli
 from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
@@ -40,12 +39,14 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
 from memspan.runs.claim import claim
-from memspan.runs.config_files import read_config, to_toml
+from memspan.runs.config_files import flags_from_toml, read_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.shards import save_shards
 from memspan.runs.weights import check_fit
-from memspan.training import metrics, start, trainer
+from memspan.training import metrics, start
 from memspan.training.options import TrainConfig
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 
 TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
 SIZE = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}
@@ -151,7 +152,8 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         kinds.append(tokenizers.read_bytes())
 
     def read_memory() -> None:
-        model.reader(model.load_memory(memory)).read(torch.tensor([[1]]))
+        found = type(empty).load(memory, model.fingerprint(), like=empty)
+        model.reader(found).read(torch.tensor([[1]]))
 
     def read_tokenizer() -> None:
         found = load_tokenizer(root)
@@ -160,6 +162,9 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         found.decode(range(min(found.vocab_size, 400)))
 
     def read_preset() -> None:
+        flags = flags_from_toml(preset)
+        names = [f.split("=")[0] for f in flags if f.startswith("--")]
+        assert all(n == "--model" or "." in n for n in names), names
         read_config(preset)
 
     def read_archive() -> None:
@@ -255,10 +260,10 @@ def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
     """All of resuming but the training."""
     saved = checkpoints.latest(run).load()
     check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
-    training = trainer.Trainer(config, run, prepared, torch.device("cpu"), Console(quiet=True))
-    training.restore(saved)
+    state = TrainingState(config, prepared, torch.device("cpu"))
+    state.restore(saved, run)
     metrics.unchanged(run, saved.state["metrics"])
-    training.update()
+    Updater(state).update()
 
 
 def new_folder(corpus: str) -> Path:
@@ -266,7 +271,7 @@ def new_folder(corpus: str) -> Path:
     options: RunConfig[Any] = RunConfig(
         model=MODELS["transformer-xl"], data=DataConfig(corpus=corpus)
     )
-    return train.new_folder(options)
+    return cli._new_folder(options)
 
 
 def json_of(content: bytes) -> Any:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from memspan.data.streams import Segment, Streams
 from memspan.distributed.processes import ALONE, Processes, joined
 from memspan.nn import NOT_SCORED
 from memspan.runs.config_files import read_config
-from memspan.training import metrics, start, trainer
+from memspan.training import metrics, start, trainer, updates
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
@@ -31,13 +32,19 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
     of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
     """
-    original = trainer.Trainer.update
+    original = updates.Updater.update
     next_segment = Streams.next
 
-    def update(self: trainer.Trainer) -> torch.Tensor | None:
-        if self.step == job.get("spoil") and self.processes.rank == self.processes.size - 1:
-            last = torch.arange(len(self.memory.tokens_seen)) == len(self.memory.tokens_seen) - 1
-            self.memory = self.memory.map(
+    def update(self: updates.Updater) -> torch.Tensor | None:
+        if (
+            self.state.step == job.get("spoil")
+            and self.state.processes.rank == self.state.processes.size - 1
+        ):
+            last = (
+                torch.arange(len(self.state.memory.tokens_seen))
+                == len(self.state.memory.tokens_seen) - 1
+            )
+            self.state.memory = self.state.memory.map(
                 lambda t: (
                     t.masked_fill(last.view(-1, *[1] * (t.dim() - 1)), math.nan)
                     if t.is_floating_point()
@@ -46,8 +53,11 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
             )
         loss = original(self)
         # A signal that only one of them gets.
-        if self.step == job.get("stop") and self.processes.rank == self.processes.size - 1:
-            self.asked_to_stop = True
+        if (
+            self.state.step == job.get("stop")
+            and self.state.processes.rank == self.state.processes.size - 1
+        ):
+            os.kill(os.getpid(), signal.SIGINT)
         return loss
 
     def partly_scored(self: Streams) -> Segment:
@@ -60,7 +70,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     if "copy" in job and processes.first:
         shutil.copytree(job["copy"], folder)
     processes.wait()
-    trainer.Trainer.update = update  # type: ignore[method-assign]
+    updates.Updater.update = update  # type: ignore[method-assign]
     if "unscored" in job:
         Streams.next = partly_scored  # type: ignore[method-assign]
     try:
@@ -70,7 +80,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
         else:
             start.resume(folder, processes=processes)
     finally:
-        trainer.Trainer.update = original  # type: ignore[method-assign]
+        updates.Updater.update = original  # type: ignore[method-assign]
         Streams.next = next_segment  # type: ignore[method-assign]
 
 

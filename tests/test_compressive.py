@@ -19,10 +19,11 @@ from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.ops.relative_attention import Positions, relative_attention
+from memspan.ops.relative_attention import relative_attention
 from memspan.runs.options import RunConfig
-from memspan.training.optimisation import adamw, set_learning_rate
+from memspan.training.optimisers import optimiser_for
 from memspan.training.options import OptimConfig
+from memspan.training.schedule import set_learning_rate
 
 FUNCTIONS = ("convolution", "mean", "max", "dilated-convolution", "most-used")
 LEARNED = ("convolution", "dilated-convolution")
@@ -200,7 +201,10 @@ def test_most_used_follows_the_attention(implementation: str) -> None:
         q,
         k,
         torch.eye(11, dtype=torch.float64).expand(2, k.shape[1], -1, -1),
-        Positions(keys, scores, content_bias=u, position_bias=w),
+        keys,
+        content_bias=u,
+        position_bias=w,
+        position_scores=scores,
         mask=mask[None],
         implementation="reference",
     ).sum((1, 2))
@@ -336,7 +340,7 @@ def test_everything_keeps_moving(auxiliary: str) -> None:
 def test_compression_has_a_learning_rate_of_its_own() -> None:
     """A factor on every rate of the schedule; nothing else feels it, nor may others set it."""
     model = compressive(compressed_length=2).model(torch.float32)
-    optimizer = adamw(model, OptimConfig(compression_learning_rate=0.25, weight_decay=0.0))
+    optimizer = optimiser_for(model, OptimConfig(compression_learning_rate=0.25, weight_decay=0.0))
     set_learning_rate(optimizer, 1e-2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.runs.options import RunConfig
-from memspan.training import start, trainer
+from memspan.training import start, updates
 from memspan.training.options import TrainConfig
 
 LOOP = TrainConfig(
@@ -99,15 +101,16 @@ def test_a_resumed_curriculum_is_the_uninterrupted_one(monkeypatch: pytest.Monke
     whole, _ = load_tensors(Path("whole/checkpoints/step-00000020/model.safetensors"))
     for stop in (8, 10):
         folder = Path(f"stopped-{stop}")
-        update = trainer.Trainer.update
+        update = updates.Updater.update
 
-        def interrupted(trainer: trainer.Trainer, stop: int = stop, update=update) -> torch.Tensor:
-            loss = update(trainer)
-            trainer.asked_to_stop = trainer.step == stop
+        def interrupted(self: updates.Updater, stop: int = stop, update=update) -> torch.Tensor:
+            loss = update(self)
+            if self.state.step == stop:
+                os.kill(os.getpid(), signal.SIGINT)
             return loss
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.Trainer, "update", interrupted)
+            patch.setattr(updates.Updater, "update", interrupted)
             start.train(config(), folder)
         assert (folder / f"checkpoints/step-{stop:08d}").is_dir()
         start.resume(folder)

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import memspan
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
-from memspan.distributed.processes import Processes
+from memspan.distributed import reports
+from memspan.distributed.processes import Processes, is_loss, joined
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -38,6 +38,7 @@ from memspan.runs.config_files import to_toml
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.state import TrainingState
 from several_processes import run
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
@@ -283,7 +284,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
 def test_processes_end_with_their_launcher() -> None:
     """Or they would write on, beside the run that goes on from there."""
     child = (
-        "import time; from memspan.distributed.processes import _end_with_the_launcher as end; end(); "
+        "import time; from memspan.distributed.processes import _end_with_launcher as end; end(); "
         "print(flush=True); time.sleep(60)"
     )
     parent = (
@@ -351,17 +352,17 @@ def test_a_mistake_of_all_processes_is_said_once() -> None:
 def test_resuming_asks_for_rows_that_divide() -> None:
     start.train(config("transformer-xl", steps=2), Path("r"))
     prepared = prepare("text.txt", "characters", None)
-    parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
+    parts = (prepared, torch.device("cpu"))
     with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
-        trainer.Trainer(config("transformer-xl"), *parts, Processes(0, 3))
+        TrainingState(config("transformer-xl"), *parts, Processes(0, 3))
 
 
 def test_features_that_are_drawn_anew_need_one_process() -> None:
     model = FastWeightsConfig(**SMALL, feature_map="favor", favor_redraw=True)
     prepared = prepare("text.txt", "characters", None)
-    parts = (Path("r"), prepared, torch.device("cpu"), Console(quiet=True))
+    parts = (prepared, torch.device("cpu"))
     with pytest.raises(MemspanError, match="favor_redraw"):
-        trainer.Trainer(config("fast-weights", model=model), *parts, Processes(0, 2))
+        TrainingState(config("fast-weights", model=model), *parts, Processes(0, 2))
 
 
 def test_rows_are_contiguous_and_cover_the_batch() -> None:
@@ -403,3 +404,26 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
             checkpoints.commit_shards(claimed, state, best=False)
     assert folder.is_dir()
     assert checkpoints.latest(Path("r")).state["step"] == 6
+
+
+def test_the_loss_of_a_process_is_told_from_other_errors() -> None:
+    """gloo's errors are plain RuntimeErrors; a path may hold its name by chance."""
+    gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer"
+    assert is_loss(RuntimeError(gone))
+    assert is_loss(torch.distributed.DistNetworkError("the store has gone"))
+    assert not is_loss(RuntimeError("cannot read /data/igloo/text.txt"))
+    assert not is_loss(OSError(28, "No space left on device", "/data/gloo/run"))
+
+
+def test_a_process_is_a_launchers_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}
+    for name, value in (variables | {"MASTER_ADDR": "localhost"}).items():
+        monkeypatch.setenv(name, value)
+    assert reports.is_worker()
+    for name, value in (("WORLD_SIZE", "1"), ("RANK", "x"), ("MASTER_ADDR", "")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert not reports.is_worker()
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(MemspanError, match="RANK=x, which is not a number"), joined():
+        pass

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY
@@ -22,8 +21,10 @@ from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
-from memspan.training import trainer
 from memspan.training.options import TrainConfig
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
+from memspan.training.validation import Validation
 
 LENGTHS = (5, 1, 9, 4, 12)
 
@@ -75,9 +76,8 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
         train=TrainConfig(batch_size=1, segment_length=7, device="cpu"),
     )
     prepared = prepare(options.data.corpus, "bytes", None)
-    cpu, quiet = torch.device("cpu"), Console(quiet=True)
-    training = trainer.Trainer(options, tmp_path / "run", prepared, cpu, quiet)
-    model = training.model.eval()
+    state = TrainingState(options, prepared, torch.device("cpu"))
+    model, updater = state.model.eval(), Updater(state)
 
     def expected(split: str) -> Tensor:
         text = prepared.splits[split]
@@ -90,12 +90,12 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
     with torch.no_grad():
         wanted = expected("train")
         for _ in range(len(wanted) // 7):
-            output = training._read(training.streams.next())
-            training.memory = output.memory
+            output = updater.read(state.streams.next())
+            state.memory = output.memory
             found.append(output.losses[0])
         wanted = wanted[: 7 * len(found)]
         torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5)
         wanted = expected("validation")
     some = dataclasses.replace(options.train, evaluate_tokens=len(wanted))
-    training.config = dataclasses.replace(options, train=some)
-    assert training.score(1).nats == pytest.approx(wanted.sum().item(), rel=1e-4)
+    state.config = dataclasses.replace(options, train=some)
+    assert Validation(state).score(1).nats == pytest.approx(wanted.sum().item(), rel=1e-4)

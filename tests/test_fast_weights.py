@@ -25,7 +25,7 @@ from memspan.models.fast_weights.model import FastWeightsReader
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
-from memspan.training import start, trainer
+from memspan.training import start, updates
 from memspan.training.options import OptimConfig, TrainConfig
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -454,9 +454,9 @@ def test_resume_continues_bit_for_bit(
         train=loop,
     )
     start.train(config, Path("whole"))
-    original, calls = trainer.Trainer.update, 0
+    original, calls = updates.Updater.update, 0
 
-    def update(self: trainer.Trainer) -> Tensor:
+    def update(self: updates.Updater) -> Tensor:
         nonlocal calls
         calls += 1
         if calls == 8:
@@ -464,7 +464,7 @@ def test_resume_continues_bit_for_bit(
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "update", update)
+        patch.setattr(updates.Updater, "update", update)
         with pytest.raises(RuntimeError, match="power cut"):
             start.train(config, Path("cut"))
     start.resume(Path("cut"))

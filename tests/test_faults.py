@@ -33,9 +33,8 @@ from memspan.files.bytes import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, config_files
-from memspan.runs.claim import claim
 from memspan.runs.options import RunConfig
-from memspan.training import start, trainer
+from memspan.training import metrics, saves, start, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 
 QUIET = Console(quiet=True)
@@ -106,7 +105,7 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
 def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
     start.train(OPTIONS, Path("whole"))
     expected = content(Path("whole"))
-    original = trainer.Trainer.save
+    original = saves.Saves.save
 
     def until(cut: int, work: Callable[[], None]) -> int:
         """Power goes before operation ``cut`` of the last save; how many were made."""
@@ -118,12 +117,12 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
                 raise PowerCut
             done += 1
 
-        def save(self: trainer.Trainer) -> None:
-            with operations(count) if self.step == 6 else nullcontext():
+        def save(self: saves.Saves) -> None:
+            with operations(count) if self._state.step == 6 else nullcontext():
                 original(self)
 
         with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
-            patch.setattr(trainer.Trainer, "save", save)
+            patch.setattr(saves.Saves, "save", save)
             work()
         return done
 
@@ -238,7 +237,7 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
     start.train(options, Path("r"))
     scores = {
         r["step"]: r["validation_nats_per_token"]
-        for r in trainer.metrics.read(Path("r/metrics.jsonl"))
+        for r in metrics.read(Path("r/metrics.jsonl"))
         if "validation_nats_per_token" in r
     }
     assert set(scores) == {3, 6, 7}
@@ -247,7 +246,7 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
 
 def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
+        patch.setattr(updates.Updater, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
         with pytest.raises(PowerCut):
             start.train(OPTIONS, Path("r"))
     with pytest.raises(MemspanError, match="start it again with memspan train --preset r/config"):
@@ -268,29 +267,15 @@ def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() ->
     assert published.read_bytes() == good
 
 
-def test_a_run_without_weights_says_what_to_do() -> None:
-    start.train(OPTIONS, Path("r"))
-    Path("r/model.safetensors").unlink()
-    with pytest.raises(MemspanError, match=r"is missing: restore it, or .* memspan export r$"):
-        memspan.load("r")
-    with claim(Path("r")):
-        checkpoints.export(Path("r"))
-    assert memspan.load("r").step
-    Path("r/model.safetensors").unlink()
-    shutil.rmtree("r/checkpoints")
-    with pytest.raises(MemspanError, match=r"no checkpoint yet.*--preset r/config\.toml --out r$"):
-        memspan.load("r")
-
-
 def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are damaged under both their names, and the newest checkpoint is whole."""
-    original = trainer.Trainer.score
+    original = validation.Validation.score
 
-    def worse(self: trainer.Trainer, batch_size: int) -> Any:
+    def worse(self: validation.Validation, batch_size: int) -> Any:
         scores = original(self, batch_size)
-        return dataclasses.replace(scores, nats=scores.tokens * self.step)
+        return dataclasses.replace(scores, nats=scores.tokens * self.state.step)
 
-    monkeypatch.setattr(trainer.Trainer, "score", worse)
+    monkeypatch.setattr(validation.Validation, "score", worse)
     start.train(OPTIONS, Path("r"))
     assert memspan.load("r").step == 3
     folder = Path("r/checkpoints/step-00000003")
@@ -334,15 +319,15 @@ def test_metrics_that_changed_are_told_and_training_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start.train(OPTIONS, Path("whole"))
-    original = trainer.Trainer.update
+    original = updates.Updater.update
 
-    def update(self: trainer.Trainer) -> torch.Tensor:
-        if self.step == 5:
+    def update(self: updates.Updater) -> torch.Tensor:
+        if self.state.step == 5:
             raise PowerCut
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "update", update)
+        patch.setattr(updates.Updater, "update", update)
         with pytest.raises(PowerCut):
             start.train(OPTIONS, Path("r"))
     shutil.copytree("r", "untouched")

@@ -24,8 +24,9 @@ from memspan.runs import checkpoints, history, state_file
 from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
-from memspan.training import start, trainer
+from memspan.training import metrics, start, updates
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.state import TrainingState
 
 QUIET = Console(quiet=True)
 TEXT = "memory is what remains of what was read. " * 30
@@ -59,14 +60,14 @@ def during(
     monkeypatch: pytest.MonkeyPatch, events: dict[int, Callable[[], None]], out: str = "r"
 ) -> None:
     """Train in ``out``; ``events`` happen after so many steps, each once."""
-    original, left = trainer.Trainer.update, dict(events)
+    original, left = updates.Updater.update, dict(events)
 
-    def update(self: trainer.Trainer) -> torch.Tensor | None:
-        left.pop(self.step, lambda: None)()
+    def update(self: updates.Updater) -> torch.Tensor | None:
+        left.pop(self.state.step, lambda: None)()
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "update", update)
+        patch.setattr(updates.Updater, "update", update)
         start.train(OPTIONS, Path(out), console=Console(width=500))
 
 
@@ -160,8 +161,8 @@ def test_a_folder_that_is_moved_while_training_is_followed(
     assert not list(Path().rglob("r/**/.*"))
     start.resume(Path("moved"))
     assert_same("moved", "whole")
-    steps = [r["step"] for r in trainer.metrics.read(Path("moved/metrics.jsonl"))]
-    assert steps == [r["step"] for r in trainer.metrics.read(Path("whole/metrics.jsonl"))]
+    steps = [r["step"] for r in metrics.read(Path("moved/metrics.jsonl"))]
+    assert steps == [r["step"] for r in metrics.read(Path("whole/metrics.jsonl"))]
 
 
 def test_a_folder_that_is_deleted_while_training_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,10 +265,10 @@ def test_runs_that_recorded_their_training_tokens_only_go_on(
     with monkeypatch.context() as patch:
         # As before there was more.
         patch.setattr(
-            trainer.TrainingState,
-            "taken",
-            lambda self, taken=trainer.TrainingState.taken: dataclasses.replace(
-                found := taken(self),
+            TrainingState,
+            "snapshot",
+            lambda self, folder, snapshot=TrainingState.snapshot: dataclasses.replace(
+                found := snapshot(self, folder),
                 state=found.state | {"corpus": found.state["corpus"]["train"]["tokens"]},
             ),
         )
@@ -350,7 +351,7 @@ def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> N
     assert saved["environment"]["precision"] == "bfloat16"
     # Four segments of 4, and two steps of two segments of 8.
     assert saved["streams"]["tokens_read"] == 4 * 4 + 2 * 2 * 8
-    last = trainer.metrics.read(Path("r/metrics.jsonl"))[-1]
+    last = metrics.read(Path("r/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"]) == (6, 2 * saved["streams"]["tokens_read"])
 
 
@@ -370,7 +371,7 @@ def test_a_crash_while_options_change_is_recovered(
 
     with monkeypatch.context() as patch:
         patch.setattr(Claim, "write", writing)
-        patch.setattr(trainer.Trainer, "update", lambda self: cut())
+        patch.setattr(updates.Updater, "update", lambda self: cut())
         with pytest.raises(PowerCut):
             start.resume(Path("r"), config=options(steps=12))
     memspan.load("r")

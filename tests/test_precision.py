@@ -28,8 +28,9 @@ from memspan.runs import checkpoints
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.training import precision as training_precision
-from memspan.training import start, trainer
+from memspan.training import start, trainer, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.state import TrainingState
 
 CPU = torch.device("cpu")
 SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -215,11 +216,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {
 
 def options(name: str = "transformer-xl", **loop: Any) -> RunConfig[Any]:
     architecture, more, embedding = ARCHITECTURES[name]
-    known = {field.name for field in dataclasses.fields(MODELS[architecture])}
-    small = {name: n for name, n in (SMALL | {"memory_length": 4}).items() if name in known}
+    sizes = SMALL | more | ({} if architecture == "fast-weights" else {"memory_length": 4})
     return RunConfig(
         architecture=architecture,  # type: ignore[arg-type]
-        model=MODELS[architecture](**small | more),
+        model=MODELS[architecture](**sizes),
         embedding=embedding,
         data=DataConfig(corpus="text.txt"),
         optim=OptimConfig(warmup_steps=2),
@@ -227,9 +227,9 @@ def options(name: str = "transformer-xl", **loop: Any) -> RunConfig[Any]:
     )
 
 
-def trainer_of(config: RunConfig[Any]) -> trainer.Trainer:
+def state_of(config: RunConfig[Any]) -> TrainingState:
     prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
-    return trainer.Trainer(config, Path("r"), prepared, CPU, Console(quiet=True))
+    return TrainingState(config, prepared, CPU)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -237,15 +237,16 @@ def test_training_in_bfloat16(name: str) -> None:
     """Three updates: losses near float32's, weights, gradients and memory in float32."""
     losses: dict[str, list[Tensor]] = {}
     for products in ("float32", "bfloat16"):
-        trainer = trainer_of(options(name, precision=products))
+        state = state_of(options(name, precision=products))
+        updater = updates.Updater(state)
         losses[products] = []
         for _ in range(3):
-            loss = trainer.update()
+            loss = updater.update()
             assert loss is not None
             losses[products].append(loss)
-        read = [*trainer.memory.tensors().values(), *trainer.model.parameters()]
+        read = [*state.memory.tensors().values(), *state.model.parameters()]
         assert {t.dtype for t in read if t.is_floating_point()} == {torch.float32}
-        assert trainer.environment()["precision"] == products
+        assert state.environment()["precision"] == products
     expected, found = (torch.stack(each) for each in losses.values())
     assert not torch.equal(expected, found)
     torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
@@ -253,19 +254,19 @@ def test_training_in_bfloat16(name: str) -> None:
 
 def test_all_of_an_update_is_computed_as_asked() -> None:
     """Forward and backward; the setting outside is another, and stays."""
-    trainer, seen = trainer_of(options(matmul_precision="medium")), []
+    state, seen = state_of(options(matmul_precision="medium")), []
 
     def look(*_: Any) -> None:
         seen.append(torch.get_float32_matmul_precision())
 
-    trainer.model.embedding.register_forward_hook(look)
-    for parameter in trainer.model.parameters():
+    state.model.embedding.register_forward_hook(look)
+    for parameter in state.model.parameters():
         parameter.register_hook(look)
-    trainer.update()
+    updates.Updater(state).update()
     assert len(seen) > 2
     trained = len(seen)
-    trainer.score(2)
-    trainer.sample(1)
+    validation.Validation(state).score(2)
+    validation.Validation(state).sample(1)
     assert len(seen) > trained + 1
     assert set(seen) == {"medium"}
 
@@ -300,8 +301,8 @@ def test_runs_from_before_the_option(
 
     with monkeypatch.context() as patch:
         patch.setattr(start, "without_auto", lambda options, *_: options)
-        patch.setattr(checkpoints, "to_toml", old_toml)
-        patch.setattr(trainer.Trainer, "_stopping", lambda self: self.step == 2)
+        patch.setattr("memspan.runs.run.to_toml", old_toml)
+        patch.setattr(trainer.Trainer, "_is_stopping", lambda self: self.state.step == 2)
         start.train(options(save_every=1), Path("r"))
     assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
     assert "matmul" not in Path("r/config.toml").read_text()

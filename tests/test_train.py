@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 import memspan
+from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
@@ -26,11 +27,17 @@ from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
 from memspan.runs.claim import claim
+from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
 from memspan.runs.run import create
-from memspan.training import start, trainer
-from memspan.training.optimisation import adamw, learning_rate
+from memspan.training import metrics, start, updates, validation
+from memspan.training.loggers import Record, loggers
+from memspan.training.optimisers import optimiser_for
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.saves import Saves
+from memspan.training.schedule import learning_rate
+from memspan.training.state import TrainingState
+from memspan.training.summary import prompt_from
 
 MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
 COMPRESSIVE = CompressiveConfig(
@@ -103,9 +110,9 @@ def test_resume_continues_bit_for_bit(
 ) -> None:
     options = config(model, **loop)
     start.train(options, Path("whole"))
-    original, calls = trainer.Trainer.update, 0
+    original, calls = updates.Updater.update, 0
 
-    def update(self: trainer.Trainer) -> torch.Tensor:
+    def update(self: updates.Updater) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 15:
@@ -113,7 +120,7 @@ def test_resume_continues_bit_for_bit(
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "update", update)
+        patch.setattr(updates.Updater, "update", update)
         with pytest.raises(RuntimeError, match="power cut"):
             start.train(options, Path("cut"))
     start.resume(Path("cut"))
@@ -123,7 +130,7 @@ def test_resume_continues_bit_for_bit(
     ).read_bytes()
 
     def losses(folder: str) -> list[tuple[object, ...]]:
-        records = trainer.metrics.read(Path(folder) / "metrics.jsonl")
+        records = metrics.read(Path(folder) / "metrics.jsonl")
         return [(r["step"], r.get("validation_nats_per_token")) for r in records]
 
     assert losses("whole") == losses("cut")
@@ -171,15 +178,15 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
 def test_an_interrupt_saves_and_resumes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = config()
     start.train(options, Path("whole"))
-    original = trainer.Trainer.update
+    original = updates.Updater.update
 
-    def update(self: trainer.Trainer) -> torch.Tensor:
-        if self.step == 10:
+    def update(self: updates.Updater) -> torch.Tensor:
+        if self.state.step == 10:
             os.kill(os.getpid(), getattr(signal, name))
         return original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "update", update)
+        patch.setattr(updates.Updater, "update", update)
         start.train(options, Path("cut"))
     assert checkpoints.latest(Path("cut")).state["step"] == 11
     start.resume(Path("cut"))
@@ -189,14 +196,14 @@ def test_an_interrupt_saves_and_resumes(name: str, monkeypatch: pytest.MonkeyPat
 def test_a_loss_that_is_not_finite_keeps_the_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = trainer.Trainer.update
+    original = updates.Updater.update
 
-    def update(self: trainer.Trainer) -> torch.Tensor:
-        if self.step == 13:
-            next(self.model.parameters()).data.fill_(float("nan"))
+    def update(self: updates.Updater) -> torch.Tensor:
+        if self.state.step == 13:
+            next(self.state.model.parameters()).data.fill_(float("nan"))
         return original(self)
 
-    monkeypatch.setattr(trainer.Trainer, "update", update)
+    monkeypatch.setattr(updates.Updater, "update", update)
     with pytest.raises(MemspanError, match="not finite at step 14"):
         start.train(config(), Path("r"))
     saved = checkpoints.latest(Path("r")).load()
@@ -225,13 +232,13 @@ def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) 
 
 def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
-    original = trainer.Trainer.score
+    original = validation.Validation.score
 
-    def score(self: trainer.Trainer, batch_size: int) -> object:
+    def score(self: validation.Validation, batch_size: int) -> object:
         got = original(self, batch_size)
         return dataclasses.replace(got, nats=next(scores) * got.tokens)
 
-    monkeypatch.setattr(trainer.Trainer, "score", score)
+    monkeypatch.setattr(validation.Validation, "score", score)
     start.train(config(evaluate_every=4, steps=20), Path("r"))
     steps = sorted(int(p.name[5:]) for p in (Path("r") / "checkpoints").iterdir())
     assert steps == [4, 16, 20]
@@ -266,53 +273,51 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
 ) -> None:
     """Over the tokens of all accumulated segments, however many each of them scores."""
     model = dataclasses.replace(model, dropout=0.0)  # type: ignore[type-var]
-    trainer = trainer_of(config(model, accumulate=3))
-    trainer.config = dataclasses.replace(trainer.config, optim=OptimConfig(clip_norm=0))
+    updater = updater_of(config(model, accumulate=3))
+    updater.state.config = dataclasses.replace(updater.state.config, optim=OptimConfig(clip_norm=0))
     for _ in range(2):
-        trainer.update()
+        updater.update()
     segments = []
     for n in range(3):
-        segment = trainer.streams.next()
+        segment = updater.state.streams.next()
         targets = segment.targets.clone()
         targets[:, : 3 * n] = -100
         segments.append(dataclasses.replace(segment, targets=targets))
-    losses, auxiliary, memory = [], [], trainer.memory
+    losses, auxiliary, memory = [], [], updater.state.memory
     for segment in segments:
-        output = trainer.model(segment.inputs, memory, targets=segment.targets)
+        output = updater.state.model(segment.inputs, memory, targets=segment.targets)
         memory = output.memory.detach()
         losses.append(output.losses[segment.targets != -100])
         auxiliary.append(output.auxiliary_loss)
     mean = torch.cat(losses).mean()
-    parameters = dict(trainer.model.named_parameters())
+    parameters = dict(updater.state.model.named_parameters())
     total = mean + torch.stack(auxiliary).mean()
     wanted = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
 
     found = {}
     spy = lambda: found.update({n: p.grad for n, p in parameters.items()})  # noqa: E731
-    monkeypatch.setattr(trainer.optimizer, "step", spy)
-    monkeypatch.setattr(trainer.streams, "next", iter(segments).__next__)
-    loss = trainer.update()
+    monkeypatch.setattr(updater.state.optimizer, "step", spy)
+    monkeypatch.setattr(updater.state.streams, "next", iter(segments).__next__)
+    loss = updater.update()
     torch.testing.assert_close(loss, mean.detach())
     for name, gradient in zip(parameters, wanted, strict=True):
         torch.testing.assert_close(found[name], gradient, msg=name)
 
 
-def test_a_trainer_saves_before_it_trains() -> None:
-    trainer = trainer_of(config())
-    with pytest.raises(MemspanError, match="does not hold the folder run"):
-        trainer.save()
-    with claim(Path("run")) as trainer.claim:
-        create(trainer.claim, trainer.config, trainer.prepared.tokenizer)
-        trainer.save()
+def test_a_run_is_saved_before_it_is_trained() -> None:
+    state = updater_of(config()).state
+    with claim(Path("run")) as claimed:
+        create(claimed, state.config, state.prepared.tokenizer)
+        Saves(state, Path("run"), claimed, Console(quiet=True)).save()
     assert memspan.load("run").step == 0
 
 
 def test_weight_decay_is_for_matrices_and_tables() -> None:
     """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
-    trainer = trainer_of(config())
+    updater = updater_of(config())
     options = OptimConfig(learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95)
-    optimizer = adamw(trainer.model, options)
-    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    optimizer = optimiser_for(updater.state.model, options)
+    names = {id(p): name for name, p in updater.state.model.named_parameters()}
     decay = {
         names[id(p)]: group["weight_decay"]
         for group in optimizer.param_groups
@@ -325,11 +330,11 @@ def test_weight_decay_is_for_matrices_and_tables() -> None:
     assert decay["backbone.content_bias"] == decay["head.biases.0"] == 0
     assert decay["backbone.layers.1.attention_norm.weight"] == 0
     assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    for p in trainer.model.parameters():
+    before = {name: p.detach().clone() for name, p in updater.state.model.named_parameters()}
+    for p in updater.state.model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
-    for name, p in trainer.model.named_parameters():
+    for name, p in updater.state.model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * decay[name]))
 
 
@@ -339,18 +344,18 @@ def test_effective_batches_grow() -> None:
     options = config(steps=6, evaluate_every=0, **loop)
     assert [options.train.segments_read(n) for n in range(7)] == [0, 2, 4, 6, 11, 16, 21]
     start.train(options, Path("run"))
-    last = trainer.metrics.read(Path("run/metrics.jsonl"))[-1]
+    last = metrics.read(Path("run/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"]) == (6, 21 * 2 * 8)
     streams = checkpoints.latest(Path("run")).state["streams"]
-    training = trainer_of(config(steps=6))
+    training = updater_of(config(steps=6)).state
     for _ in range(21):
         training.streams.next()
     assert streams == training.streams.state_dict()
 
 
-def trainer_of(options: RunConfig) -> trainer.Trainer:  # type: ignore[type-arg]
+def updater_of(options: RunConfig) -> updates.Updater:  # type: ignore[type-arg]
     prepared = prepare("text.txt", "characters", None)
-    return trainer.Trainer(options, Path("run"), prepared, torch.device("cpu"), quiet())
+    return updates.Updater(TrainingState(options, prepared, torch.device("cpu")))
 
 
 def test_an_architecture_and_a_config_that_differ() -> None:
@@ -362,36 +367,36 @@ def test_an_architecture_and_a_config_that_differ() -> None:
 def test_gradients_through_several_segments(segments: int) -> None:
     """Only by way of memory does the task reach the compression."""
     model = dataclasses.replace(COMPRESSIVE, auxiliary_loss="none", task_gradient=True)
-    trainer = trainer_of(config(model, accumulate=4, gradient_segments=segments))
-    compression = trainer.model.backbone.auxiliary_parameters()
+    updater = updater_of(config(model, accumulate=4, gradient_segments=segments))
+    compression = updater.state.model.backbone.auxiliary_parameters()
     before = [p.detach().clone() for p in compression]
     for _ in range(3):
-        trainer.update()
+        updater.update()
     moved = [
         not torch.equal(p, old) for p, old in zip(compression, before, strict=True) if p.dim() == 1
     ]
     # Matrices move by weight decay alone.
     assert all(moved) if segments == 2 else not any(moved)
-    assert not any(t.requires_grad for t in trainer.memory.tensors().values())
+    assert not any(t.requires_grad for t in updater.state.memory.tensors().values())
 
 
 def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the task's gradients are, the compression's are clipped by their own norm."""
-    trainer = trainer_of(config(COMPRESSIVE))
+    updater = updater_of(config(COMPRESSIVE))
     norms = []
-    step = trainer.optimizer.step
+    step = updater.state.optimizer.step
 
     def spy() -> None:
-        for group in trainer.model.clip_groups():
+        for group in updater.state.model.clip_groups():
             gradients = [p.grad.norm() for p in group if p.grad is not None]
             norms.append(torch.stack(gradients).norm().item() if gradients else 0.0)
         step()
 
-    monkeypatch.setattr(trainer.optimizer, "step", spy)
-    for parameter in trainer.model.backbone.auxiliary_parameters():
+    monkeypatch.setattr(updater.state.optimizer, "step", spy)
+    for parameter in updater.state.model.backbone.auxiliary_parameters():
         parameter.register_hook(lambda g: g * 1e6)
     for _ in range(3):
-        trainer.update()
+        updater.update()
     task, auxiliary = norms[-2:]
     assert auxiliary == pytest.approx(1.0, rel=1e-3)
     assert task > 0.3
@@ -401,7 +406,7 @@ def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_statistics_are_logged_and_drawn() -> None:
     """Per layer, in training and at validation; the shares of attention as a picture."""
     start.train(config(COMPRESSIVE), Path("run"))
-    records = trainer.metrics.read(Path("run/metrics.jsonl"))
+    records = metrics.read(Path("run/metrics.jsonl"))
     validations = [r for r in records if "validation_bits_per_byte" in r]
     for record in validations:
         for layer in (1, 2):
@@ -418,7 +423,7 @@ def test_training_learns() -> None:
     start.train(config(steps=60, evaluate_every=60), Path("r"))
     losses = [
         r["train_nats_per_token"]
-        for r in trainer.metrics.read(Path("r/metrics.jsonl"))
+        for r in metrics.read(Path("r/metrics.jsonl"))
         if "train_nats_per_token" in r
     ]
     assert losses[-1] < losses[0] - 0.2
@@ -428,19 +433,20 @@ def test_tensorboard_gets_the_metrics() -> None:
     pytest.importorskip("tensorboard")
     # A process of its own: what tensorboard warns of is not ours to fix.
     program = (
-        "from pathlib import Path; from memspan.training.metrics import Metrics\n"
-        "m = Metrics(Path('r'), 'tensorboard'); m.log(1, loss=2.0); m.close()"
+        "from pathlib import Path; from memspan.training.loggers import loggers\n"
+        "for logger in loggers(Path('r'), ['tensorboard'], 0):\n"
+        "    logger.log(1, {'loss': 2.0, 'bits': None}); logger.close()"
     )
     Path("r").mkdir()
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert list(Path("r/tensorboard").iterdir())
-    assert trainer.metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0}]
+    assert metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0, "bits": None}]
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(MemspanError, match=r"memspan\[trackio\]"):
-        trainer.metrics.Metrics(Path(), "trackio")
+        loggers(Path(), ["trackio"], 0)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +460,7 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_the_proposed_prompt_is_from_the_text(text: bytes, prompt: str) -> None:
-    assert trainer.prompt_from(text) == prompt
+    assert prompt_from(text) == prompt
 
 
 def test_training_from_python_is_quiet_and_returns_the_folder(
@@ -470,3 +476,69 @@ def test_training_from_python_is_quiet_and_returns_the_folder(
     assert memspan.load(warm).step == 2
     assert checkpoints.latest(folder).state["step"] == 3
     assert capfd.readouterr() == ("", "")
+
+
+def test_several_trackers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets what metrics.jsonl gets; the options name them, and files of older versions one."""
+    logged: dict[str, list[tuple[int, Record]]] = {"tensorboard": [], "trackio": []}
+
+    class Tracker:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def log(self, step: int, record: Record) -> None:
+            logged[self.name].append((step, record))
+
+        def close(self) -> None:
+            logged[self.name].append((-1, {}))
+
+    made = {name: lambda folder, name=name: Tracker(name) for name in logged}
+    monkeypatch.setattr("memspan.training.loggers.TRACKERS", made)
+    sizes = ["--model.n-layers=1", "--model.d-model=8", "--model.n-heads=1", "--model.d-ff=8"]
+    loop = ["--train.steps=2", "--train.batch-size=2", "--train.segment-length=4"]
+    rest = ["--train.sample-tokens=0", "--train.evaluate-tokens=16", "--data.corpus=text.txt"]
+    trackers = ["--train.tracker", "tensorboard", "trackio"]
+    cli.main(["train", *sizes, *loop, *rest, *trackers, "--out", "r"])
+    records = metrics.read(Path("r/metrics.jsonl"))
+    assert len(records) == 2
+    for name in logged:
+        *written, closed = logged[name]
+        assert [{"step": step, **record} for step, record in written] == records
+        assert closed == (-1, {})
+    file = Path("r/config.toml")
+    assert read_config(file).train.tracker == ("tensorboard", "trackio")
+    new = file.read_text()
+    for old, names in (('"none"', ()), ('"trackio"', ("trackio",))):
+        file.write_text(new.replace('["tensorboard", "trackio"]', old))
+        assert read_config(file).train.tracker == names
+    file.write_text(new.replace('"trackio"]', '"--out=elsewhere"]'))
+    with pytest.raises(MemspanError, match="tracker"):
+        read_config(file)
+
+
+def test_a_state_comes_back_from_its_snapshot() -> None:
+    """Weights, moments, memory, place in the text, counts and scores; then updates are the same."""
+    updater = updater_of(config(accumulate=2))
+    state = updater.state
+    for _ in range(3):
+        updater.update()
+    state.note_score(2.0)
+    state.note_score(3.0)
+    saved = state.snapshot(Path())
+    saved = dataclasses.replace(
+        saved,
+        **{
+            n: {k: t.clone() for k, t in getattr(saved, n).items()} for n in ("weights", "training")
+        },
+    )
+    expected = [updater.update() for _ in range(2)]
+    again = updater_of(config(accumulate=2, seed=5))
+    again.state.restore(saved, Path("run"))
+    assert (again.state.step, again.state.best, again.state.best_step) == (3, 2.0, 3)
+    assert again.state.is_best
+    assert [again.update() for _ in range(2)] == expected
+    moments = dict(saved.training)
+    name = next(n for n in moments if n.endswith("exp_avg"))
+    moments[name] = moments[name].double()
+    with pytest.raises(MemspanError, match=r"optimiser's state of .* has another form"):
+        again.state.restore(dataclasses.replace(saved, training=moments), Path("run"))

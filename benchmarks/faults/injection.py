@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from memspan.training import trainer
+from memspan.training.saves import Saves
+from memspan.training.updates import Updater
 
 
 def at_operations(before: Callable[[str], None]) -> None:
@@ -42,14 +43,14 @@ def in_saves(which: Callable[[int], bool], fault: Callable[[str], None]) -> Call
             if inside:
                 fault(name)
 
-        def save(self: trainer.Trainer) -> None:
+        def save(self: Saves) -> None:
             nonlocal inside
-            inside = which(self.step)
+            inside = which(self._state.step)
             original(self)
             inside = False
 
-        original = trainer.Trainer.save
-        trainer.Trainer.save = save  # type: ignore[method-assign]
+        original = Saves.save
+        Saves.save = save  # type: ignore[method-assign]
         at_operations(before)
 
     return hook
@@ -81,13 +82,13 @@ def failing(number: int) -> Callable[[str], None]:
 
 def stop_at(step: int) -> Callable[[], None]:
     def hook() -> None:
-        original = trainer.Trainer.update
+        original = Updater.update
 
-        def update(self: trainer.Trainer) -> Any:
-            if self.step == step:
+        def update(self: Updater) -> Any:
+            if self.state.step == step:
                 die()
             return original(self)
 
-        trainer.Trainer.update = update  # type: ignore[method-assign]
+        Updater.update = update  # type: ignore[method-assign]
 
     return hook

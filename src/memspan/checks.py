@@ -98,10 +98,10 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def at_least(low: float, config: object, *names: str) -> None:
-    """Refuse a number below ``low`` in any of the options ``names``; None is accepted."""
+    """Refuse a number below ``low`` in any of the options ``names``."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < low:
+        if value < low:
             raise MemspanError(f"{name} must be at least {low}, not {value}")
 
 

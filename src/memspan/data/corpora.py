@@ -81,6 +81,8 @@ class CorpusRow:
     name: str
     about: str
     splits: tuple[str, ...]
+    ready: bool
+    """Nothing has to be downloaded."""
     state: str
     """Where it is, or how to get it."""
 
@@ -180,7 +182,8 @@ def list_corpora() -> list[CorpusRow]:
             state = f"downloaded: {source.path}"
         else:
             state = f"downloaded on first use, or put {source.url} at {source.path}"
-        rows.append(CorpusRow(name, corpus.about, corpus.splits, state))
+        ready = source is None or source.path.exists()
+        rows.append(CorpusRow(name, corpus.about, corpus.splits, ready, state))
     return rows
 
 

@@ -21,10 +21,10 @@ Parallel = Literal["ddp", "fsdp"]
 
 
 class Passes:
-    """In one process: the model itself."""
+    """Passes in one process: the model itself."""
 
     sharded = False
-    """Whether a pass needs all processes, each with the same number of passes."""
+    """Whether a forward is collective: all processes must run equally many."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -34,13 +34,13 @@ class Passes:
     ) -> Output:
         return self.model(tokens, memory, targets=targets, starts=starts)
 
-    def exchange(self, now: bool) -> AbstractContextManager[Any]:
-        """Passes within and their backward passes: average their gradients over processes now?"""
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+        """Whether backward inside averages gradients over processes or only accumulates them."""
         return nullcontext()
 
     @property
     def scored(self) -> Any:
-        """What :func:`memspan.evaluate.evaluate` and readers may use as the model."""
+        """The model as evaluation and generation use it."""
         return self.model
 
 
@@ -51,13 +51,13 @@ class ReplicatedPasses(Passes):
         from torch.nn.parallel import DistributedDataParallel
 
         super().__init__(model)
-        # Some options leave parameters without a gradient. Buffers are the same everywhere from the
-        # start; memory is none of them.
+        # Some options leave parameters without a gradient. Buffers, which memory is not among, are the
+        # same in all processes from the start.
         with warnings.catch_warnings():
-            # Newer releases have another name for it, older ones only this.
+            # The newer name for broadcast_buffers is missing in older releases.
             warnings.simplefilter("ignore", FutureWarning)
             self._wrapped = DistributedDataParallel(
-                _Visible(model), find_unused_parameters=True, broadcast_buffers=False
+                _LossOnly(model), find_unused_parameters=True, broadcast_buffers=False
             )
 
     def __call__(
@@ -65,13 +65,12 @@ class ReplicatedPasses(Passes):
     ) -> Output:
         return self._wrapped(tokens, memory, targets, starts)[-1].output
 
-    def exchange(self, now: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if now else self._wrapped.no_sync()
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if enabled else self._wrapped.no_sync()
 
 
-class _Visible(nn.Module):
-    """Shows DDP only what the loss is made of: a parameter that no more than memory was computed with
-    gets no gradient in this pass, and must not be waited for."""
+class _LossOnly(nn.Module):
+    """Exposes only what the loss depends on: DDP must not wait for parameters used for memory alone."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -81,11 +80,11 @@ class _Visible(nn.Module):
         self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
     ) -> tuple[Any, ...]:
         output = self.model(tokens, memory, targets=targets, starts=starts)
-        return output.losses, output.auxiliary_loss, _Hidden(output)
+        return output.losses, output.auxiliary_loss, _Opaque(output)
 
 
-class _Hidden:
-    """Not a dataclass, which DDP would search for tensors."""
+class _Opaque:
+    """Hides an output from DDP, which searches dataclasses for tensors."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
@@ -101,16 +100,13 @@ class ShardedPasses(Passes):
 
         super().__init__(model)
         self._empty = model.initial_memory(1)
-        # Nothing here changes in place what a pass returned. For good: saves run in another thread,
-        # and Python's filters are for all.
-        warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")
         for unit in model.units():
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
 
-    def exchange(self, now: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         module: Any = self.model
-        module.set_requires_gradient_sync(now)
+        module.set_requires_gradient_sync(enabled)
         return nullcontext()
 
     @property
@@ -119,7 +115,7 @@ class ShardedPasses(Passes):
 
 
 class _Sharded:
-    """A sharded model for scoring and generating: whole passes only, in which all processes join."""
+    """A sharded model for scoring and generating: whole passes, each run by all processes."""
 
     def __init__(self, model: LanguageModel, empty: Memory) -> None:
         self._model, self._empty = model, empty
@@ -146,14 +142,14 @@ class _Sharded:
         starts: Tensor | None = None,
     ) -> Output:
         output: Output = self._model(tokens, memory, targets=targets, starts=starts)
-        # The outermost parameters stay collected after a pass, for a backward pass that never comes.
+        # The outermost parameters stay gathered after a pass, for a backward that never comes.
         module: Any = self._model
         module.reshard()
         return output
 
 
 class _ShardedReader:
-    """As :class:`memspan.models.Reader`, but nothing is kept beside the memory."""
+    """Like :class:`memspan.models.Reader`, but with no state beside the memory."""
 
     def __init__(self, model: LanguageModel, memory: Memory, precision: Precision | None) -> None:
         self._model, self.memory, self._precision = model, memory, precision
@@ -172,7 +168,7 @@ class _ShardedReader:
 
 
 def passes(model: LanguageModel, kind: Parallel, mesh: DeviceMesh | None) -> Passes:
-    """``mesh``: all processes (None: there is one)."""
+    """The passes of ``model``; ``mesh``: all processes (None: there is one)."""
     if mesh is None:
         return Passes(model)
     return ShardedPasses(model, mesh) if kind == "fsdp" else ReplicatedPasses(model)

@@ -1,16 +1,18 @@
-"""The processes of a run: who this one is, which rows are its own, and what all must agree on.
+"""The processes of a run: which one this is, which rows are its own, and what all must agree on.
 
-Every process reads the same text and keeps the whole of a batch's tokens; of the rows, their memories
-and the losses it has a contiguous share. With one process nothing is exchanged and every function
+Every process reads the same text and holds all tokens of a batch; of the rows, their memories and
+their losses it has a contiguous share. A single process communicates with nobody: every function
 returns what it was given.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,22 +26,22 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from memspan.distributed.reports import BY_US, LOST
+from memspan.distributed.reports import BY_US, LAUNCHER_NUMBERS, LOST, agree_on_failures, is_worker
 from memspan.errors import MemspanError
 
-if TYPE_CHECKING:  # a second to import, which one process does not need
+if TYPE_CHECKING:  # takes a second to import, which one process does not need
     from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = timedelta(hours=12)
 """How long a process waits for the others: one of them may be scoring or writing meanwhile."""
 PARENT_CHECK_SECONDS = 0.2
+"""How often a process checks that its launcher still runs."""
 
 T = TypeVar("T")
-_failures: Callable[[], bool] | None = None
 
 
 class LostProcessError(MemspanError):
-    """Another process of the run has ended; why, is said there."""
+    """Another process of the run has ended. That process reports the cause."""
 
     status = LOST
 
@@ -53,11 +55,11 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that speaks and keeps the run's folder."""
+        """Rank 0: prints and writes the run folder."""
         return self.rank == 0
 
     def rows(self, batch_size: int) -> slice:
-        """The rows of a batch that are this process's.
+        """This process's rows of a batch.
 
         Raises:
             MemspanError: they cannot be shared out evenly.
@@ -82,7 +84,7 @@ class Processes:
         return self._summed(torch.tensor(number, dtype=torch.float64)).item()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process."""
+        """Whether ``flag`` is set in any process."""
         return flag if self.size == 1 else self.total(float(flag)) > 0
 
     def all_rows(self, x: Tensor) -> Tensor:
@@ -94,7 +96,7 @@ class Processes:
         return torch.cat(parts)
 
     def of_first(self, value: T) -> T:
-        """The first process's ``value``, in all."""
+        """The first process's ``value``, in all processes."""
         if self.size == 1:
             return value
         values = [value]
@@ -102,18 +104,18 @@ class Processes:
         return values[0]
 
     def in_turn(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns; the first process calls it before the others do."""
+        """Call ``function`` in the first process, then in the others, such as to fill a cache once."""
         if self.first:
             result = function()
         self.wait()
         return result if self.first else function()
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes call this."""
         self.any(False)
 
     def mesh(self, device: torch.device) -> DeviceMesh:
-        """All processes in a line."""
+        """A one-dimensional mesh of all processes."""
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh(device.type, (self.size,))
@@ -128,19 +130,19 @@ ALONE = Processes()
 
 
 def sharded(rows: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This process's rows as its part of one tensor with all rows, a DTensor."""
+    """A DTensor of all rows, of which ``rows`` are this process's shard."""
     from torch.distributed.tensor import DTensor, Shard
 
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False)
 
 
 def whole(x: Tensor) -> Tensor:
-    """``x``, collected from all processes where each has a part."""
+    """``x``, gathered from all processes if it is sharded."""
     return x.full_tensor() if _is_shared(x) else x
 
 
 def placed(x: Tensor, like: Tensor | None) -> Tensor:
-    """``x``, the same in all processes, laid out over them as ``like`` is."""
+    """``x``, the same in all processes, sharded as ``like`` is."""
     if not _is_shared(like) or _is_shared(x):
         return x
     from torch.distributed.tensor import distribute_tensor
@@ -150,43 +152,44 @@ def placed(x: Tensor, like: Tensor | None) -> Tensor:
 
 
 def local(x: Tensor) -> Tensor:
-    """This process's part of ``x``."""
+    """This process's shard of ``x``; ``x`` itself if it is not sharded."""
     return x.to_local() if _is_shared(x) else x
 
 
 def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
-    """Whether ``x`` is a DTensor; there is none while their module is not imported."""
+    """Whether ``x`` is a DTensor; there are none until their module is imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
-def launched() -> bool:
-    """Whether a launcher, torchrun's or ours, has started this process as one of several.
+def _check_environment() -> None:
+    """Refuse what no launcher sets.
 
     Raises:
-        MemspanError: one of the numbers that launchers set is none.
+        MemspanError: one of the numbers that launchers set is not a number.
     """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-    for name in names:
+    for name in LAUNCHER_NUMBERS:
         value = os.environ.get(name)
         if value and not (value.isdecimal() and len(value) < 10):
             raise MemspanError(
-                f"the environment has {name}={value}, which is no number: unset it, or start with "
+                f"the environment has {name}={value}, which is not a number: unset it, or start with "
                 "torchrun or --nproc"
             )
-    found = all(os.environ.get(name) for name in (*names, "MASTER_ADDR"))
-    return found and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def own_device(device: torch.device) -> torch.device:
-    """The GPU of this process on its machine, where the run is on GPUs."""
-    if not launched() or device.type != "cuda":
+    """``device``, or on CUDA in a distributed run this process's own GPU.
+
+    Raises:
+        MemspanError: the machine has fewer GPUs than processes.
+    """
+    if not is_worker() or device.type != "cuda":
         return device
     index = int(os.environ["LOCAL_RANK"])
     if index >= torch.cuda.device_count():
         raise MemspanError(
-            f"this machine has {torch.cuda.device_count()} GPUs for more processes than that: "
-            "start one process per GPU"
+            f"this machine has {torch.cuda.device_count()} GPUs, fewer than processes: start one "
+            "process per GPU"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
@@ -194,27 +197,31 @@ def own_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Meet the other processes that the launcher started, if there are any.
+    """Join the other processes that the launcher started, if there are any.
 
-    gloo carries what is on the CPU, NCCL what is on GPUs.
+    gloo carries tensors on the CPU, NCCL those on GPUs.
 
     Raises:
-        LostProcessError: another process has ended, or never came.
+        LostProcessError: another process has ended, or never joined.
     """
-    if not launched():
+    _check_environment()
+    if not is_worker():
         yield ALONE
         return
-    global _failures
-    _end_with_the_launcher()
+    _end_with_launcher()
     try:
-        store, rank, size = _met()
+        store, rank, size = _rendezvous()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        failures = PrefixStore("memspan", store)
-        _failures = lambda: failures.compare_set("failed", "", f"{rank}") == f"{rank}".encode()  # noqa: E731
-        processes = Processes(rank, size)
-        yield processes
-        processes.wait()
+        failures, name = PrefixStore("memspan", store), f"{rank}"
+        agree_on_failures(lambda: failures.compare_set("failed", "", name) == name.encode())
+        # Set here, since filters are process-wide and FSDP warns in every thread and pass.
+        with warnings.catch_warnings():
+            # Nothing of ours changes in place what a module returned.
+            warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")
+            processes = Processes(rank, size)
+            yield processes
+            processes.wait()
         dist.destroy_process_group()
     except RuntimeError as error:
         if is_loss(error):
@@ -225,8 +232,8 @@ def joined() -> Iterator[Processes]:
         raise
 
 
-def _met() -> tuple[Store, int, int]:
-    """Where the processes leave notes for each other, this one's rank, and their number."""
+def _rendezvous() -> tuple[Store, int, int]:
+    """The store through which the processes find each other, this one's rank, and their number."""
     if BY_US not in os.environ:
         return next(iter(rendezvous("env://", timeout=TIMEOUT)))
     store = FileStore(os.environ[BY_US])
@@ -236,22 +243,14 @@ def _met() -> tuple[Store, int, int]:
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error only says that another process has gone."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-
-
-def speaks_for_all() -> bool:
-    """Whether this process, which has failed, is to say why: the first one to ask is."""
-    if _failures is None:
-        # They have not met: all fail in the same way.
-        return os.environ.get("RANK", "0") == "0"
-    try:
-        return _failures()
-    except RuntimeError:
+    if isinstance(error, dist.DistError):
         return True
+    # gloo has no exceptions of its own in Python: its messages begin with its file and line, or name.
+    return type(error) is RuntimeError and re.search(r"\bgloo\b", str(error), re.I) is not None
 
 
-def _end_with_the_launcher() -> None:
-    """A launcher that is killed leaves its processes behind, and they would write on."""
+def _end_with_launcher() -> None:
+    """End this process when its launcher does: nothing else would keep it from writing on."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""How a process that a launcher started says why it has failed: once for all of them.
+"""Whether a launcher started this process, and how such processes report a failure: once for all.
 
 No torch here: the command line's help must not wait for it.
 """
@@ -9,29 +9,39 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 BY_US = "MEMSPAN_LAUNCHED"
-"""Set by our launcher, which reads the reports and prints the one that matters: the file through which
-its processes find each other."""
+"""Set by our launcher, which prints the report that matters: the file where its processes meet."""
+LAUNCHER_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+"""Environment variables that torchrun and our launcher set; with them, ``MASTER_ADDR``."""
 LOST = 3
 """Exit status of a process that only lost another one."""
+_is_first_to_fail: Callable[[], bool] | None = None
 
 
 def is_worker() -> bool:
-    """Whether a launcher started this process as one of several."""
-    size = os.environ.get("WORLD_SIZE", "")
-    return size.isdecimal() and int(size) > 1 and "RANK" in os.environ
+    """Whether a launcher, torchrun's or ours, started this process as one of several."""
+    numbers = {name: os.environ.get(name, "") for name in LAUNCHER_NUMBERS}
+    complete = all(map(str.isdecimal, numbers.values())) and bool(os.environ.get("MASTER_ADDR"))
+    return complete and int(numbers["WORLD_SIZE"]) > 1
+
+
+def agree_on_failures(is_first: Callable[[], bool]) -> None:
+    """From here on ``is_first`` tells whether this process, which has failed, is the first to."""
+    global _is_first_to_fail
+    _is_first_to_fail = is_first
 
 
 def report_stop() -> None:
-    """Tell our launcher, if there is one, that training has stopped as asked, saved, and said so."""
+    """Tell our launcher, if there is one, that training stopped as asked, with a checkpoint."""
     if BY_US in os.environ:
         _stop_mark().touch()
 
 
 def has_stopped() -> bool:
-    """Whether a process of this launcher has said so."""
+    """Whether a process of this launcher has called :func:`report_stop`."""
     return _stop_mark().exists()
 
 
@@ -40,9 +50,9 @@ def _stop_mark() -> Path:
 
 
 def leave(line: str, status: int) -> None:
-    """Report ``line`` and end this process at once: threads may be waiting for processes that ended."""
+    """Report ``line`` and end this process at once: its threads may wait for processes that ended."""
     _write(line, status)
-    if BY_US not in os.environ and _speaks():
+    if BY_US not in os.environ and _reports_for_all():
         print(line, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -50,7 +60,7 @@ def leave(line: str, status: int) -> None:
 
 
 def _write(line: str, status: int) -> None:
-    """In the form that torch's launchers collect and torchrun prints."""
+    """Write the report in the form that torch's launchers collect and torchrun prints."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         extra = {"py_callstack": line, "timestamp": str(int(time.time())), "status": status}
@@ -58,14 +68,16 @@ def _write(line: str, status: int) -> None:
         try:
             Path(path).write_text(json.dumps(report), encoding="utf-8")
         except OSError:
-            # The line then goes where it can.
             print(line, file=sys.stderr)
 
 
-def _speaks() -> bool:
-    if "torch" not in sys.modules:
-        # They have not met: all fail in the same way.
-        return os.environ.get("RANK") == "0"
-    from memspan.distributed.processes import speaks_for_all
-
-    return speaks_for_all()
+def _reports_for_all() -> bool:
+    """Whether this failed process reports for all: the first to ask does."""
+    if _is_first_to_fail is None:
+        # They have not met yet: all fail in the same way.
+        return os.environ.get("RANK", "0") == "0"
+    try:
+        return _is_first_to_fail()
+    except RuntimeError:
+        # The store went with the process that held it.
+        return True

@@ -1,1 +1,12 @@
-"""What a training run is made of, apart from its loop in :mod:`memspan.train`."""
+"""Training a run: ``start`` begins or resumes it, ``trainer`` is the loop, and each part has a module.
+
+start.py        train() and resume(): options, corpus and folder are checked before the first update
+trainer.py      the loop
+state.py        everything that the next step depends on, to and from a checkpoint
+updates.py      one update: gradients accumulated, clipped, and applied or skipped
+optimisers.py   the optimisers, and which parameters decay        schedule.py   the learning rate
+validation.py   score, sample and statistics                       health.py     what is not finite
+journal.py      records while training       loggers.py   where they go      metrics.py  metrics.jsonl
+saves.py        checkpoints, in a folder that may be moved         summary.py    before and at the end
+terminal.py     progress, signals, output that cannot fail
+"""

@@ -1,4 +1,4 @@
-"""Numerical health: what is no longer finite is found, named, and kept out of weights and memory."""
+"""Detects, locates and contains values that are not finite."""
 
 from __future__ import annotations
 
@@ -13,38 +13,36 @@ from memspan.distributed.processes import whole
 from memspan.memory import Memory
 
 MOST_SKIPS_IN_A_ROW = 50
-"""Updates skipped one after the other before training gives up: it does not recover from there."""
+"""Consecutive skipped updates after which training stops: it does not recover from there."""
 
 
 @dataclass
 class Health:
-    """What training has met so far; a part of every checkpoint."""
+    """Counts of what was not finite so far; a part of every checkpoint."""
 
     skipped_updates: int = 0
-    """Updates that were left out since the loss or a gradient was not finite."""
+    """Updates skipped because the loss or a gradient was not finite."""
     reset_memory_rows: int = 0
     """Rows of memory that held values that were not finite, and were emptied."""
 
-    def clean(self, memory: Memory) -> Memory:
-        """``memory`` with its spoilt rows emptied and counted."""
-        rows = non_finite_rows(memory)
-        if rows is None:
-            return memory
-        self.reset_memory_rows += int(rows.sum())
-        return memory.reset(rows)
-
     def __str__(self) -> str:
         return (
-            f"{self.skipped_updates:,} updates skipped, "
-            f"{self.reset_memory_rows:,} rows of memory emptied, since they were not finite"
+            f"{self.skipped_updates:,} updates skipped and {self.reset_memory_rows:,} rows of memory "
+            "emptied because they were not finite"
         )
 
 
+def without_non_finite_rows(memory: Memory) -> tuple[Memory, int]:
+    """``memory`` with the rows emptied that hold NaN or infinity, and how many those are."""
+    rows = non_finite_rows(memory)
+    return (memory, 0) if rows is None else (memory.reset(rows), int(rows.sum()))
+
+
 def non_finite_rows(memory: Memory) -> Tensor | None:
-    """bool ``[B]``: the rows that hold NaN or infinity; None where no row does."""
+    """bool ``[B]``: the rows that hold NaN or infinity; None if no row does."""
     floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]
-    # One pass for the usual case: a sum is finite only if all its terms are. In float32, which every
-    # device has: where it overflows, each element is looked at.
+    # One pass in the usual case: a sum is finite only if all its terms are. In float32, which every
+    # device has; where it overflows, each element is checked.
     if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float32) for t in floats)):
         return None
     rows = torch.stack([~t.isfinite().flatten(1).all(1) for t in floats]).any(0)
@@ -52,7 +50,7 @@ def non_finite_rows(memory: Memory) -> Tensor | None:
 
 
 def largest_gradients(model: nn.Module, n: int = 3) -> str:
-    """Names the ``n`` parameters of ``model`` with the largest gradients, and their norms."""
+    """The ``n`` parameters of ``model`` with the largest gradients and their norms, as text."""
     norms = {
         name: whole(p.grad.norm()).item()
         for name, p in model.named_parameters()
@@ -64,10 +62,10 @@ def largest_gradients(model: nn.Module, n: int = 3) -> str:
     return f"largest gradients: {named}"
 
 
-def place(segment: Segment, losses: Tensor) -> str:
-    """Says where in the training text the rows lie whose ``losses [B, T]`` are not finite.
+def describe_position(segment: Segment, losses: Tensor) -> str:
+    """Where in the training text the rows are whose ``losses [B, T]`` are not finite, as text.
 
-    All rows, where every loss is finite (and a gradient is not).
+    All rows, if every loss is finite (and a gradient is not).
     """
     bad = (~losses.isfinite()).any(1)
     rows = bad.nonzero()[:, 0].tolist() or list(range(len(bad)))

@@ -1,4 +1,4 @@
-"""Metrics of a run: ``metrics.jsonl`` always, a tracker where asked, and the picture."""
+"""What a run's ``metrics.jsonl`` holds: its records, their checksum, and pictures of them."""
 
 from __future__ import annotations
 
@@ -10,56 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
 from memspan.models.options import Plot
 
 
-class Metrics:
-    """One line of JSON per record. On resuming, records after ``step`` are dropped first."""
-
-    def __init__(self, folder: Path, tracker: str, step: int = 0) -> None:
-        self.path = folder / "metrics.jsonl"
-        kept = [r for r in read(self.path) if r["step"] <= step]
-        write_atomically(self.path, "".join(json.dumps(r) + "\n" for r in kept).encode())
-        self._tracker = _tracker(tracker, folder)
-        # Records follow the folder where it is moved to, and never go to another under its name.
-        self._folder = os.open(folder, os.O_RDONLY)
-
-    def log(self, step: int, **values: float | None) -> None:
-        """Append a record. None: this number cannot be had."""
-        try:
-            with open(self.path.name, "a", encoding="utf-8", opener=self._open) as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
-        except OSError as error:
-            raise MemspanError(
-                f"cannot write {self.path} ({error.strerror}): free some space, then --resume"
-            ) from None
-        if self._tracker is not None:
-            self._tracker.log(step, {k: v for k, v in values.items() if v is not None})
-
-    def close(self) -> None:
-        os.close(self._folder)
-        if self._tracker is not None:
-            self._tracker.close()
-
-    def _open(self, name: str, flags: int) -> int:
-        # Not through a link to elsewhere, nor waiting for a pipe's reader.
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=self._folder)
-
-
-class Unwritten:
-    """Takes what a process reports that does not keep the run's folder, and leaves it."""
-
-    def log(self, step: int, **values: float | None) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 def read(path: Path) -> list[dict[str, Any]]:
-    """All records; a line that a crash cut short is left out."""
+    """All records of a ``metrics.jsonl``; lines that a crash cut short are left out."""
     records = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -78,7 +34,7 @@ def _is_number_or_none(value: object) -> bool:
 
 
 def checksum(folder: Path) -> dict[str, Any]:
-    """What ``metrics.jsonl`` holds by now, durably: its size and SHA-256."""
+    """Size and SHA-256 of ``metrics.jsonl`` as it is now, flushed to the disk."""
     path = folder / "metrics.jsonl"
     content = b""
     if path.is_file():
@@ -98,7 +54,7 @@ def unchanged(folder: Path, saved: dict[str, Any]) -> bool:
 
 
 def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
-    """Draw what a run's metrics tell, and return the pictures.
+    """Draw a run's metrics, and return the pictures' paths.
 
     ``loss.png``: bits per byte in training and validation against tokens read, or nats per token where
     unknown tokens leave no bits per byte. ``attention.png``, for architectures that report it: the
@@ -150,46 +106,3 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
             lines = {label: (key, {"marker": "o"}) for label, key in own.lines.items()}
             draw(own.file, lines, own.ylabel)
     return pictures
-
-
-class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        logs = folder / "tensorboard"
-        if logs.is_symlink():
-            raise MemspanError(
-                f"{logs} is a link out of the run's folder: put the folder itself there, or remove it"
-            )
-        self._writer = SummaryWriter(str(logs))
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _Trackio:
-    def __init__(self, folder: Path) -> None:
-        import trackio
-
-        self._run = trackio.init(project="memspan", name=folder.name)
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def close(self) -> None:
-        self._run.finish()  # type: ignore[no-untyped-call]
-
-
-def _tracker(name: str, folder: Path) -> _TensorBoard | _Trackio | None:
-    if name == "none":
-        return None
-    try:
-        return _TensorBoard(folder) if name == "tensorboard" else _Trackio(folder)
-    except ImportError:
-        raise MemspanError(
-            f"{name} is not installed: pip install 'memspan[{name}]', or leave --train.tracker out"
-        ) from None

@@ -92,8 +92,9 @@ class TrainConfig:
     non_finite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
     and count it."""
-    tracker: Literal["none", "tensorboard", "trackio"] = "none"
-    """Also send metrics to this tracker (an extra); metrics.jsonl is always written."""
+    tracker: tuple[Literal["none", "tensorboard", "trackio"], ...] = ()
+    """Trackers that also get the metrics, each an extra (none: no tracker); metrics.jsonl is always
+    written."""
 
     def curriculum(self) -> list[tuple[int, int]]:
         """Stages ``(first step, segment length)``, ascending."""
@@ -131,6 +132,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        # "none" is what files of older versions say.
+        trackers = dict.fromkeys(name for name in self.tracker if name != "none")
+        object.__setattr__(self, "tracker", tuple(trackers))
         at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
         at_least(1, self, "gradient_segments")
         at_least(0, self, "curriculum_steps")

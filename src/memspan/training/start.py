@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from memspan.data.corpora import is_there, located
 from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
-from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError
 from memspan.precision.products import recorded_precision
@@ -27,8 +27,10 @@ from memspan.runs.weights import check_fit
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
-from memspan.training.optimisation import learning_rate
 from memspan.training.precision import precision_of, without_auto
+from memspan.training.saves import Saves
+from memspan.training.schedule import learning_rate
+from memspan.training.state import TrainingState
 from memspan.training.terminal import resume_command
 from memspan.training.trainer import Trainer
 
@@ -87,12 +89,15 @@ def train(
     precision = precision_of(config.train, device)
     options = without_auto(config.train, precision.products, precision.matmul)
     config = dataclasses.replace(config, train=options)
-    trainer = Trainer(config, folder, prepared, device, console, processes, source)
-    with _claimed(folder, processes) as trainer.claim:
-        if trainer.claim is not None:
-            create(trainer.claim, config, prepared.tokenizer)
-        trainer.fit()
-    return trainer.folder
+    state = TrainingState(config, prepared, device, processes, source)
+    if state.warm_start is not None:
+        console.print(state.warm_start.summary())
+    with _claimed(folder, processes) as claimed:
+        if claimed is not None:
+            create(claimed, config, prepared.tokenizer)
+        saves = Saves(state, folder, claimed, console)
+        Trainer(state, saves, console).fit()
+    return saves.folder
 
 
 def resume(
@@ -165,20 +170,20 @@ def _resume(
     if (used := recorded_precision(state.get("environment"))) is not None:
         options = without_auto(config.train, used.products, used.matmul)
         config = dataclasses.replace(config, train=options)
-    trainer = Trainer(config, folder, prepared, device, console, processes)
-    trainer.claim = claimed
+    training = TrainingState(config, prepared, device, processes)
     if saved is None:
-        saved = processes.in_turn(lambda: latest.load(trainer.target, verify=processes.first))
+        saved = processes.in_turn(lambda: latest.load(training.target, verify=processes.first))
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
-    trainer.restore(saved)
-    console.print(f"resuming {folder} at step {trainer.step:,}")
+    training.restore(saved, folder)
+    console.print(f"resuming {folder} at step {training.step:,}")
     if changed:
-        _report_changes(changed, before, config, trainer.step, folder, console)
+        _report_changes(changed, before, config, training.step, folder, console)
     if claimed is not None:
-        history.record(claimed, trainer.step, changed, to_toml(config).encode())
-    _report_differences(saved, trainer.environment(), folder, console)
-    trainer.fit()
-    return trainer.folder
+        history.record(claimed, training.step, changed, to_toml(config).encode())
+    _report_differences(saved, training.environment(), folder, console)
+    saves = Saves(training, folder, claimed, console)
+    Trainer(training, saves, console).fit()
+    return saves.folder
 
 
 def _merged(before: RunConfig[Any], wanted: RunConfig[Any]) -> RunConfig[Any]:
@@ -268,3 +273,21 @@ def _prepared(
 
 def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
     return claim(folder) if processes.first else nullcontext()
+
+
+def device_for(name: str) -> torch.device:
+    """The device of that name; ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        MemspanError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name).item()
+        device = torch.device(name)
+        if device.type != "cpu" or not device.index:
+            return device
+        raise RuntimeError("PyTorch accepts any index, and they all mean the same CPU")
+    except (RuntimeError, AssertionError):
+        raise MemspanError(f"there is no device {name!r} here: use cpu") from None

@@ -1,15 +1,15 @@
-"""All that the next step of a run depends on, and its way into a checkpoint and back."""
+"""Everything that the next step of a run depends on, to and from a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from memspan.data.identity import identity
@@ -26,11 +26,11 @@ from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import load_weights, weights_of
 from memspan.training import metrics
 from memspan.training.environment import environment
-from memspan.training.health import Health
-from memspan.training.optimisation import adamw
+from memspan.training.health import Health, without_non_finite_rows
+from memspan.training.optimisers import OPTIMISER, optimiser_for
 from memspan.training.precision import precision_of
 from memspan.training.sizes import refuse_oversized_training
-from memspan.training.warm_start import initialise_from
+from memspan.training.warm_start import WarmStart, initialise_from
 
 
 class TrainingState:
@@ -39,26 +39,32 @@ class TrainingState:
     def __init__(
         self,
         config: RunConfig[Any],
-        folder: Path,
         prepared: Prepared,
         device: torch.device,
-        console: Console,
         processes: Processes = ALONE,
-        start: Run | None = None,
+        source: Run | None = None,
     ) -> None:
-        """``start``: a run whose weights are taken where they fit."""
+        """As before the first step.
+
+        Args:
+            config: all options of the run.
+            prepared: its corpus.
+            device: where weights and memory are.
+            processes: of the run, which all make a state of their own.
+            source: a run whose weights are taken where they fit.
+
+        Raises:
+            MemspanError: an option that cannot be used, or sizes that do not fit the device.
+        """
         options = config.train
         self.processes, self.rows = processes, processes.rows(options.batch_size)
         if processes.size > 1 and (reason := config.model.one_process_only):
             raise MemspanError(reason)
-        self.config, self.folder, self.prepared = config, folder, prepared
-        self.device, self.console = device, console
+        self.config, self.prepared, self.device = config, prepared, device
         self.precision = precision_of(options, device)
-        # Scores of all runs can be compared, and it is by them that the best weights are chosen.
-        self.scoring_precision = dataclasses.replace(self.precision, products="float32")
         torch.manual_seed(options.seed)
         text = prepared.splits["train"]
-        # First: refuses more rows than the text has before their memory is made.
+        # First: refuses more rows than the text has before memory is made for them.
         self.streams = Streams(
             text.tokens,
             options.batch_size,
@@ -68,27 +74,58 @@ class TrainingState:
         vocab_size = prepared.tokenizer.vocab_size
         refuse_oversized_training(config, vocab_size, self.rows.stop - self.rows.start, device)
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
-        if start is not None:
-            console.print(initialise_from(self.model, prepared.tokenizer, start).summary())
+        self.warm_start: WarmStart | None = None
+        """What was taken from ``source``."""
+        if source is not None:
+            self.warm_start = initialise_from(self.model, prepared.tokenizer, source)
         self.memory: Memory = self.model.initial_memory(self.rows.stop - self.rows.start)
         self.mesh = processes.mesh(device) if processes.size > 1 else None
         self.passes = passes(self.model, options.parallel, self.mesh)
-        self.optimizer = adamw(self.model, config.optim)
+        self.optimizer = optimiser_for(self.model, config.optim)
         self.health = Health()
         self.step, self.best = 0, math.inf
         self.best_step: int | None = None
-        self._own_draws()
+        self._seed_this_process()
 
-    def taken(self) -> Checkpoint:
-        """All of it as it is now; where processes share it, each one's part."""
+    @property
+    def tokens_read(self) -> int:
+        """Tokens of the training text read so far, over all rows and passes through it."""
+        return self.config.train.batch_size * self.streams.tokens_read
+
+    @cached_property
+    def unknown_share(self) -> float:
+        """The share of training tokens that stand for unknown text, in [0, 1]."""
+        tokens = self.prepared.splits["train"].tokens
+        return self.prepared.tokenizer.count_unknown(tokens) / len(tokens)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether this step has the best validation score so far."""
+        return self.best_step == self.step
+
+    def empty_non_finite_rows(self) -> None:
+        """Empty rows of memory that are not finite, and count those of all processes."""
+        self.memory, n_rows = without_non_finite_rows(self.memory)
+        self.health.reset_memory_rows += int(self.processes.total(n_rows))
+
+    def note_score(self, nats_per_token: float) -> None:
+        """Remember this step if its validation score is the best so far."""
+        if nats_per_token < self.best:
+            self.best, self.best_step = nats_per_token, self.step
+
+    def snapshot(self, folder: Path) -> Checkpoint:
+        """The state as it is now; of what processes share, this one's part.
+
+        ``folder``: the run's, whose ``metrics.jsonl`` belongs to the state.
+        """
         training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
         names = {id(p): name for name, p in self.model.named_parameters()}
         for parameter, values in self.optimizer.state.items():
             for key, value in values.items():
                 training[f"optimizer/{names[id(parameter)]}/{key}"] = value
-        training["random/cpu"] = self._shared_draws(torch.get_rng_state())
+        training["random/cpu"] = self._shared_generator(torch.get_rng_state())
         if self.device.type == "cuda":
-            training["random/cuda"] = self._shared_draws(torch.cuda.get_rng_state(self.device))
+            training["random/cuda"] = self._shared_generator(torch.cuda.get_rng_state(self.device))
         state: State = {
             "step": self.step,
             "best": None if math.isinf(self.best) else self.best,
@@ -97,27 +134,27 @@ class TrainingState:
             "corpus": identity(self.prepared.splits),
             "record": self.prepared.record,
             "environment": self.environment(),
-            "metrics": metrics.checksum(self.folder),
+            "metrics": metrics.checksum(folder),
             "health": dataclasses.asdict(self.health),
         }
         return Checkpoint(weights_of(self.model), training, state)
 
     def environment(self) -> dict[str, Any]:
-        """What the arithmetic depends on besides the options."""
+        """What rounding depends on besides the options."""
         return environment(self.model, self.device, self.precision, self.processes.size)
 
     def _shared(self, rows: Tensor) -> Tensor:
-        """This process's rows as its part of those of all; a copy, for fields may be one tensor."""
+        """This process's rows as its shard of all rows; a copy, since fields may share a tensor."""
         return rows if self.mesh is None else sharded(rows.clone(), self.mesh)
 
-    def _shared_draws(self, state: Tensor) -> Tensor:
-        """A state of a random generator, in a row of its own where there are several processes."""
+    def _shared_generator(self, state: Tensor) -> Tensor:
+        """The state of a random generator, as this process's row if there are several."""
         if self.mesh is None:
             return state
         return sharded(state[None], self.processes.mesh(state.device))
 
     def target(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """What a tensor of a checkpoint is read into: all of it, or this process's part."""
+        """Allocate the destination of a checkpoint's tensor: all of it, or this process's shard."""
         whole_tensor = torch.empty(shape, dtype=dtype)
         if self.mesh is None:
             return whole_tensor
@@ -131,29 +168,33 @@ class TrainingState:
         return torch.empty_like(like, dtype=dtype)
 
     def _layout(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name: those that processes share say how."""
+        """Parameters and buffers by name, with how processes share them."""
         return dict(self.model.state_dict(keep_vars=True))
 
-    def _own_draws(self) -> None:
-        """Random numbers of this process's own; the first one draws on as a single process does."""
+    def _seed_this_process(self) -> None:
+        """Seed this process; rank 0 keeps the single-process stream."""
         if self.processes.rank:
             seed = f"{self.config.train.seed} {self.step} {self.processes.rank}"
             torch.manual_seed(int(hashlib.sha256(seed.encode()).hexdigest()[:15], 16))
 
-    def restore(self, saved: Checkpoint) -> None:
-        """The inverse of :meth:`taken`."""
+    def restore(self, saved: Checkpoint, folder: Path) -> None:
+        """The inverse of :meth:`snapshot`.
+
+        Raises:
+            MemspanError: the checkpoint is of other options than those in the run's ``folder``.
+        """
         try:
-            self._restore(saved)
+            self._restore(saved, folder)
         except (LookupError, RuntimeError, TypeError) as error:
             raise MemspanError(
-                f"the latest checkpoint in {self.folder} does not fit its config.toml ({error}): "
+                f"the latest checkpoint in {folder} does not fit its config.toml ({error}): "
                 "restore both"
             ) from None
 
-    def _restore(self, saved: Checkpoint) -> None:
+    def _restore(self, saved: Checkpoint, folder: Path) -> None:
         layout = self._layout()
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
-        load_weights(self.model, weights, self.folder)
+        load_weights(self.model, weights, folder)
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
@@ -162,9 +203,9 @@ class TrainingState:
         self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
         self._restore_optimizer(groups)
         self.step = saved.state["step"]
-        self._own_draws()
-        self._restore_draws(groups["random"])
-        # Older versions did not count: the options that the run had from the start tell.
+        self._seed_this_process()
+        self._restore_generators(groups["random"])
+        # Older versions did not count: theirs follows from the options, which could not change then.
         counted = {"tokens_read": self.config.train.tokens_read(self.step)}
         self.streams.load_state_dict(counted | saved.state["streams"])
         self.best_step = saved.state["best_step"]
@@ -177,23 +218,20 @@ class TrainingState:
     def _restore_optimizer(self, groups: dict[str, dict[str, Tensor]]) -> None:
         for name, parameter in self.model.named_parameters():
             if values := groups.get(f"optimizer/{name}"):
-                # Fused updates trust these sizes and types.
-                form = (parameter.shape, parameter.dtype)
-                forms = {"step": (torch.Size(()), torch.float32)}
-                forms |= {"exp_avg": form, "exp_avg_sq": form}
-                if {key: (value.shape, value.dtype) for key, value in values.items()} != forms:
-                    raise TypeError(f"the optimiser's state of {name} has another form")
+                OPTIMISER.check(name, values, parameter)
                 self.optimizer.state[parameter] = {
-                    key: value if key == "step" else placed(value.to(self.device), parameter)
+                    key: placed(value.to(self.device), parameter)
+                    if key in OPTIMISER.moments
+                    else value
                     for key, value in values.items()
                 }
 
-    def _restore_draws(self, random: dict[str, Tensor]) -> None:
-        # A row for each process; more processes than there were draw anew.
+    def _restore_generators(self, random: dict[str, Tensor]) -> None:
+        # A row for each process; processes beyond those that saved keep their new seeds.
         for name, states in random.items():
             states = states.reshape(-1, states.shape[-1])
             if self.processes.rank < len(states):
-                # A copy: torch crashes on a state that begins inside another tensor.
+                # Cloned: torch crashes on a state that is a view into another tensor.
                 state = states[self.processes.rank].clone()
                 if name == "cpu":
                     torch.set_rng_state(state)

@@ -1,0 +1,117 @@
+"""Where the numbers of a run go: its ``metrics.jsonl``, and any trackers asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from memspan.errors import MemspanError
+from memspan.files.bytes import write_atomically
+from memspan.training.metrics import read
+
+Record = Mapping[str, float | None]
+"""Numbers by name; None where a number does not exist, such as bits per byte of unknown tokens."""
+
+
+class Logger(Protocol):
+    """Takes one record at a time."""
+
+    def log(self, step: int, record: Record) -> None:
+        """Write the record of the state after ``step`` updates."""
+
+    def close(self) -> None:
+        """Called once, after the last record."""
+
+
+def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
+    """A logger for ``metrics.jsonl`` in ``folder``, then those of ``trackers``.
+
+    ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``.
+
+    Raises:
+        MemspanError: a tracker is not installed.
+    """
+    return [JsonLines(folder, step), *(_tracker(name, folder) for name in trackers)]
+
+
+class JsonLines:
+    """Appends each record to ``metrics.jsonl`` as one line of JSON."""
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self.path = folder / "metrics.jsonl"
+        earlier = [record for record in read(self.path) if record["step"] <= step]
+        lines = "".join(json.dumps(record) + "\n" for record in earlier)
+        write_atomically(self.path, lines.encode())
+        # Held open: records follow the folder when it is moved, and never go to another in its place.
+        self._folder = os.open(folder, os.O_RDONLY)
+
+    def log(self, step: int, record: Record) -> None:
+        try:
+            with open(self.path.name, "a", encoding="utf-8", opener=self._open) as file:
+                file.write(json.dumps({"step": step, **record}) + "\n")
+        except OSError as error:
+            raise MemspanError(
+                f"cannot write {self.path} ({error.strerror}): free some space, then --resume"
+            ) from None
+
+    def close(self) -> None:
+        os.close(self._folder)
+
+    def _open(self, name: str, flags: int) -> int:
+        # Follows no link out of the folder, and does not wait for the reader of a pipe.
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=self._folder)
+
+
+class TensorBoard:
+    """Event files in the run's folder ``tensorboard``."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        logs = folder / "tensorboard"
+        if logs.is_symlink():
+            raise MemspanError(
+                f"{logs} is a link out of the run's folder: put the folder itself there, or remove it"
+            )
+        self._writer = SummaryWriter(str(logs))
+
+    def log(self, step: int, record: Record) -> None:
+        for name, value in record.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackio:
+    """A run of Trackio's project ``memspan``, named like the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        import trackio
+
+        self._run = trackio.init(project="memspan", name=folder.name)
+
+    def log(self, step: int, record: Record) -> None:
+        known = {name: value for name, value in record.items() if value is not None}
+        self._run.log({"step": step, **known})
+
+    def close(self) -> None:
+        self._run.finish()  # type: ignore[no-untyped-call]
+
+
+TRACKERS: dict[str, Callable[[Path], Logger]] = {"tensorboard": TensorBoard, "trackio": Trackio}
+"""Loggers beside ``metrics.jsonl``, by the name of the extra that installs them."""
+
+
+def _tracker(name: str, folder: Path) -> Logger:
+    try:
+        return TRACKERS[name](folder)
+    except ImportError:
+        raise MemspanError(
+            f"{name} is not installed: pip install 'memspan[{name}]', or leave it out of "
+            "--train.tracker"
+        ) from None

@@ -1,0 +1,88 @@
+"""What a run's weights are worth: their score, statistics, and a sample of text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memspan.data.streams import evaluation_segments
+from memspan.distributed.processes import ALONE
+from memspan.evaluation import Scores, score_tokens
+from memspan.generation import draw_tokens, read_prompt
+from memspan.sampling import Sampling
+from memspan.training.state import TrainingState
+
+STATISTICS_SEGMENTS = 32
+"""Segments that statistics read: the last of them, with memory filled by those before."""
+
+
+class Validation:
+    """Reads the validation split with a run's weights. If they are sharded, all processes call this."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self.state = state
+        # Whatever the run trains in, scores are comparable; the best weights are chosen by them.
+        self.precision = dataclasses.replace(state.precision, products="float32")
+
+    def text(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Tokens to score and, if the run resets memory at documents, where documents start."""
+        config, split = self.state.config, self.state.prepared.splits["validation"]
+        tokens = split.tokens[: config.train.evaluate_tokens or None]
+        return tokens, split.document_starts if config.data.document_reset else None
+
+    def score(self, batch_size: int) -> Scores:
+        """Score the first ``evaluate_tokens`` tokens, from an empty memory, in so many streams.
+
+        Raises:
+            NonFiniteError: a loss is NaN or infinite.
+        """
+        state = self.state
+        tokens, document_starts = self.text()
+        state.model.eval()
+        batch_size = min(batch_size, len(tokens))
+        return score_tokens(
+            state.passes.scored,
+            tokens,
+            state.prepared.tokenizer,
+            document_starts=document_starts,
+            batch_size=batch_size,
+            segment_length=min(state.config.train.segment_length, len(tokens)),
+            precision=self.precision,
+            processes=state.processes if batch_size % state.processes.size == 0 else ALONE,
+        )
+
+    def sample(self, n_tokens: int) -> str:
+        """Text that the model writes after a line break, always with the same random numbers."""
+        state = self.state
+        state.model.eval()
+        reader = state.passes.scored.reader(batch_size=1, precision=self.precision)
+        decoder = state.prepared.tokenizer.stream_decoder()
+        logits = read_prompt(reader, [state.prepared.tokenizer.encode(b"\n")])
+        drawn = draw_tokens(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
+        return "".join(decoder.push(ids[0]) for ids in drawn)
+
+    @torch.no_grad()
+    def statistics(self) -> Mapping[str, Tensor]:
+        """What the architecture reports about one segment with memory before it, ``[L]`` each."""
+        state, options = self.state, self.state.config.train
+        tokens, document_starts = self.text()
+        state.model.eval()
+        batch_size = min(options.batch_size, len(tokens))
+        segment_length = min(options.segment_length, len(tokens))
+        segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
+        scored, every_row = state.passes.scored, slice(0, batch_size)
+        reader = scored.reader(batch_size=batch_size, precision=self.precision)
+        *before, last = [
+            segment.part(every_row, state.device)
+            for segment in islice(segments, STATISTICS_SEGMENTS)
+        ]
+        for segment in before:
+            reader.read(segment.inputs, starts=segment.starts)
+        with self.precision.applied(state.device):
+            output = scored(last.inputs, reader.memory, starts=last.starts)
+        return output.statistics
