@@ -27,9 +27,7 @@ import numpy as np
 import torch
 
 from memspan.data.synthetic import IDS, WORDS, Programs
-from memspan.models import LanguageModel
-from memspan.models.feedback.config import FeedbackConfig
-from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.models import FeedbackConfig, LanguageModel, TransformerXLConfig
 
 MODELS = ("feedback", "transformer-xl")
 SEGMENT = 64

@@ -18,7 +18,9 @@ from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
 VOCABULARY = 11
@@ -213,4 +215,10 @@ CASES: dict[str, Case] = {
     ),
     "feedback-long-table": feedback(max_distance=9, d_head=3, n_layers=3, final_norm=False),
     "feedback-shortest": feedback(n_layers=1, memory_length=2),
+    "lstm": Case(LSTMConfig(n_layers=2, d_model=8), cut_invariant=True),
+    "transformer": Case(
+        TransformerConfig(n_layers=2, d_model=8, n_heads=2, d_ff=12),
+        cut_invariant=False,
+        forgets_segments=True,
+    ),
 }

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 import memspan
-from memspan import cli
+from memspan.commands import train
 from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
@@ -39,7 +39,7 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
 from memspan.runs.claim import claim
-from memspan.runs.config_files import flags_from_toml, read_config, to_toml
+from memspan.runs.config_files import read_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.shards import save_shards
 from memspan.runs.weights import check_fit
@@ -152,8 +152,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         kinds.append(tokenizers.read_bytes())
 
     def read_memory() -> None:
-        found = type(empty).load(memory, model.fingerprint(), like=empty)
-        model.reader(found).read(torch.tensor([[1]]))
+        model.reader(model.load_memory(memory)).read(torch.tensor([[1]]))
 
     def read_tokenizer() -> None:
         found = load_tokenizer(root)
@@ -162,9 +161,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         found.decode(range(min(found.vocab_size, 400)))
 
     def read_preset() -> None:
-        flags = flags_from_toml(preset)
-        names = [f.split("=")[0] for f in flags if f.startswith("--")]
-        assert all(n == "--model" or "." in n for n in names), names
         read_config(preset)
 
     def read_archive() -> None:
@@ -271,7 +267,7 @@ def new_folder(corpus: str) -> Path:
     options: RunConfig[Any] = RunConfig(
         model=MODELS["transformer-xl"], data=DataConfig(corpus=corpus)
     )
-    return cli._new_folder(options)
+    return train.new_folder(options)
 
 
 def json_of(content: bytes) -> Any:

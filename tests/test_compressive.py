@@ -19,7 +19,7 @@ from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.ops.relative_attention import relative_attention
+from memspan.ops.relative_attention import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import optimiser_for
 from memspan.training.options import OptimConfig
@@ -201,10 +201,7 @@ def test_most_used_follows_the_attention(implementation: str) -> None:
         q,
         k,
         torch.eye(11, dtype=torch.float64).expand(2, k.shape[1], -1, -1),
-        keys,
-        content_bias=u,
-        position_bias=w,
-        position_scores=scores,
+        Positions(keys, scores, content_bias=u, position_bias=w),
         mask=mask[None],
         implementation="reference",
     ).sum((1, 2))

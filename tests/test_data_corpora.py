@@ -21,6 +21,7 @@ from memspan.errors import MemspanError
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
 
 
 def _whole(name: Path) -> bytes:
@@ -103,6 +104,10 @@ def test_few_files_are_cut_by_position_and_many_by_file(tmp_path: Path) -> None:
 
 def test_the_standard_library_is_whole_python_without_tests() -> None:
     corpus = load_corpus("python-stdlib")
+    assert load_corpus("python-stdlib").record == corpus.record
+    sizes = {name: sum(map(len, documents)) for name, documents in corpus.splits.items()}
+    assert sizes["train"] > 5_000_000
+    assert min(sizes["validation"], sizes["test"]) > 100_000
     assert corpus.record["python"] == ".".join(map(str, sys.version_info[:3]))
     texts = [text.read() for split in corpus.splits.values() for text in split]
     assert any(b"class JSONDecoder" in text for text in texts)
@@ -114,15 +119,15 @@ def test_the_standard_library_is_whole_python_without_tests() -> None:
 def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
     rows = {row.name: row for row in list_corpora()}
     assert list(rows) == list(CORPORA)
-    assert rows["python-stdlib"].ready
+    assert "no download needed" in str(rows["python-stdlib"])
     assert rows["tiny-shakespeare"].splits == ("train", "validation")
     enwik8 = rows["enwik8"]
-    assert not enwik8.ready
     assert str(tmp_path / "cache") in str(enwik8)
+    assert "downloaded on first use" in str(enwik8)
     assert corpora.ENWIK8.url in str(enwik8)
     corpora.ENWIK8.path.parent.mkdir(parents=True)
     corpora.ENWIK8.path.write_bytes(b"")
-    assert {row.name: row.ready for row in list_corpora()}["enwik8"]
+    assert "downloaded: " in {row.name: str(row) for row in list_corpora()}["enwik8"]
 
 
 def test_downloads_stay_in_the_cache(tmp_path: Path) -> None:
@@ -193,7 +198,8 @@ def test_encodings_are_recognised(tmp_path: Path, encoding: str, expected: str |
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"abc", "世界".encode()[:-1], b"\x89PNG\r\n\x1a\n\0\0", b"\xff\x01"]
+    "start",
+    [b"", b"abc", "世界".encode()[:-1], b"\x89PNG\r\n\x1a\n\0\0", b"\xff\x01", b"\0\x01\xff"],
 )
 def test_what_is_no_other_encoding(start: bytes) -> None:
     assert encoding_of(start) is None
@@ -205,3 +211,50 @@ def test_a_text_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("abc")
     with pytest.raises(MemspanError, match="became shorter"):
         text.read()
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=30))
+def test_position_splits_cut_no_character(texts: list[str]) -> None:
+    documents = [t.encode() for t in texts]
+    splits = corpora._by_position([Text.of(d) for d in documents])
+    for split in splits.values():
+        for document in split:
+            document.read().decode()
+
+
+def test_files_folders_and_globs(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for n in range(40):
+        (folder / f"{n}.txt").write_text(f"text number {n} " * 10)
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
+    whole = load_corpus(str(folder))
+    assert sum(map(len, whole.splits.values())) == 40
+    some = load_corpus(str(folder / "1*.txt"))
+    texts = [d.read() for split in some.splits.values() for d in split]
+    assert b"".join(texts).count(b"number 11 ") == 10
+    assert b"number 2" not in b"".join(texts)
+    one = load_corpus(str(folder / "7.txt"))
+    assert b"".join(d.read() for s in one.splits.values() for d in s) == b"text number 7 " * 10
+
+
+def test_without_a_network_it_says_what_to_put_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://127.0.0.1:9/input.txt"
+    source = corpora.Source(url, corpora.SHAKESPEARE.sha256, 10**7)
+    monkeypatch.setattr(corpora, "SHAKESPEARE", source)
+    with pytest.raises(MemspanError, match="put it at") as refusal:
+        load_corpus("tiny-shakespeare")
+    assert str(source.path) in str(refusal.value)
+
+
+def test_a_named_corpus_has_its_official_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"To be, or not to be" * 100
+    source = corpora.Source("http://127.0.0.1:9/i.txt", hashlib.sha256(text).hexdigest(), 10**7)
+    source.path.parent.mkdir(parents=True)
+    source.path.write_bytes(text)
+    monkeypatch.setattr(corpora, "SHAKESPEARE", source)
+    splits = load_corpus("tiny-shakespeare").splits
+    assert [t.read() for t in splits["train"]] == [text[:1710]]
+    assert [t.read() for t in splits["validation"]] == [text[1710:]]

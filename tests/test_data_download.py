@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import io
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -137,6 +138,12 @@ def test_a_file_put_by_hand_needs_no_network(tmp_path: Path) -> None:
     assert fetch("http://127.0.0.1:9/file", tmp_path / "file", GOOD, LIMIT) == tmp_path / "file"
 
 
+def test_another_file_put_by_hand_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"something else")
+    with pytest.raises(MemspanError, match="wrong SHA-256: delete it"):
+        fetch("http://127.0.0.1:9/file", tmp_path / "file", GOOD, LIMIT)
+
+
 def test_a_folder_in_the_files_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     with pytest.raises(MemspanError, match="move it away"):
@@ -154,3 +161,21 @@ def test_a_damaged_member_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(MemspanError, match="damaged"):
         read_member(path, "text", LIMIT)
+
+
+def test_archives_give_one_member_within_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("good", b"text")
+        file.writestr("bomb", bytes(10**6))
+        file.writestr("../evil", b"x")
+    assert read_member(path, "good", 100) == b"text"
+    with pytest.raises(MemspanError, match="larger than"):
+        read_member(path, "bomb", 1000)
+    with pytest.raises(MemspanError, match="damaged"):
+        read_member(path, "absent", 1000)
+    broken = io.BytesIO(path.read_bytes()[:50]).getvalue()
+    path.write_bytes(broken)
+    with pytest.raises(MemspanError, match="damaged"):
+        read_member(path, "good", 100)
+    assert not (tmp_path.parent / "evil").exists()

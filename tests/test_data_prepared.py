@@ -1,20 +1,17 @@
-"""Tokenisers as they stream and fail, token files' counts, and the cache of both."""
+"""Token files, and the cache of prepared corpora."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memspan.data.prepared import prepare
 from memspan.data.token_files import read_tokens, write_tokens
-from memspan.data.tokenizers import ByteTokenizer, tokenizer_class, train_tokenizer
+from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
 
 TEXT = "Grüße, naïve 世界 🎉: the cat sat.\n" * 30
@@ -76,48 +73,6 @@ def test_an_infinite_count_is_refused(tmp_path: Path, field: str) -> None:
         read_tokens(path)
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_streamed_bytes_never_show_half_a_character(text: str) -> None:
-    tokenizer = ByteTokenizer()
-    decoder = tokenizer.stream_decoder()
-    pieces = [decoder.push(int(i)) for i in tokenizer.encode(text.encode())]
-    # A character comes with its last byte, and nothing comes before.
-    assert pieces == [part for c in text for part in [""] * (len(c.encode()) - 1) + [c]]
-
-
-def test_streamed_bytes_that_are_no_text_are_replaced() -> None:
-    decoder = ByteTokenizer().stream_decoder()
-    assert "".join(decoder.push(b) for b in b"a\xff\xe4b") == "a\ufffd\ufffdb"
-
-
-def test_streamed_words_are_spaced_as_decoded() -> None:
-    tokenizer = train_tokenizer("words", [b"the cat sat\n\non the mat\n"])
-    ids = tokenizer.encode(b"the cat sat\n\non the mat\n")
-    decoder = tokenizer.stream_decoder()
-    assert "".join(decoder.push(int(i)) for i in ids) == tokenizer.decode(ids).decode()
-
-
-@pytest.mark.parametrize("kind", ["characters", "words", "subwords"])
-def test_text_that_is_not_utf8_says_what_to_do(kind: str) -> None:
-    with pytest.raises(MemspanError, match=r"--data\.tokenizer bytes"):
-        train_tokenizer(kind, [b"good", b"\xe9t\xe9"])
-    tokenizer = train_tokenizer(kind, [b"good"])
-    with pytest.raises(MemspanError, match=r"--data\.tokenizer bytes"):
-        tokenizer.encode(b"\xe9t\xe9")
-
-
-def test_subwords_need_room_for_every_byte() -> None:
-    with pytest.raises(MemspanError, match="at least 256"):
-        train_tokenizer("subwords", [b"abc"], 255)
-    assert train_tokenizer("subwords", [b"abc " * 9], 256).vocab_size == 256
-
-
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MemspanError, match=r"pip install 'memspan\[subwords\]'"):
-        train_tokenizer("subwords", [b"abc"])
-
-
 @pytest.mark.parametrize("kind", ["bytes", "characters"])
 def test_a_long_text_is_prepared_in_pieces(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
@@ -133,19 +88,6 @@ def test_a_long_text_is_prepared_in_pieces(kind: str, tmp_path: Path) -> None:
     assert most < (8e6 if kind == "characters" else 3e6)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
-@given(st.text("ab'\t \n\u00a0\u2028é世1.", max_size=300), st.integers(1, 40))
-def test_pieces_change_neither_vocabulary_nor_tokens(kind: str, text: str, size: int) -> None:
-    content = text.encode()
-    chunks = [content[i : i + size] for i in range(0, len(content), size)]
-    limit = 258 if kind == "subwords" else None
-    tokenizer = train_tokenizer(kind, [content], limit)
-    pieces = tokenizer_class(kind).pieces(chunks)
-    assert train_tokenizer(kind, pieces, limit).vocabulary_hash == tokenizer.vocabulary_hash
-    ids = np.concatenate([np.empty(0, int), *tokenizer.encode_stream(chunks)])
-    assert ids.tolist() == tokenizer.encode(content).tolist()
-
-
 def test_a_text_that_changes_meanwhile_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,3 +100,57 @@ def test_a_text_that_changes_meanwhile_is_refused(
     with pytest.raises(MemspanError, match="changed while it was read"):
         prepare(str(path), "bytes")
     assert not list(tmp_path.rglob("tokenizer.json"))
+
+
+def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
+    documents = [np.array([1, 2, 3], np.uint8), np.array([], np.uint8), np.array([4], np.uint8)]
+    write_tokens(tmp_path / "t.bin", [[d] for d in documents], 4, ByteTokenizer())
+    file = read_tokens(tmp_path / "t.bin")
+    assert file.tokens.tolist() == [1, 2, 3, 4]
+    assert file.document_starts.tolist() == [0, 3, 3]
+    assert isinstance(file.tokens, np.memmap)
+
+
+@pytest.mark.parametrize("fault", ["truncated", "flipped", "header", "offsets", "size", "missing"])
+def test_damaged_token_files_are_refused(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "t.bin"
+    write_tokens(path, [[np.arange(100, dtype=np.uint8)]], 100, ByteTokenizer())
+    header = json.loads(path.with_suffix(".json").read_text())
+    content = bytearray(path.read_bytes())
+    if fault == "truncated":
+        path.write_bytes(content[:-1])
+    elif fault == "flipped":
+        content[50] ^= 4
+        path.write_bytes(content)
+    elif fault == "header":
+        path.with_suffix(".json").write_text("{")
+    elif fault == "offsets":
+        path.with_suffix(".json").write_text(json.dumps(header | {"document_starts": [5]}))
+    elif fault == "size":
+        path.with_suffix(".json").write_text(json.dumps(header | {"vocab_size": 300}))
+    else:
+        path.unlink()
+    with pytest.raises(MemspanError, match="prepare the corpus again"):
+        read_tokens(path)
+
+
+def test_an_id_too_large_for_the_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemspanError, match="too large for uint8"):
+        write_tokens(tmp_path / "t.bin", [[np.array([300])]], 1, ByteTokenizer())
+
+
+def test_prepare_uses_and_repairs_its_cache(tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text(TEXT)
+    first = prepare(str(text), "characters")
+    (path,) = (tmp_path / "cache/tokens").glob("*/train.bin")
+    made = path.stat().st_mtime_ns
+    again = prepare(str(text), "characters")
+    assert path.stat().st_mtime_ns == made
+    assert np.array_equal(first.splits["train"].tokens, again.splits["train"].tokens)
+    tokens = first.splits["train"].tokens.copy()
+    path.write_bytes(b"x")
+    repaired = prepare(str(text), "characters")
+    assert np.array_equal(repaired.splits["train"].tokens, tokens)
+    other = prepare(str(text), "bytes", with_tokenizer=first.tokenizer)
+    assert other.tokenizer is first.tokenizer

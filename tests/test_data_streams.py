@@ -1,4 +1,4 @@
-"""Streams that resume, and what they refuse."""
+"""Streams: what they read, how they resume, and what they refuse."""
 
 from __future__ import annotations
 
@@ -96,3 +96,69 @@ def test_rows_start_after_the_token_before_them() -> None:
     assert segment.inputs[0].tolist() == [START, 5, 6]
     assert segment.inputs[1, :2].tolist() == [7, 8]
     assert segment.targets.tolist() == [[5, 6, 7], [8, 9, NOT_SCORED]]
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(30, 200))
+def test_rows_continue_and_targets_follow(rows: int, length: int, n: int) -> None:
+    text = np.arange(n, dtype=np.uint8)
+    if (n - 1) // rows < length:
+        with pytest.raises(MemspanError, match="too few"):
+            Streams(text, rows, length)
+        return
+    streams = Streams(text, rows, length)
+    first = streams.next()
+    assert torch.equal(first.targets, first.inputs + 1)
+    assert first.inputs[:, 0].tolist() == [b * ((n - 1) // rows) for b in range(rows)]
+    assert first.starts is None
+    before = first
+    for _ in range(streams.n_segments - 1):
+        segment = streams.next()
+        assert torch.equal(segment.inputs[:, 0], before.targets[:, -1])
+        before = segment
+    again = streams.next()
+    assert torch.equal(again.inputs, first.inputs)
+    assert again.starts is not None
+    assert again.starts[:, 0].all()
+    assert not again.starts[:, 1:].any()
+
+
+def test_documents_begin_with_start() -> None:
+    """Every token of every document is a target, the first after START."""
+    text = np.arange(100, 140, dtype=np.uint8)
+    # The third document is empty, and so is the last.
+    streams = Streams(text, 2, 5, np.array([0, 7, 30, 30, 40]))
+    found = [streams.next() for _ in range(5)]
+    targets = torch.cat([segment.targets for segment in found[:4]], 1)
+    assert targets.flatten().tolist() == text.tolist()
+    inputs = torch.cat([segment.inputs for segment in found[:4]], 1).flatten()
+    begins = torch.tensor([0, 7, 30])
+    assert (inputs == START).nonzero().flatten().tolist() == begins.tolist()
+    rest = torch.ones(40, dtype=torch.bool).index_fill(0, begins, False)
+    assert torch.equal(inputs[rest], targets.flatten()[rest] - 1)
+    marks = [None if s.starts is None else s.starts.nonzero().tolist() for s in found]
+    # The text again: for every row.
+    assert marks == [[[0, 0]], [[0, 2]], [[1, 0]], None, [[0, 0], [1, 0]]]
+
+
+@given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 20), st.booleans())
+def test_every_token_is_scored_once(n: int, rows: int, length: int, documents: bool) -> None:
+    text = np.arange(100, 100 + n, dtype=np.uint16)
+    if rows > n or length > n:
+        with pytest.raises(MemspanError, match="lower"):
+            list(evaluation_segments(text, rows, length))
+        return
+    scored, last = [], None
+    starts = np.array([0, n // 2, n // 2, n])
+    for segment in evaluation_segments(text, rows, length, starts if documents else None):
+        inputs, targets = segment.inputs, segment.targets
+        mask = targets != NOT_SCORED
+        scored += targets[mask].tolist()
+        first = (targets == 100) | (targets == 100 + n // 2) & documents
+        assert torch.equal(inputs[mask], targets.sub(1).masked_fill(first, START)[mask])
+        marked = torch.zeros_like(mask) if segment.starts is None else segment.starts
+        assert torch.equal(marked, first & documents)
+        if last is not None:
+            goes_on = (mask & ~first)[:, 0]
+            assert torch.equal(inputs[:, 0][goes_on], last[goes_on])
+        last = targets[:, -1]
+    assert sorted(scored) == text.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,9 @@ def architecture(trained: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def flags(architecture: str) -> list[str]:
-    pairs = {"--model": architecture, "--data.corpus": "text.txt"} | LOOP
+    known = {f"--model.{f.name.replace('_', '-')}" for f in fields(MODELS[architecture])}
+    loop = {k: v for k, v in LOOP.items() if k in known or not k.startswith("--model")}
+    pairs = {"--model": architecture, "--data.corpus": "text.txt"} | loop
     return [str(word) for pair in pairs.items() for word in pair]
 
 

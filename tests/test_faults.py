@@ -33,6 +33,7 @@ from memspan.files.bytes import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, config_files
+from memspan.runs.claim import claim
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, saves, start, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
@@ -265,6 +266,20 @@ def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() ->
     with pytest.raises(MemspanError, match="is finished"):
         start.resume(Path("r"))
     assert published.read_bytes() == good
+
+
+def test_a_run_without_weights_says_what_to_do() -> None:
+    start.train(OPTIONS, Path("r"))
+    Path("r/model.safetensors").unlink()
+    with pytest.raises(MemspanError, match=r"is missing: restore it, or .* memspan export r$"):
+        memspan.load("r")
+    with claim(Path("r")):
+        checkpoints.export(Path("r"))
+    assert memspan.load("r").step
+    Path("r/model.safetensors").unlink()
+    shutil.rmtree("r/checkpoints")
+    with pytest.raises(MemspanError, match=r"no checkpoint yet.*--preset r/config\.toml --out r$"):
+        memspan.load("r")
 
 
 def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,8 @@ from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.lstm.config import LSTMConfig
+from memspan.models.transformer.config import TransformerConfig
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 
@@ -54,12 +56,16 @@ def implementations(config: Any) -> list[str]:
     if isinstance(config, FeedbackConfig):
         compiled = ["compiled"] if feedback_loop.available(torch.zeros(())) else []
         return ["reference"] + (["fused", *compiled] if config.normalisation == "pre" else [])
-    return ["reference", "fused"]
+    if isinstance(config, TransformerConfig):
+        return ["reference", "sdpa"]
+    return ["reference"] if isinstance(config, LSTMConfig) else ["reference", "fused"]
 
 
 def model_of(case: Case, scheme: str, factor: int) -> LanguageModel:
     """As initialised in float32, deeper and wider than in the other laws."""
-    sizes = {"n_layers": 4, "d_model": 32, "d_ff": 48}
+    sizes = {"n_layers": 4, "d_model": 32} | (
+        {"d_ff": 48} if hasattr(case.backbone, "d_ff") else {}
+    )
     config = dataclasses.replace(case.backbone, **sizes, initialisation=scheme)
     with torch.random.fork_rng():
         torch.manual_seed(0)

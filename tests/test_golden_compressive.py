@@ -29,7 +29,7 @@ from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
-from memspan.ops.relative_attention import relative_attention
+from memspan.ops.relative_attention import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
 
@@ -212,7 +212,9 @@ def check_fb_feedback(g: Golden, dtype: torch.dtype) -> None:
                 heads(linear(x, w, f"{here}.attn.proj_query").flatten(0, 1)[:, None], n_heads),
                 heads(linear(keys, w, f"{here}.attn.proj_key"), n_heads),
                 heads(linear(keys, w, f"{here}.attn.proj_val"), n_heads),
-                w[f"{here}.attn.attn.key_pe"].transpose(1, 2).flip(1).expand(n_heads, -1, -1),
+                Positions(
+                    w[f"{here}.attn.attn.key_pe"].transpose(1, 2).flip(1).expand(n_heads, -1, -1)
+                ),
             )
             attended = attended.flatten(1).unflatten(0, (batch, length))
             h = h + linear(attended, w, f"{here}.attn.proj_out")
@@ -267,7 +269,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
             context = torch.cat([compressed[n], memory[n], x], 1)
             k, v = F.linear(context, kv if trained[n] else kv.detach()).chunk(2, -1)
             q, k, v = (heads(t, n_heads) for t in (linear(x, w, f"{here}.to_q"), k, v))
-            attended = relative_attention(q, k, v, positions, mask=mask[None])
+            attended = relative_attention(q, k, v, Positions(positions), mask=mask[None])
             out = linear(attended.transpose(1, 2).flatten(2), w, f"{here}.to_out")
             steps = torch.cat([memory[n], x], 1).detach()
             split = max(0, steps.shape[1] - c["mem_len"])

@@ -35,7 +35,7 @@ from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import sinusoids
-from memspan.ops.relative_attention import relative_attention
+from memspan.ops.relative_attention import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
 
@@ -204,11 +204,9 @@ class Recorder:
     def first_attention(self) -> Tensor:
         """``[B, H, T, S]`` of layer 0: what attention makes of the identity as values."""
         assert self.attention is not None
-        (q, k, _, position_keys), options = self.attention
+        (q, k, _, positions), options = self.attention
         eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
-        return relative_attention(
-            q, k, eye, position_keys, **options | {"implementation": "reference"}
-        )
+        return relative_attention(q, k, eye, positions, **options | {"implementation": "reference"})
 
 
 def log_probabilities(model: LanguageModel, logits: Tensor) -> Tensor:
@@ -408,11 +406,13 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
             heads(F.linear(query, w["query.linear.weight"])),
             k,
             values,
-            w["key_pos_embeddings"][table_rows].transpose(0, 1),
-            content_bias=w["query_pos_bias"],
-            position_scores=w["key_pos_bias"][table_rows].t(),
+            Positions(
+                w["key_pos_embeddings"][table_rows].transpose(0, 1),
+                w["key_pos_bias"][table_rows].t(),
+                content_bias=w["query_pos_bias"],
+                n_future=n_future,
+            ),
             mask=visible,
-            n_future=n_future,
             implementation=how,
         )
 

@@ -42,7 +42,7 @@ def run(architecture: str, **loop: Any) -> RunConfig[Any]:
     settings = {"steps": 12, "batch_size": 3, "segment_length": 8, "evaluate_tokens": 64}
     settings |= {"evaluate_every": 0, "save_every": 4, "sample_tokens": 0, "device": "cpu"}
     return RunConfig(
-        model=MODELS[architecture](n_layers=1, d_model=16, n_heads=2, d_ff=16),
+        model=MODELS[architecture](n_layers=1, d_model=16),
         architecture=architecture,  # type: ignore[arg-type]
         data=DataConfig(corpus="text.txt"),
         optim=OptimConfig(warmup_steps=2),
@@ -161,7 +161,8 @@ def test_records_hold_no_loss_where_every_update_was_skipped(
     assert ["train_nats_per_token" in r for r in training] == [True, False]
 
 
-@pytest.mark.parametrize("architecture", MODELS)
+# The transformer has no memory that could be spoilt.
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "transformer"])
 def test_a_spoilt_row_of_memory_is_emptied_and_counted(
     monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -224,7 +225,8 @@ def test_large_finite_values_are_healthy() -> None:
     assert non_finite_rows(huge) is None
 
 
-@pytest.mark.parametrize("architecture", MODELS)
+# What an LSTM returns is bounded, whatever its weights.
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "lstm"])
 def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> None:
     model = memspan.models.LanguageModel(256, run(architecture).model).eval()
     with torch.no_grad():

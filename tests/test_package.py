@@ -1,19 +1,74 @@
-"""The package's own face: what it shows, and that showing it costs nothing."""
+"""The package's public names: which they are, their signatures, and that showing them costs nothing.
+
+``python tests/test_package.py > tests/public_names.txt`` after a change that is meant.
+"""
 
 from __future__ import annotations
 
+import inspect
+import os
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
 
 import memspan
+import memspan.models
+
+NAMES = Path(__file__).with_name("public_names.txt")
+WITHOUT_HOOK = os.environ | {"MEMSPAN_NO_HOOK": "1"}
 
 
-def test_dir_shows_what_is_public() -> None:
-    assert set(memspan.__all__) <= set(dir(memspan))
-    assert {"LanguageModel", "Memory", "MemspanError", "Run", "load"} <= set(memspan.__all__)
-    assert all(getattr(memspan, name) is not None for name in dir(memspan))
+METHODS = (memspan.LanguageModel, memspan.Memory, memspan.models.Reader)
+"""Classes whose methods are listed as well."""
 
 
-def test_dir_does_not_import_torch() -> None:
-    program = "import memspan, sys; dir(memspan); assert 'torch' not in sys.modules"
+def signatures(module: ModuleType) -> list[str]:
+    """``name(parameters) -> result`` of the public names."""
+    lines = []
+    for name in sorted(module.__all__):
+        member = getattr(module, name)
+        full = f"{module.__name__}.{name}"
+        lines.append(f"{full}{_signature(member) if callable(member) else ''}")
+        if any(member is kind for kind in METHODS):
+            for method, what in sorted(vars(member).items()):
+                if not method.startswith("_") and not isinstance(what, type):
+                    lines.append(f"{full}.{method}{_signature(getattr(member, method))}")
+    return lines
+
+
+def _signature(member: Any) -> str:
+    if isinstance(member, property):
+        return f": {member.fget.__annotations__['return']}"
+    return str(inspect.signature(member)).replace("'", "")
+
+
+def test_public_names_and_signatures_are_those_listed() -> None:
+    now = subprocess.run(
+        [sys.executable, __file__], env=WITHOUT_HOOK, capture_output=True, text=True, check=True
+    )
+    listed = NAMES.read_text().splitlines()
+    changed = sorted({*listed} ^ {*now.stdout.splitlines()})
+    assert not changed, f"if this is meant: python tests/test_package.py > {NAMES.name}"
+
+
+@pytest.mark.parametrize("module", [memspan, memspan.models], ids=lambda m: m.__name__)
+def test_dir_shows_what_is_public(module: ModuleType) -> None:
+    assert set(module.__all__) <= set(dir(module))
+    assert all(getattr(module, name) is not None for name in dir(module))
+    assert not [n for n in module.__all__ if not inspect.getdoc(getattr(module, n))]
+
+
+def test_dir_and_options_do_not_import_torch() -> None:
+    program = (
+        "import memspan, memspan.models, sys; dir(memspan); memspan.models.TransformerXLConfig;"
+        "memspan.RunConfig; memspan.Sampling; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+if __name__ == "__main__":
+    print(*signatures(memspan), *signatures(memspan.models), sep="\n")

@@ -216,10 +216,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {
 
 def options(name: str = "transformer-xl", **loop: Any) -> RunConfig[Any]:
     architecture, more, embedding = ARCHITECTURES[name]
-    sizes = SMALL | more | ({} if architecture == "fast-weights" else {"memory_length": 4})
+    known = {field.name for field in dataclasses.fields(MODELS[architecture])}
+    small = {name: n for name, n in (SMALL | {"memory_length": 4}).items() if name in known}
     return RunConfig(
         architecture=architecture,  # type: ignore[arg-type]
-        model=MODELS[architecture](**sizes),
+        model=MODELS[architecture](**small | more),
         embedding=embedding,
         data=DataConfig(corpus="text.txt"),
         optim=OptimConfig(warmup_steps=2),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from golden import assert_same
 from memspan.ops import relative_attention as ops
-from memspan.ops.relative_attention import attention_weights, relative_attention
+from memspan.ops.relative_attention import Positions, attention_weights, relative_attention
 
 FAST = ["fused", "sdpa"]
 # Queries, slots of memory.
@@ -55,6 +55,25 @@ def inputs(
         for name, shape in shapes.items()
         if name in ("q", "k", "v", "position_keys", *OPTIONS[options])
     }
+
+
+NAMES = {
+    "position_keys": "keys",
+    "position_scores": "scores",
+    "content_bias": "content_bias",
+    "position_bias": "position_bias",
+}
+
+
+def positions(tensors: dict[str, Tensor], n_future: int = 0) -> Positions:
+    given = {ours: tensors[name] for name, ours in NAMES.items() if name in tensors}
+    return Positions(**given, n_future=n_future)
+
+
+def attend(*, n_future: int = 0, **given: Any) -> Tensor:
+    """The operation with :func:`inputs` as its arguments."""
+    at = positions(given, n_future)
+    return relative_attention(positions=at, **{n: x for n, x in given.items() if n not in NAMES})
 
 
 def causal(n_queries: int, slots: int) -> Tensor:
@@ -115,15 +134,8 @@ def by_hand(t: dict[str, Tensor], mask: Tensor | None, scale: float) -> Tensor:
 def test_reference_is_the_equation(n_queries: int, slots: int, options: str) -> None:
     t = inputs(n_queries, slots, options)
     for name, mask in masks(n_queries, slots).items():
-        out = relative_attention(**t, mask=mask, implementation="reference")
+        out = attend(**t, mask=mask, implementation="reference")
         assert_same(out, by_hand(t, mask, 4**-0.5), 1e-12, name)
-
-
-@pytest.mark.parametrize("implementation", ["reference", *FAST])
-def test_scale_replaces_the_root_of_the_width(implementation: Any) -> None:
-    t, mask = inputs(3, 2), causal(3, 2)
-    out = relative_attention(**t, mask=mask, scale=0.3, implementation=implementation)
-    assert_same(out, by_hand(t, mask, 0.3), 1e-12, "scale")
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -135,8 +147,8 @@ def test_fast_paths_equal_the_reference(
     t = inputs(n_queries, slots, options)
     for name, mask in masks(n_queries, slots).items():
         with torch.no_grad():
-            expected = relative_attention(**t, mask=mask, implementation="reference")
-            out = relative_attention(**t, mask=mask, implementation=implementation)
+            expected = attend(**t, mask=mask, implementation="reference")
+            out = attend(**t, mask=mask, implementation=implementation)
         assert_same(out, expected, 1e-12, name)
 
 
@@ -147,7 +159,7 @@ def test_fused_gradients_equal_the_reference(n_queries: int, slots: int, options
         gradients = {}
         for implementation in ("reference", "fused"):
             t = with_gradient(inputs(n_queries, slots, options))
-            out = relative_attention(**t, mask=mask, implementation=implementation)
+            out = attend(**t, mask=mask, implementation=implementation)
             weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
             gradients[implementation] = torch.autograd.grad((out * weight).sum(), list(t.values()))
         for key, ours, expected in zip(t, gradients["fused"], gradients["reference"], strict=True):
@@ -160,9 +172,9 @@ def test_fused_gradients_equal_the_reference(n_queries: int, slots: int, options
 @pytest.mark.parametrize(("n_queries", "slots"), [(100, 63), (1, 100)])
 def test_float32(n_queries: int, slots: int, implementation: Any) -> None:
     t, mask = inputs(n_queries, slots), causal(n_queries, slots)
-    expected = relative_attention(**t, mask=mask, implementation="reference")
+    expected = attend(**t, mask=mask, implementation="reference")
     t = {name: tensor.float() for name, tensor in t.items()}
-    out = relative_attention(**t, mask=mask, implementation=implementation)
+    out = attend(**t, mask=mask, implementation=implementation)
     assert out.dtype == torch.float32
     assert_same(out, expected, 1e-5, "float32")
 
@@ -175,27 +187,27 @@ def test_gradcheck(n_queries: int, slots: int, options: str, dropout: float) -> 
     t = with_gradient(inputs(n_queries, slots, options, width=2))
     mask = masks(n_queries, slots)["rows"]
 
-    def attend(*values: Tensor) -> Tensor:
+    def run(*values: Tensor) -> Tensor:
         torch.manual_seed(2)
-        return relative_attention(
+        return attend(
             **dict(zip(t, values, strict=True)),
             mask=mask,
             dropout=dropout,
             implementation="fused",
         )
 
-    assert torch.autograd.gradcheck(attend, tuple(t.values()))
+    assert torch.autograd.gradcheck(run, tuple(t.values()))
 
 
 def test_gradients_of_a_part_of_the_inputs() -> None:
     """Frozen inputs get no gradient and the others' stay right."""
     mask = causal(5, 3)
     whole = with_gradient(inputs(5, 3))
-    relative_attention(**whole, mask=mask, implementation="fused").square().sum().backward()
+    attend(**whole, mask=mask, implementation="fused").square().sum().backward()
     for chosen in whole:
         t = inputs(5, 3)
         t[chosen].requires_grad_()
-        relative_attention(**t, mask=mask, implementation="fused").square().sum().backward()
+        attend(**t, mask=mask, implementation="fused").square().sum().backward()
         assert_same(t[chosen].grad, whole[chosen].grad, 1e-12, chosen)
         assert all(t[name].grad is None for name in t if name != chosen)
 
@@ -208,9 +220,9 @@ def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
     t |= {name: t[name].expand(n, -1, -1, -1) for name in ("q", "k")}
     # Values that show the weights themselves.
     t["v"] = torch.eye(3, 4, dtype=torch.float64).expand(n, 2, -1, -1)
-    plain = relative_attention(**t, mask=causal(2, 1), implementation=implementation)[..., :3]
+    plain = attend(**t, mask=causal(2, 1), implementation=implementation)[..., :3]
     torch.manual_seed(0)
-    out = relative_attention(**t, mask=causal(2, 1), dropout=p, implementation=implementation)
+    out = attend(**t, mask=causal(2, 1), dropout=p, implementation=implementation)
     out = out[..., :3]
     visible = causal(2, 1).expand_as(out[0])
     kept = out[:, visible] != 0
@@ -224,13 +236,13 @@ def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
 def test_hidden_keys_do_not_matter(implementation: Any) -> None:
     """What the mask hides may hold anything finite, and gets no gradient."""
     t, mask = inputs(4, 3), masks(4, 3)["rows"]
-    before = relative_attention(**t, mask=mask, implementation=implementation)
+    before = attend(**t, mask=mask, implementation=implementation)
     t["k"][0, :, :3] = t["v"][0, :, :3] = 1e3
-    after = relative_attention(**t, mask=mask, implementation=implementation)
+    after = attend(**t, mask=mask, implementation=implementation)
     assert_same(after, before, 1e-12, "hidden")
     if implementation == "fused":
         t = with_gradient(t)
-        relative_attention(**t, mask=mask, implementation="fused").sum().backward()
+        attend(**t, mask=mask, implementation="fused").sum().backward()
         assert not t["k"].grad[0, :, :3].any()
         assert not t["v"].grad[0, :, :3].any()
 
@@ -239,19 +251,19 @@ def test_hidden_keys_do_not_matter(implementation: Any) -> None:
 def test_inputs_may_be_views(implementation: Any) -> None:
     """Heads are split by transposing and buffers are sliced: no layout is taken for granted."""
     t, mask = inputs(5, 3), causal(5, 3)
-    expected = relative_attention(**t, mask=mask, implementation=implementation)
+    expected = attend(**t, mask=mask, implementation=implementation)
     for name, tensor in t.items():
         last = tensor.dim() - 1
         t[name] = torch.cat([tensor, tensor], 0)[: len(tensor)].transpose(0, last).contiguous()
         t[name] = t[name].transpose(0, last)
-    out = relative_attention(**t, mask=mask, implementation=implementation)
+    out = attend(**t, mask=mask, implementation=implementation)
     assert_same(out, expected, 1e-12, "views")
 
 
 @pytest.mark.parametrize("implementation", ["reference", *FAST])
 def test_inputs_are_not_changed(implementation: Any) -> None:
     t, mask = inputs(5, 3), causal(5, 3)
-    relative_attention(**t, mask=mask, implementation=implementation)
+    attend(**t, mask=mask, implementation=implementation)
     assert mask.equal(causal(5, 3))
     for name, tensor in inputs(5, 3).items():
         assert tensor.equal(t[name]), name
@@ -260,29 +272,29 @@ def test_inputs_are_not_changed(implementation: Any) -> None:
 def test_choice_of_implementation() -> None:
     """fused where a gradient is wanted, else sdpa; both agree, and neither is swapped silently."""
     t, mask = inputs(5, 3), causal(5, 3)
-    assert relative_attention(**t, mask=mask).grad_fn is None
-    out = relative_attention(**with_gradient(t), mask=mask)
+    assert attend(**t, mask=mask).grad_fn is None
+    out = attend(**with_gradient(t), mask=mask)
     assert "FusedRelativeAttention" in str(out.grad_fn.next_functions[0][0])
     with torch.no_grad():
-        assert relative_attention(**with_gradient(t), mask=mask).grad_fn is None
-    with pytest.raises(ValueError, match="without gradients"):
-        relative_attention(**with_gradient(t), mask=mask, implementation="sdpa")
+        assert attend(**with_gradient(t), mask=mask).grad_fn is None
+    with pytest.raises(ValueError, match="has no gradients"):
+        attend(**with_gradient(t), mask=mask, implementation="sdpa")
     with pytest.raises(ValueError, match="dropout"):
-        relative_attention(**t, mask=mask, dropout=0.1, implementation="sdpa")
+        attend(**t, mask=mask, dropout=0.1, implementation="sdpa")
 
 
 def test_dropout_is_drawn_alike_with_and_without_gradients() -> None:
     """Reentrant activation checkpointing runs the same pass twice, without gradients first."""
     plain, checkpointed = with_gradient(inputs(5, 3)), with_gradient(inputs(5, 3))
 
-    def attend(*values: Tensor) -> Tensor:
+    def run(*values: Tensor) -> Tensor:
         t = dict(zip(plain, values, strict=True))
-        return relative_attention(**t, mask=causal(5, 3), dropout=0.5)
+        return attend(**t, mask=causal(5, 3), dropout=0.5)
 
     torch.manual_seed(1)
-    expected = attend(*plain.values())
+    expected = run(*plain.values())
     torch.manual_seed(1)
-    out = torch.utils.checkpoint.checkpoint(attend, *checkpointed.values(), use_reentrant=True)
+    out = torch.utils.checkpoint.checkpoint(run, *checkpointed.values(), use_reentrant=True)
     assert torch.equal(out, expected)
     expected.square().sum().backward()
     out.square().sum().backward()
@@ -309,7 +321,7 @@ def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future:
     padding = torch.zeros(3, 2, n_future, 4, dtype=torch.float64)
     padded = {n: torch.cat([t[n], padding], 2) for n in ("k", "v")}
     excluded = torch.zeros(1, n_queries, n_future, dtype=torch.bool)
-    expected = relative_attention(
+    expected = attend(
         **t | table | padded, mask=torch.cat([mask, excluded], 2), implementation="reference"
     )
     if n_future == n_queries - 1:
@@ -318,9 +330,7 @@ def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future:
     gradients = {}
     for implementation in ("reference", *FAST):
         with_table = with_gradient(t | table) if implementation != "sdpa" else t | table
-        out = relative_attention(
-            **with_table, mask=mask, n_future=n_future, implementation=implementation
-        )
+        out = attend(**with_table, mask=mask, n_future=n_future, implementation=implementation)
         assert_same(out, expected, 1e-12, implementation)
         if implementation != "sdpa":
             found = torch.autograd.grad((out * weight).sum(), list(with_table.values()))
@@ -332,9 +342,9 @@ def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future:
 def test_distances_without_position_keys_are_refused() -> None:
     """No mask, and no position keys for the future that is then visible; too few of them."""
     with pytest.raises(ValueError, match="n_future=1, or a causal mask"):
-        relative_attention(**inputs(2, 1))
+        attend(**inputs(2, 1))
     with pytest.raises(ValueError, match="as many position keys as both, 6, not 5"):
-        relative_attention(**inputs(3, 2), mask=causal(3, 2), n_future=1)
+        attend(**inputs(3, 2), mask=causal(3, 2), n_future=1)
 
 
 # ----- Weights, empty inputs
@@ -343,17 +353,17 @@ def test_distances_without_position_keys_are_refused() -> None:
 def test_attention_weights_are_what_values_are_weighed_by() -> None:
     t, mask = inputs(4, 3), masks(4, 3)["rows"]
     values = t.pop("v")
-    weights = attention_weights(**t, mask=mask)
+    weights = attention_weights(t["q"], t["k"], positions(t), mask=mask)
     assert weights.shape == (3, 2, 4, 7)
     assert_same(weights.sum(-1), torch.ones(3, 2, 4).double(), 1e-12, "sum")
-    assert_same(weights @ values, relative_attention(**t, v=values, mask=mask), 1e-12, "out")
+    assert_same(weights @ values, attend(**t, v=values, mask=mask), 1e-12, "out")
 
 
 @pytest.mark.parametrize("implementation", ["reference", *FAST, None])
 @pytest.mark.parametrize(("batch", "n_queries"), [(0, 3), (2, 0)])
 def test_empty_inputs_give_empty_results(batch: int, n_queries: int, implementation: Any) -> None:
     t = inputs(n_queries, 2, batch=batch)
-    out = relative_attention(**t, mask=causal(n_queries, 2), implementation=implementation)
+    out = attend(**t, mask=causal(n_queries, 2), implementation=implementation)
     assert out.shape == (batch, 2, n_queries, 4)
 
 
@@ -364,14 +374,13 @@ def test_heads_worked_on_apart_give_the_same(
     """A small cache splits the heads; the result and every gradient stay."""
     torch.manual_seed(3)
     shapes = [(2, 3, 5, 4), (2, 3, 9, 4), (2, 3, 9, 4), (3, 9, 4), (3, 4), (3, 4)]
+    names = ("q", "k", "v", "position_keys", "content_bias", "position_bias")
     tensors = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     mask = (torch.arange(9) <= torch.arange(4, 9)[:, None])[None]
 
     def run() -> list[torch.Tensor]:
-        out = relative_attention(
-            *tensors[:4],
-            content_bias=tensors[4],
-            position_bias=tensors[5],
+        out = attend(
+            **dict(zip(names, tensors, strict=True)),
             mask=mask,
             implementation=implementation,  # type: ignore[arg-type]
         )

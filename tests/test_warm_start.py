@@ -21,7 +21,7 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.ops.feedback.attention import attend
-from memspan.ops.relative_attention import relative_attention
+from memspan.ops.relative_attention import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.training.warm_start import initialise_from
@@ -56,8 +56,8 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
         keys, scores = attention.distances(theirs.position_codes(7, 5))
         # Ours does not see itself: the distance 0 is left out.
         expected = relative_attention(
-            q, torch.cat([k, q], 2), torch.cat([v, q], 2), keys,
-            content_bias=u, position_bias=w, position_scores=scores,
+            q, torch.cat([k, q], 2), torch.cat([v, q], 2),
+            Positions(keys, scores, content_bias=u, position_bias=w),
             mask=(torch.arange(7) < 6)[None, None], implementation="reference",
         )  # fmt: skip
         ours = attend(

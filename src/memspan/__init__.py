@@ -1,35 +1,88 @@
-"""memspan: transformers with memory that read text of any length in constant memory."""
+"""memspan: transformers with memory that read text of any length in constant memory.
+
+All names that users import are here and in :mod:`memspan.models`; other modules are private. A trained
+model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate` and
+:func:`generate`. They print nothing; what the user should know beside a result goes to the logger
+``memspan``.
+"""
 
 from __future__ import annotations
 
+import logging
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, NonFiniteError
 
 if TYPE_CHECKING:
+    from memspan.data.options import DataConfig
+    from memspan.evaluation import Evaluation, evaluate
+    from memspan.generation import Generation, Writer, generate
     from memspan.memory import Memory
     from memspan.models import LanguageModel
+    from memspan.models.options import EmbeddingConfig
+    from memspan.precision.products import Precision
+    from memspan.runs.options import RunConfig
     from memspan.runs.run import Run, load
+    from memspan.sampling import Sampling
+    from memspan.training.options import OptimConfig, TrainConfig
+    from memspan.training.start import resume, train
 
-__all__ = ["LanguageModel", "Memory", "MemspanError", "Run", "load"]
+__all__ = [
+    "DataConfig",
+    "EmbeddingConfig",
+    "Evaluation",
+    "Generation",
+    "LanguageModel",
+    "Memory",
+    "MemspanError",
+    "NonFiniteError",
+    "OptimConfig",
+    "Precision",
+    "Run",
+    "RunConfig",
+    "Sampling",
+    "TrainConfig",
+    "Writer",
+    "evaluate",
+    "generate",
+    "load",
+    "resume",
+    "train",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LanguageModel": "memspan.models",
-    "Memory": "memspan.memory",
-    "Run": "memspan.runs.run",
-    "load": "memspan.runs.run",
+    "DataConfig": "data.options",
+    "EmbeddingConfig": "models.options",
+    "Evaluation": "evaluation",
+    "Generation": "generation",
+    "LanguageModel": "models",
+    "Memory": "memory",
+    "OptimConfig": "training.options",
+    "Precision": "precision.products",
+    "Run": "runs.run",
+    "RunConfig": "runs.options",
+    "Sampling": "sampling",
+    "TrainConfig": "training.options",
+    "Writer": "generation",
+    "evaluate": "evaluation",
+    "generate": "generation",
+    "load": "runs.run",
+    "resume": "training.start",
+    "train": "training.start",
 }
+"""Modules of the names that are imported on first use: torch takes seconds, and help needs none."""
+
+# Silent unless the user asks for it; without a handler Python would print warnings.
+logging.getLogger("memspan").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import: the command line's help must not wait for it.
     if name not in _HOMES:
         raise AttributeError(f"module 'memspan' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"memspan.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return [*__all__, "__version__"]

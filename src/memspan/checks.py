@@ -98,10 +98,10 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def at_least(low: float, config: object, *names: str) -> None:
-    """Refuse a number below ``low`` in any of the options ``names``."""
+    """Refuse a number below ``low`` in any of the options ``names``; None is accepted."""
     for name in names:
         value = getattr(config, name)
-        if value < low:
+        if value is not None and value < low:
             raise MemspanError(f"{name} must be at least {low}, not {value}")
 
 

@@ -1,66 +1,82 @@
-"""Scoring a text: every token once, memory carried from start to end."""
+"""Scoring a text: every token once, memory carried from its start to its end."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.data.streams import evaluation_segments
+from memspan.data.corpora import is_there
+from memspan.data.identity import difference, identity, is_whole
+from memspan.data.prepared import Prepared, prepare
+from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
-from memspan.errors import NonFiniteError
-from memspan.models import LanguageModel
+from memspan.errors import MemspanError, NonFiniteError
+from memspan.models import LanguageModel, Reader
 from memspan.nn import NOT_SCORED
 from memspan.precision.products import Precision
+from memspan.runs.reading import opened, options_of, precision_for
+from memspan.runs.run import Run
+
+ALL = "all"
+"""The split that is the whole text, in order."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The result of one evaluation."""
+    """How well a model predicts a text."""
 
     nats: float
-    """Sum over the scored tokens."""
+    """Sum of the losses of the scored tokens."""
     tokens: int
+    """Number of scored tokens."""
     n_unknown: int
-    """Scored tokens that stand for what the vocabulary lacks, such as ``<unk>``."""
+    """Scored tokens that stand for words or characters outside the vocabulary, such as ``<unk>``."""
     n_bytes: int
-    """Bytes of the scored text, as decoded from its tokens; likewise characters and words."""
+    """Bytes of the scored text, decoded from its tokens."""
     n_characters: int
+    """Characters of the same text."""
     n_words: int
+    """Words of the same text, separated by white space."""
     streams: int
-    """1: the exact protocol. More: the text was cut into that many streams, each starting empty."""
+    """1: the exact protocol. More: the text was cut into so many streams, each with empty memory."""
     segment_length: int
-    memory: dict[str, int]
-    """Sizes of the memory where they were changed for this evaluation."""
-    reading: dict[str, Any]
-    """Attention span and clamp where they were changed for this evaluation."""
+    """Tokens per step, T."""
+    memory: dict[str, object]
+    """Memory sizes that were changed for this evaluation."""
+    reading: dict[str, object]
+    """Other options of the architecture that were changed for it, such as the attention span."""
     seconds: float
+    """Duration of the scoring."""
 
     @property
     def nats_per_token(self) -> float:
+        """Mean loss."""
         return self.nats / self.tokens
 
     @property
     def unknown_share(self) -> float:
-        """Of the scored tokens, in [0, 1]."""
+        """Unknown tokens as a share of the scored ones, in [0, 1]."""
         return self.n_unknown / self.tokens
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None where tokens are unknown: the model was not asked which bytes they stand for, so the
-        number would look better than that of a model which predicts all of the text."""
+        """None if any token is unknown: the model need not predict the bytes of such tokens, so the
+        number would flatter it beside a model that predicts the complete text."""
         return self._bits_per(self.n_bytes)
 
     @property
     def bits_per_character(self) -> float | None:
-        """None in the same case."""
+        """None if any token is unknown, for the same reason."""
         return self._bits_per(self.n_characters)
 
     @property
@@ -70,17 +86,19 @@ class Scores:
 
     @property
     def word_perplexity(self) -> float:
-        """Per white-space separated word."""
+        """Per word, as words are counted in ``n_words``."""
         return _exp(self.nats / max(self.n_words, 1))
 
     @property
     def tokens_per_second(self) -> float:
+        """Speed of the scoring."""
         return self.tokens / self.seconds
 
     def _bits_per(self, n: int) -> float | None:
         return None if self.n_unknown else self.nats / math.log(2) / max(n, 1)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
+        """All fields and scores, plain JSON values."""
         names = (
             "nats_per_token",
             "unknown_share",
@@ -93,6 +111,145 @@ class Scores:
         return asdict(self) | {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class Evaluation(Scores):
+    """The scores of a run on a text, and how it was read."""
+
+    run: str
+    """The run's folder."""
+    corpus: str
+    """Name or path of the text."""
+    split: str
+    """The part of it that was scored."""
+    as_in_training: bool | None
+    """Whether this is the text that the run was trained on (None: an old run did not record it)."""
+    precision: Literal["float32", "bfloat16"]
+    """Of matrix products."""
+    matmul_precision: Literal["highest", "high", "medium"]
+    """How products of float32 were computed."""
+
+
+def evaluate(
+    run: Run | str | Path,
+    corpus: str | None = None,
+    *,
+    split: str = "validation",
+    tokens: int = 0,
+    batch_size: int = 1,
+    segment_length: int | None = None,
+    precision: Precision | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: object,
+) -> Evaluation:
+    """Score a text with a trained model, as ``memspan evaluate`` does.
+
+    What the user should know beside the score, such as that the text has changed since training, is
+    logged as a warning of the logger ``memspan``.
+
+    Args:
+        run: the run, or its folder.
+        corpus: a named corpus, file, folder or glob (None: the run's own).
+        split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
+        tokens: score only the first N tokens (0: all).
+        batch_size: parallel streams. 1 is the exact protocol; more are faster and cut the text.
+        segment_length: tokens per step, T (None: as in training).
+        precision: of matrix products (None: float32, multiplied as in training).
+        progress: called with the numbers of tokens scored so far and to score (None: nothing is shown).
+        options: the architecture's own, such as ``memory_length=1024`` or
+            ``attention_span="fixed"`` (left out: as in training).
+
+    Raises:
+        MemspanError: there is no such run, text, split or option.
+        NonFiniteError: a loss is NaN or infinite.
+
+    Example::
+
+        scores = memspan.evaluate("runs/book", "other-book.txt", split="all", memory_length=512)
+        print(scores.bits_per_byte)
+    """
+    if tokens < 0:
+        raise MemspanError(f"tokens must be at least 0, not {tokens}")
+    run = opened(run)
+    sizes, reading = options_of(run, options)
+    precision = precision or precision_for(run)
+    log = logging.getLogger("memspan")
+    name = corpus or run.config.data.corpus
+    prepared = _prepared(run, corpus, progress is not None)
+    for line in prepared.notices():
+        log.warning(line)
+    ids, starts = _split(prepared, name, split)
+    changed = None
+    if known := is_whole(run.corpus):
+        among = None if split == ALL else [split]
+        changed = difference(run.corpus, identity(prepared.splits), among)
+    if changed and corpus is None:
+        log.warning(
+            f"{name} has changed since {run.folder} was trained on it ({changed}): the score is not "
+            "comparable with earlier ones, and the scored text may have been trained on"
+        )
+    ids = ids[: tokens or None]
+    if segment_length is None:
+        per_stream = len(ids) // max(batch_size, 1)
+        segment_length = min(run.config.train.segment_length, max(per_stream, 1))
+    scores = score_tokens(
+        run.model,
+        ids,
+        run.tokenizer,
+        document_starts=starts if run.config.data.document_reset else None,
+        batch_size=batch_size,
+        segment_length=segment_length,
+        memory=sizes,
+        reading=reading,
+        precision=precision,
+        progress=(lambda n: progress(n, len(ids))) if progress else _ignore,
+    )
+    return Evaluation(
+        **vars(scores),
+        run=str(run.folder),
+        corpus=name,
+        split=split,
+        as_in_training=changed is None if known else None,
+        precision=precision.products,
+        matmul_precision=precision.matmul,
+    )
+
+
+def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:
+    """The text in the run's tokens."""
+    data = run.config.data
+    if corpus is None and not is_there(data.corpus):
+        raise MemspanError(
+            f"the corpus of {run.folder} is not at {data.corpus}: give its path as corpus "
+            "(--corpus PATH)"
+        )
+    return prepare(
+        corpus or data.corpus,
+        data.tokenizer,
+        data.vocab_size,
+        with_tokenizer=run.tokenizer,
+        progress=progress,
+    )
+
+
+def _split(prepared: Prepared, corpus: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of one split or of all, and the indices at which documents start."""
+    if name != ALL and name not in prepared.splits:
+        raise MemspanError(
+            f"{corpus} has no split {name}: use {', '.join(prepared.splits)} or {ALL}"
+        )
+    splits = list(prepared.splits.values()) if name == ALL else [prepared.splits[name]]
+    if len(splits) == 1:
+        # Not copied: it may be larger than memory.
+        return splits[0].tokens, splits[0].document_starts
+    before = np.cumsum([0, *(len(split.tokens) for split in splits[:-1])])
+    starts = [split.document_starts + n for split, n in zip(splits, before, strict=True)]
+    return np.concatenate([split.tokens for split in splits]), np.concatenate(starts)
+
+
+def _ignore(scored: int) -> None:
+    """Show no progress."""
+
+
 def score_tokens(
     model: LanguageModel,
     tokens: np.ndarray,
@@ -101,57 +258,42 @@ def score_tokens(
     document_starts: np.ndarray | None = None,
     batch_size: int = 1,
     segment_length: int = 128,
-    memory: dict[str, int] | None = None,
+    memory: dict[str, Any] | None = None,
     reading: dict[str, Any] | None = None,
     precision: Precision | None = None,
-    progress: Callable[[int], None] = lambda scored: None,
+    progress: Callable[[int], None] = _ignore,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D).
+    """Score ``tokens`` (1-D). Eleven parameters: :func:`evaluate` is the interface for users.
 
     Args:
         model: in evaluation mode.
-        tokenizer: the one that made the tokens; it says which text they stand for.
+        tokens: integers, 1-D.
+        tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
-            its tokens (None: the text is read on across its documents).
+            the tokens of that document (None: memory is carried across documents).
         batch_size: parallel streams; 1 is the exact protocol.
         segment_length: tokens per step, T.
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
             in training).
         reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
             "clamp_length": 400}`` (None: as in training).
-        precision: of products while it scores (None: as torch is set).
+        precision: of matrix products (None: as torch is set).
         progress: called with the number of tokens scored so far.
-        processes: those that share the streams; each returns the whole score.
+        processes: processes that share the streams; each returns the score of all streams.
 
     Raises:
+        MemspanError: more streams or longer segments than the text allows; an unknown option.
         NonFiniteError: a loss is NaN or infinite.
     """
-    device = next(model.parameters()).device
     memory, reading = memory or {}, reading or {}
     rows = processes.rows(batch_size)
-    # Refuses sizes that the text does not have before memory is made for them.
+    # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
     empty = model.initial_memory(rows.stop - rows.start, **memory)
     reader = model.reader(empty, precision=precision, **reading)
-    nats, scored, start = 0.0, 0, time.perf_counter()
-    overflow: NonFiniteError | None = None
-    try:
-        for segment in segments:
-            here = segment.part(rows, device)
-            losses = reader.read(here.inputs, targets=here.targets, starts=here.starts)
-            nats += sum_of(losses, here.targets).item()
-            if overflow is None and not math.isfinite(nats):
-                overflow = _overflow(scored // batch_size)
-                # Where processes share the model, none may leave before the others.
-                if processes.size == 1:
-                    break
-            scored += int((segment.targets != NOT_SCORED).sum())
-            progress(scored)
-    except NonFiniteError as error:
-        overflow = error
-    if processes.any(overflow is not None):
-        raise overflow or _overflow(scored // batch_size)
+    start = time.perf_counter()
+    nats, scored = _read_all(reader, segments, rows, batch_size, progress, processes)
     text = tokenizer.decode(tokens)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(
@@ -169,17 +311,47 @@ def score_tokens(
     )
 
 
+def _read_all(
+    reader: Reader,
+    segments: Iterable[Segment],
+    rows: slice,
+    batch_size: int,
+    progress: Callable[[int], None],
+    processes: Processes,
+) -> tuple[float, int]:
+    """The nats of this process's ``rows``, and the number of scored tokens of all rows."""
+    nats, scored = 0.0, 0
+    overflow: NonFiniteError | None = None
+    try:
+        for segment in segments:
+            own = segment.part(rows, reader.device)
+            losses = reader.read(own.inputs, targets=own.targets, starts=own.starts)
+            nats += sum_of(losses, own.targets).item()
+            if overflow is None and not math.isfinite(nats):
+                overflow = _overflow(scored // batch_size)
+                # Processes that share the model must make the same calls, so that none may leave early.
+                if processes.size == 1:
+                    break
+            scored += int((segment.targets != NOT_SCORED).sum())
+            progress(scored)
+    except NonFiniteError as error:
+        overflow = error
+    if processes.any(overflow is not None):
+        raise overflow or _overflow(scored // batch_size)
+    return nats, scored
+
+
 def sum_of(losses: Tensor, targets: Tensor) -> Tensor:
     """The sum of ``losses [B, T]`` over scored ``targets [B, T]``, a scalar on the CPU.
 
-    In float64: a float32 sum over millions of tokens would lose digits. Not every device has it.
+    In float64, since a float32 sum over millions of tokens loses digits. Not every device has float64.
     """
     scored = losses[targets != NOT_SCORED]
     return scored.cpu().sum(dtype=torch.float64)
 
 
 def percent(share: float) -> str:
-    """Three digits, also of a small share: 0.0123 is 1.23%."""
+    """Three significant digits: 0.0123 is 1.23%."""
     return f"{100 * share:.3g}%"
 
 

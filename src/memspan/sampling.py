@@ -1,4 +1,4 @@
-"""How the next token is drawn. Without torch, which the command line imports after its checks."""
+"""How the next token is drawn. No torch here: the command line checks these options before it loads."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from memspan.checks import check_types
 from memspan.errors import MemspanError
 
 LOWEST_TEMPERATURE = 1e-6
-"""Logits divided by less may overflow."""
+"""Logits divided by a smaller number may overflow."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn; filters apply in the order of the fields."""
+    """How the next token is drawn. The filters apply in the order of the fields."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest token always (greedy)."""
+    """Divides the logits: lower is safer, 0 always takes the likeliest token (greedy)."""
     top_k: int | None = None
     """Draw from the k likeliest tokens (None: all)."""
     top_p: float | None = None
     """Draw from the likeliest tokens that together have this probability (None: all)."""
     min_p: float | None = None
-    """Draw from tokens at least this times as likely as the likeliest (None: all)."""
+    """Draw from the tokens at least this fraction as likely as the likeliest (None: all)."""
     seed: int | None = None
-    """Seed of the draws (None: different each time)."""
+    """Seed of the random numbers (None: different each time)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -41,3 +41,7 @@ class Sampling:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
                 raise MemspanError(f"{name} must lie in (0, 1], not {value}")
+
+
+DEFAULT = Sampling(temperature=0.8)
+"""For text that people read."""

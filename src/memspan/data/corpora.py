@@ -81,8 +81,6 @@ class CorpusRow:
     name: str
     about: str
     splits: tuple[str, ...]
-    ready: bool
-    """Nothing has to be downloaded."""
     state: str
     """Where it is, or how to get it."""
 
@@ -182,8 +180,7 @@ def list_corpora() -> list[CorpusRow]:
             state = f"downloaded: {source.path}"
         else:
             state = f"downloaded on first use, or put {source.url} at {source.path}"
-        ready = source is None or source.path.exists()
-        rows.append(CorpusRow(name, corpus.about, corpus.splits, ready, state))
+        rows.append(CorpusRow(name, corpus.about, corpus.splits, state))
     return rows
 
 

@@ -81,24 +81,29 @@ class Text:
 
 
 def encoding_of(start: bytes) -> str | None:
-    """What a text that is not UTF-8 seems to be, from its first bytes; None: it may be UTF-8.
+    """Guess the encoding of a text that is not UTF-8 from its first bytes; None: UTF-8, or no text.
 
-    A guess that is good enough for a hint: UTF-16 by its mark or by the zeros beside Latin letters,
-    any encoding of one byte per character by bytes that UTF-8 cannot have.
+    Good enough for a hint: UTF-16 by its byte order mark or by the zeros beside Latin letters, an
+    encoding of one byte per character by bytes that UTF-8 cannot have.
     """
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     if b"\0" in start:
-        halves = [start[half::2] for half in (0, 1)]
-        zeros = [half.count(0) / max(len(half), 1) for half in halves]
-        return "UTF-16" if max(zeros) > 0.4 and min(zeros) < 0.1 else None
-    # Cut inside a character, a text is UTF-8 all the same.
+        high, low = (start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
+        order = "utf-16-be" if high > low else "utf-16-le"
+        characters = start[: len(start) // 2 * 2].decode(order, errors="replace")
+        latin = max(high, low) > 0.4 and min(high, low) < 0.1
+        return "UTF-16" if latin and not any(map(_is_control, characters)) else None
+    # The first bytes may end inside a character.
     ends = range(max(len(start) - 3, 0), len(start) + 1)
     if any(_is_utf8(start[:end]) for end in ends):
         return None
-    # Control characters are no text, whatever the encoding.
-    printable = sum(byte >= 32 or byte in b"\t\n\r\f" for byte in start)
-    return "Latin-1 or alike" if printable == len(start) else None
+    return None if any(map(_is_control, start.decode("latin-1"))) else "Latin-1 or alike"
+
+
+def _is_control(character: str) -> bool:
+    """Whether no text has this character, whatever its encoding."""
+    return character < " " and character not in "\t\n\r\f"
 
 
 def _is_utf8(text: bytes) -> bool:

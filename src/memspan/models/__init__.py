@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from memspan.models.feedback.model import FeedbackMemory as FeedbackMemory
     from memspan.models.language_model import LanguageModel as LanguageModel
     from memspan.models.language_model import Reader as Reader
+    from memspan.models.lstm.config import LSTMConfig as LSTMConfig
+    from memspan.models.lstm.model import LSTM as LSTM
+    from memspan.models.lstm.model import LSTMMemory as LSTMMemory
     from memspan.models.options import BackboneConfig as BackboneConfig
     from memspan.models.options import EmbeddingConfig as EmbeddingConfig
     from memspan.models.options import Plot as Plot
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from memspan.models.protocol import BackboneReader as BackboneReader
     from memspan.models.registry import MODELS as MODELS
     from memspan.models.registry import register as register
+    from memspan.models.transformer.config import TransformerConfig as TransformerConfig
+    from memspan.models.transformer.model import Transformer as Transformer
+    from memspan.models.transformer.model import TransformerMemory as TransformerMemory
     from memspan.models.transformer_xl.config import TransformerXLConfig as TransformerXLConfig
     from memspan.models.transformer_xl.model import TransformerXL as TransformerXL
     from memspan.models.transformer_xl.model import TransformerXLMemory as TransformerXLMemory
@@ -38,10 +44,14 @@ _HOMES = {
     "feedback.config": ("FeedbackConfig",),
     "feedback.model": ("Feedback", "FeedbackMemory"),
     "language_model": ("LanguageModel", "Reader"),
+    "lstm.config": ("LSTMConfig",),
+    "lstm.model": ("LSTM", "LSTMMemory"),
     "options": ("BackboneConfig", "EmbeddingConfig", "Plot"),
     "output": ("BackboneOutput", "Output"),
     "protocol": ("Backbone", "BackboneReader"),
     "registry": ("MODELS", "register"),
+    "transformer.config": ("TransformerConfig",),
+    "transformer.model": ("Transformer", "TransformerMemory"),
     "transformer_xl.config": ("TransformerXLConfig",),
     "transformer_xl.model": ("TransformerXL", "TransformerXLMemory"),
 }

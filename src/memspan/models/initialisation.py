@@ -40,7 +40,7 @@ KINDS = {
     "position": r"(^|\.)position\.weight$",
     "position-key": r"(^|\.)position_keys$",
     "position-score": r"(^|\.)position_scores$",
-    "bias": r"bias$",
+    "bias": r"bias(_[ih]h_l0)?$",
 }
 """Names of each kind's parameters. Other matrices are projections; other vectors stay as made."""
 

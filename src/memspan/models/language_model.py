@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +65,25 @@ class LanguageModel(nn.Module):
             "lower the number of rows, or memory_length",
         )
         return make(batch_size, **options)
+
+    def load_memory(self, path: str | Path, batch_size: int = 1) -> Memory:
+        """A memory of this model that ``memory.save(path, model.fingerprint())`` wrote.
+
+        Args:
+            path: the file.
+            batch_size: rows that it must have.
+
+        Raises:
+            MemspanError: the file is missing, damaged or no memory; it belongs to another model; it
+                has other sizes.
+
+        Example::
+
+            memory = model.load_memory("book.memory")
+            reader = model.reader(memory)
+        """
+        like = self.initial_memory(batch_size)
+        return type(like).load(path, self.fingerprint(), like=like).to(like.tokens_seen.device)
 
     def _refuse_unknown(
         self, what: str, method: Callable[..., object], options: dict[str, object]

@@ -6,7 +6,9 @@ from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import BackboneConfig
+from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
 MODELS: dict[str, type[BackboneConfig]] = {
@@ -14,6 +16,8 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "compressive": CompressiveConfig,
     "feedback": FeedbackConfig,
     "fast-weights": FastWeightsConfig,
+    "lstm": LSTMConfig,
+    "transformer": TransformerConfig,
 }
 """Every architecture, those of other packages included once they are registered."""
 

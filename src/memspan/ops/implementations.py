@@ -36,8 +36,10 @@ def choose(
         MemspanError: there is no such implementation, or it cannot compute these inputs.
     """
     if name is None:
-        entries = table.values()
-        return next(e.run for e in entries if e.suits(inputs) and e.obstacle(inputs) is None)
+        for entry in table.values():
+            if entry.suits(inputs) and entry.obstacle(inputs) is None:
+                return entry.run
+        raise AssertionError("the last implementation of a table runs everywhere")
     refuse_unknown_implementation(name, table)
     obstacle = table[name].obstacle(inputs)
     if obstacle is not None:

@@ -1,56 +1,49 @@
-"""Options as flags and as TOML: presets, a run's ``config.toml``, the command line, one set of checks.
+"""A run's options as TOML: presets, and the ``config.toml`` in a run's folder.
 
-A TOML file is flattened into flags that stand before the user's own, so that the same parser checks
-both, with the same messages.
+A file is loaded into the dataclasses that the command line fills, so that both get the same checks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
+import difflib
 import json
 import os
-import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
-
-import tyro
+from typing import Any
 
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
-from memspan.runs.options import RunConfig
+from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
 from memspan.training.options import OptimConfig, TrainConfig
 
-SECTIONS = {
-    "model": object,
+SECTIONS: dict[str, type] = {
     "embedding": EmbeddingConfig,
     "data": DataConfig,
     "optim": OptimConfig,
     "train": TrainConfig,
 }
-"""Tables of a file and their options; the model's are its architecture's. A file says how to train,
-not where to write: no other flag can come from it."""
+"""Tables of a file and their options. The table ``model`` has its architecture's. A file says how to
+train and not where to write, so that other flags have no place in it."""
 LIMIT = 1 << 16
 """Bytes of a file at most; those that memspan writes have two thousand."""
 DOTS = 32
-"""Dots in a line at most. The parser takes memory and time with the square of a key's parts."""
-T = TypeVar("T")
+"""Dots in a line at most. The parser's memory and time grow with the square of a key's parts."""
 PRESETS = {
     file.name.removesuffix(".toml"): Path(str(file))
     for file in sorted(resources.files("memspan").joinpath("presets").iterdir(), key=str)
     if file.name.endswith(".toml")
 }
-"""The presets that memspan brings along, name -> file."""
+"""The presets that come with memspan: name -> file."""
 
 
 def preset_file(name: str) -> Path:
-    """The file of a preset: one of ours by name, or any ``.toml`` by its path.
+    """The file of a preset: one that comes with memspan, by name, or any ``.toml``, by path.
 
     Raises:
         MemspanError: there is no preset of that name.
@@ -62,92 +55,71 @@ def preset_file(name: str) -> Path:
     return PRESETS[name]
 
 
-def flags_from_toml(path: Path) -> list[str]:
-    """``[train] batch_size = 8`` becomes ``--train.batch-size=8``.
+def read_config(path: Path, architecture: str | None = None) -> RunConfig[Any]:
+    """The options in a preset or in a run's ``config.toml``; those it leaves out have their defaults.
+
+    Args:
+        path: the file.
+        architecture: the one that it must be for, if it names one (None: any).
 
     Raises:
-        MemspanError: the file is missing, no TOML, or holds what is no option.
+        MemspanError: the file is missing or no TOML; an unknown key, a wrong type or a value out of
+            range; it is for another architecture.
     """
+    tables = _tables(path)
+    name = tables.pop("architecture", None)
+    if name is not None and (not isinstance(name, str) or name not in MODELS):
+        raise MemspanError(
+            f"{path}: there is no architecture {_shown(name)}: use one of {', '.join(MODELS)}"
+        )
+    if name and architecture and name != architecture:
+        raise MemspanError(f"{path} is for {name}: drop --model {architecture}, or the preset")
+    chosen = name or architecture or DEFAULT_ARCHITECTURE
+    kinds: dict[str, type] = {"model": MODELS[chosen], **SECTIONS}
+    for table, options in tables.items():
+        if table not in kinds or not isinstance(options, dict):
+            raise MemspanError(
+                f"{path}: {_shown(table)} is no table of options: use architecture = ... and "
+                f"[{'], ['.join(kinds)}]"
+            )
+    parts = {table: _part(path, table, kinds[table], tables.get(table, {})) for table in kinds}
+    try:
+        return RunConfig(architecture=chosen, **parts)
+    except MemspanError as error:
+        raise MemspanError(f"{path}: {error}; correct the file") from None
+
+
+def _tables(path: Path) -> dict[str, Any]:
     try:
         text = read_limited(path, LIMIT).decode()
         if max(line.count(".") for line in text.split("\n")) > DOTS:
             raise ValueError(f"a line has more than {DOTS} dots")
-        values = tomllib.loads(text)
+        return tomllib.loads(text)
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the path") from None
     # The last two: an integer of thousands of digits, and tables nested as deep.
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise MemspanError(f"{path} is no valid TOML ({error}): correct it") from None
-    flags = []
-    if "architecture" in values:
-        flags.append(f"--model={values.pop('architecture')}")
-    sections = _sections(flags)
-    for section, options in values.items():
-        if section not in SECTIONS or not isinstance(options, dict):
-            raise MemspanError(
-                f"{path}: {section[:40]!r} is no table of options: use architecture = ... and "
-                f"[{'], ['.join(SECTIONS)}]"
-            )
-        kinds = {f.name: f.type for f in dataclasses.fields(sections[section])}
-        for name, value in options.items():
-            if name in kinds and isinstance(value, bool) != (kinds[name] == "bool"):
-                wanted = "true or false" if kinds[name] == "bool" else "a number or a name"
-                raise MemspanError(
-                    f"{path}: {section}.{name} is {json.dumps(value, default=str)[:80]}, and must "
-                    f"be {wanted}: correct it"
-                )
-            flags += _flag(path, f"{section}.{name}", value)
-    return flags
 
 
-def _sections(flags: list[str]) -> dict[str, type]:
-    return {**SECTIONS, "model": MODELS[architecture_of(flags)]}
-
-
-def _flag(path: Path, name: str, value: Any) -> list[str]:
-    """A value stays a value, even one such as ``--out=elsewhere``."""
-    scalar = isinstance(value, str | int | float)
-    # Names that look like flags would be taken for them.
-    items = isinstance(value, list) and all(
-        type(item) in (int, float) or (isinstance(item, str) and item.isidentifier())
-        for item in value
-    )
-    if not (scalar or items) or not re.fullmatch(r"[a-z]+\.[A-Za-z0-9_-]+", name):
-        raise MemspanError(f"{path}: {name} is no option or has no such value: correct it")
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        head, _, last = flag.rpartition(".")
-        return [flag if value else f"{head}.no-{last}"]
-    if isinstance(value, list):
-        return [flag, *map(str, value)]
-    return [f"{flag}={value}"]
-
-
-def architecture_of(arguments: list[str], default: str = RunConfig.architecture) -> str:
-    """The last ``--model NAME`` among the flags, or the default."""
-    name = default
-    for i, flag in enumerate(arguments):
-        if flag == "--model" and i + 1 < len(arguments):
-            name = arguments[i + 1]
-        elif flag.startswith("--model="):
-            name = flag.removeprefix("--model=")
-    # An unknown name is reported by the parser, which lists the choices.
-    return name if name in MODELS else default
-
-
-def read_config(path: Path) -> RunConfig[Any]:
-    """The options in a run's ``config.toml``.
-
-    Raises:
-        MemspanError: an unknown key, a wrong type or a value out of range.
-    """
-    flags = flags_from_toml(path)
-    kind: Any = RunConfig[MODELS[architecture_of(flags)]]  # type: ignore[misc]
+def _part(path: Path, table: str, kind: type, options: dict[str, Any]) -> Any:
+    """One table as its dataclass, which checks the values."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"perhaps {table}.{near[0]} is meant" if near else f"use {', '.join(known)}"
+            raise MemspanError(f"{path}: there is no option {_shown(f'{table}.{name}')}: {hint}")
+    values = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
     try:
-        config: RunConfig[Any] = _parsed(kind, flags, "config.toml")
+        return kind(**values)
     except MemspanError as error:
-        raise MemspanError(f"{path}: {error}; correct the file") from None
-    return config
+        raise MemspanError(f"{path}: [{table}] {error}; correct the file") from None
+
+
+def _shown(name: object) -> str:
+    """A name of a file's own, which may be long."""
+    return repr(name)[:60]
 
 
 def load_config(folder: Path) -> RunConfig[Any]:
@@ -163,51 +135,8 @@ def load_config(folder: Path) -> RunConfig[Any]:
     return read_config(folder / "config.toml")
 
 
-def parsed(kind: type[T], arguments: list[str], program: str) -> T:
-    """The command line as ``kind``; exits after ``--help``.
-
-    Raises:
-        MemspanError: an unknown flag, a value of the wrong type or out of its range.
-    """
-    if {"-h", "--help"} & set(arguments):
-        return tyro.cli(kind, args=arguments, prog=program)
-    try:
-        return _parsed(kind, arguments, program)
-    except MemspanError as error:
-        raise MemspanError(f"{error}; {program} --help explains every option") from None
-
-
-def _parsed(kind: type[T], arguments: list[str], program: str) -> T:
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            return tyro.cli(kind, args=arguments, prog=program)
-    except SystemExit:
-        raise MemspanError(_in_one_line(said.getvalue(), arguments)) from None
-
-
-def _in_one_line(box: str, arguments: list[str]) -> str:
-    """What the parser says between lines of dashes: a title, the mistake, and flags spelt alike."""
-    title, *others = re.split(r"-{9,}", " ".join(box.split()))
-    mistake = others.pop(0) if others else title
-    alike = [re.search(r"--\S+", part) for part in others if "Perhaps you meant" in part]
-    hints = [found[0] for found in alike if found]
-    # The parser looks at spelling only: --steps is nearer to --optim.warmup-steps.
-    bare = re.match(r"Unrecognized options: --([a-z0-9-]+)\b(?!\.)", mistake.strip())
-    if bare and hints:
-        full = [
-            f"--{section}.{bare[1]}"
-            for section, kind in _sections(arguments).items()
-            if bare[1].replace("-", "_") in {f.name for f in dataclasses.fields(kind)}
-        ]
-        hints = full or hints
-    # Where an option's own check fails, its message says all.
-    mistake = re.sub(r"^Error parsing config(\.\w+)?: ", "", mistake.strip()).rstrip(".")
-    return mistake + "".join(f"; perhaps {hint} is meant" for hint in hints)
-
-
 def to_toml(config: RunConfig[Any]) -> str:
-    """The options as ``config.toml``; options that are None are left out."""
+    """The options as ``config.toml``; those that are None are left out."""
     values = dataclasses.asdict(config)
     lines = [f"architecture = {json.dumps(values.pop('architecture'))}"]
     for section, options in values.items():
@@ -215,6 +144,6 @@ def to_toml(config: RunConfig[Any]) -> str:
         for name, value in options.items():
             if value is not None:
                 value = list(value) if isinstance(value, tuple) else value
-                # Not as JSON's pairs of surrogates, which TOML does not know.
+                # Not escaped: TOML does not know JSON's pairs of surrogates.
                 lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"

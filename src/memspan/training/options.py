@@ -131,8 +131,11 @@ class TrainConfig:
         return early * self.accumulate + (step - early) * (self.accumulate_later or 0)
 
     def __post_init__(self) -> None:
+        given: object = self.tracker
+        if isinstance(given, str):
+            # As in files of older versions, which knew one tracker, or "none".
+            object.__setattr__(self, "tracker", (given,))
         check_types(self)
-        # "none" is what files of older versions say.
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")
         object.__setattr__(self, "tracker", tuple(trackers))
         at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")

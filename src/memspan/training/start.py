@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from memspan.data.corpora import is_there, located
 from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
+from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError
 from memspan.precision.products import recorded_precision
@@ -273,21 +273,3 @@ def _prepared(
 
 def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
     return claim(folder) if processes.first else nullcontext()
-
-
-def device_for(name: str) -> torch.device:
-    """The device of that name; ``auto`` is CUDA where there is one, else the CPU.
-
-    Raises:
-        MemspanError: there is no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=name).item()
-        device = torch.device(name)
-        if device.type != "cpu" or not device.index:
-            return device
-        raise RuntimeError("PyTorch accepts any index, and they all mean the same CPU")
-    except (RuntimeError, AssertionError):
-        raise MemspanError(f"there is no device {name!r} here: use cpu") from None

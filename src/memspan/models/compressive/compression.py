@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.relative_attention import Implementation, sdpa_serves
+from memspan.ops.relative_attention import sdpa_is_fast
 
 # ----- Layout
 
@@ -145,7 +145,7 @@ def attention_reconstruction(
     valid: Tensor,
     queries: Tensor | None = None,
     *,
-    implementation: Implementation | None = None,
+    implementation: str | None = None,
 ) -> Tensor:
     """``|| attn(h, old) - attn(h, f_c(old)) ||^2`` (algorithm 2): content only, no positions, no mask.
 
@@ -160,7 +160,7 @@ def attention_reconstruction(
         implementation: ``reference`` for plain autograd, which can be differentiated twice; ``sdpa``
             for torch's attention. Else torch's where it is fast.
     """
-    torchs = implementation == "sdpa" or (implementation != "reference" and sdpa_serves(q))
+    torchs = implementation == "sdpa" or (implementation != "reference" and sdpa_is_fast(q))
     attend = F.scaled_dot_product_attention if torchs else _attend
     some = valid.any(1)
     # A row without any attends to everything, and its error is dropped: no row of minus infinity.

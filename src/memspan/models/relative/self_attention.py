@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +23,10 @@ from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
 from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.ops.relative_attention import (
-    Implementation,
+    IMPLEMENTATIONS,
+    Positions,
     attend_one,
     attention_weights,
     relative_attention,
@@ -82,7 +84,7 @@ class AttentionPass:
     """Of the distances, see :meth:`RelativeBackbone.position_codes`."""
     mask: Tensor
     """Bool ``[B, T, S]``."""
-    implementation: Implementation | None
+    implementation: str | None
     """Of :func:`relative_attention`."""
     weights: list[Tensor] | None
     """Where each layer's attention weights ``[B, H, T, S]`` are put, if anybody asks for them."""
@@ -160,28 +162,17 @@ class RelativeSelfAttention(nn.Module):
 
         ``received [B, S]``: the attention that each key receives is added to it.
         """
-        position_keys, position_scores = self.distances(shared.codes)
+        keys, scores = self.distances(shared.codes)
+        positions = Positions(keys, scores, content_bias, position_bias)
         if shared.weights is not None:
             # Without a graph, which would live as long as the caller's list.
             with torch.no_grad():
-                weights = attention_weights(
-                    q,
-                    k,
-                    position_keys,
-                    content_bias=content_bias,
-                    position_bias=position_bias,
-                    position_scores=position_scores,
-                    mask=shared.mask,
-                )
-            shared.weights.append(weights)
+                shared.weights.append(attention_weights(q, k, positions, mask=shared.mask))
         attended = relative_attention(
             q,
             k,
             v,
-            position_keys,
-            content_bias=content_bias,
-            position_bias=position_bias,
-            position_scores=position_scores,
+            positions,
             mask=shared.mask,
             dropout=self.dropout if self.training else 0.0,
             implementation=shared.implementation,
@@ -297,12 +288,12 @@ class RelativeBackbone(Backbone[M]):
         weights: list[Tensor] | None,
     ) -> AttentionPass:
         """Of a segment after ``slots`` columns of memory, the right-most ``used [B]`` valid."""
-        refuse_unknown("implementation", implementation, Implementation)
+        refuse_unknown_implementation(implementation, IMPLEMENTATIONS)
         codes = self.position_codes(slots + n_tokens, slots)
         return AttentionPass(
             codes=self.dropout(codes) if codes.is_floating_point() else codes,
             mask=self.span().visible(used, n_tokens, slots, slots, documents),
-            implementation=cast("Implementation | None", implementation),
+            implementation=implementation,
             weights=weights,
         )
 
@@ -418,22 +409,14 @@ class ReaderAttention:
         n_keys = k.shape[2]
         if q.shape[2] != 1 or received is not None:
             keys, scores = self._nearest_first[n]
-            attended = relative_attention(
-                q,
-                k,
-                v,
-                keys[:, :n_keys],
-                position_scores=scores[:, :n_keys],
-                mask=mask,
-                received=received,
-            )
+            positions = Positions(keys[:, :n_keys], scores[:, :n_keys])
+            attended = relative_attention(q, k, v, positions, mask=mask, received=received)
         else:
             keys, scores = self._farthest_first[n]
             start = self._covered - n_keys
             one = None if mask is None else mask[:, 0]
-            scale = q.shape[-1] ** -0.5
             attended = attend_one(
-                q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one, scale
+                q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one
             ).unsqueeze(2)
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
 

@@ -1,0 +1,75 @@
+"""``memspan data``: list corpora by name, or prepare one."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from memspan.commands.parsing import parsed
+from memspan.data.options import DataConfig
+from memspan.errors import MemspanError
+
+USAGE = """\
+usage: memspan data list | memspan data prepare CORPUS [OPTIONS]
+
+  list     the named corpora
+  prepare  download and tokenise a corpus now
+"""
+
+
+@dataclass(frozen=True)
+class ListArguments:
+    """Print the named corpora, their sizes and splits."""
+
+    json: bool = False
+    """Print one JSON list."""
+
+
+@dataclass(frozen=True)
+class PrepareArguments:
+    """Download a corpus into the cache and tokenise it."""
+
+    corpus: Annotated[str, tyro.conf.Positional]
+    """A named corpus, file, folder or glob."""
+    tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
+    """What a token is."""
+    vocab_size: int | None = None
+    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
+
+
+def data(arguments: list[str]) -> None:
+    """Run the verb with ``arguments``."""
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if verb in ("-h", "--help"):
+        print(USAGE, end="")
+    elif verb == "list":
+        _list(parsed(ListArguments, rest, "memspan data list"))
+    elif verb == "prepare":
+        _prepare(parsed(PrepareArguments, rest, "memspan data prepare"))
+    else:
+        raise MemspanError(f"unknown verb 'data {verb}': use data list or data prepare")
+
+
+def _list(options: ListArguments) -> None:
+    from memspan.data.corpora import list_corpora
+
+    rows = list_corpora()
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print(*rows, sep="\n")
+
+
+def _prepare(options: PrepareArguments) -> None:
+    from memspan.data.prepared import prepare
+
+    config = DataConfig(options.corpus, options.tokenizer, options.vocab_size)
+    prepared = prepare(config.corpus, config.tokenizer, config.vocab_size)
+    for line in prepared.notices():
+        logging.getLogger("memspan").warning(line)
+    for name, split in prepared.splits.items():
+        print(f"{name:<10} {len(split.tokens):>13,} tokens  {split.n_bytes:>13,} bytes")

@@ -1,0 +1,133 @@
+"""``memspan evaluate``: score a text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from memspan.checks import at_least
+from memspan.commands.parsing import parsed
+from memspan.commands.reading import ReadingArguments
+from memspan.data.corpora import is_there, load_corpus
+from memspan.runs.config_files import load_config
+
+if TYPE_CHECKING:
+    from memspan.evaluation import Evaluation
+    from memspan.runs.run import Run
+
+
+@dataclass(frozen=True)
+class EvaluateArguments(ReadingArguments):
+    """Score a text with a trained model: every token once, memory carried from start to end."""
+
+    corpus: str | None = None
+    """A named corpus, file, folder or glob (None: the run's own)."""
+    split: Literal["train", "validation", "test", "all"] = "validation"
+    """Part of the corpus; all: the whole text in order."""
+    tokens: int = 0
+    """Score only the first N tokens (0: all)."""
+    batch_size: int = 1
+    """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
+    segment_length: int | None = None
+    """Tokens read per step (None: as in training)."""
+    memory_length: int | None = None
+    """Slots of memory per layer, one per token (None: as in training)."""
+    compressed_length: int | None = None
+    """Compressed slots per layer, for models that have them (None: as in training)."""
+    json: bool = False
+    """Print the scores as one JSON object."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "batch_size", "segment_length")
+        at_least(0, self, "tokens", "memory_length", "compressed_length")
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Run the verb with ``arguments``."""
+    options = parsed(EvaluateArguments, arguments, "memspan evaluate")
+    load_config(options.run)
+    if options.corpus is not None and not is_there(options.corpus):
+        # Says what is wrong with it, before torch is imported and a model is built.
+        load_corpus(options.corpus)
+    import memspan
+
+    run, precision = options.opened()
+    with _bar() as progress:
+        scores = memspan.evaluate(
+            run,
+            options.corpus,
+            split=options.split,
+            tokens=options.tokens,
+            batch_size=options.batch_size,
+            segment_length=options.segment_length,
+            precision=precision,
+            progress=progress,
+            memory_length=options.memory_length,
+            compressed_length=options.compressed_length,
+            attention_span=options.attention_span,
+            clamp_length=options.clamp_length,
+        )
+    if options.json:
+        print(json.dumps(scores.as_dict()))
+    else:
+        _print(scores, run)
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, from the first call on."""
+    from memspan.training.terminal import counting
+
+    with contextlib.ExitStack() as stack:
+        shown: list[Callable[[int], None]] = []
+
+        def progress(scored: int, total: int) -> None:
+            if not shown:
+                shown.append(stack.enter_context(counting("scoring", "tokens", total)))
+            shown[0](scored)
+
+        yield progress
+
+
+def _print(scores: Evaluation, run: Run) -> None:
+    from memspan.evaluation import percent
+    from memspan.precision.products import Precision
+
+    sizes = {
+        name: scores.memory.get(name, getattr(run.config.model, name, None))
+        for name in ("memory_length", "compressed_length")
+    }
+    memory = "".join(
+        f", {name.replace('_length', '')} {size}"
+        for name, size in sizes.items()
+        if size is not None
+    )
+    memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
+    precision = Precision(scores.precision, scores.matmul_precision)
+    if precision != Precision():
+        memory += f", {precision}"
+    apart = run.config.data.document_reset
+    how = "every document by itself" if apart else "memory carried from start to end"
+    streams = (
+        f"one stream, {how} (exact)"
+        if scores.streams == 1
+        else f"{scores.streams} streams: the text is cut, each part starts with empty memory"
+    )
+    print(f"{scores.run}  {scores.corpus}, {scores.split}: {scores.tokens:,} tokens, {streams}")
+    print(f"segment {scores.segment_length}{memory or ', memory of constant size'}")
+    if scores.n_unknown:
+        print(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")
+        print("  no bits per byte or character: the text of unknown tokens is not scored")
+    else:
+        print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
+        print(f"  bits per character   {scores.bits_per_character:10.4f}")
+    print(f"  nats per token       {scores.nats_per_token:10.4f}")
+    print(f"  perplexity per token {scores.perplexity:10.2f}")
+    if run.tokenizer.kind in ("words", "subwords"):
+        # For bytes and characters it has seven digits, and nobody reports it.
+        print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
+    print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")

@@ -1,0 +1,152 @@
+"""``memspan generate``: continue a text."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import tyro
+
+from memspan.checks import at_least
+from memspan.commands.parsing import parsed
+from memspan.commands.reading import ReadingArguments
+from memspan.errors import MemspanError
+from memspan.runs.config_files import load_config
+from memspan.sampling import DEFAULT, Sampling
+
+if TYPE_CHECKING:
+    from memspan.generation import Writer
+
+CHUNK = 1 << 14
+"""Bytes of --prompt-file in memory at a time."""
+
+
+@dataclass(frozen=True)
+class GenerateArguments(ReadingArguments):
+    """Continue a text. Reading and writing take constant memory, whatever the length."""
+
+    prompt: str | None = None
+    """Text to continue (None: a line break)."""
+    prompt_file: Path | None = None
+    """File whose text is read before the prompt, of any length; -: standard input."""
+    tokens: int = 400
+    """Tokens to write per sample (0: only read)."""
+    samples: int = 1
+    """Continuations of the same prompt, written side by side."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = DEFAULT
+    greedy: bool = False
+    """Always take the likeliest token, as with --temperature 0."""
+    memory: Path | None = None
+    """Start from this saved memory instead of an empty one."""
+    save_memory: Path | None = None
+    """Write the memory of all that was read and written to this file at the end (first sample's)."""
+    force: bool = False
+    """Let --save-memory overwrite a memory; other files are never overwritten."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "samples")
+        at_least(0, self, "tokens")
+        filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
+        if self.greedy and filters != (None, None, None):
+            raise MemspanError(
+                "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
+            )
+        if self.force and self.save_memory is None:
+            raise MemspanError("--force belongs to --save-memory: drop it, or add that")
+
+
+def generate(arguments: list[str]) -> None:
+    """Run the verb with ``arguments``."""
+    options = parsed(GenerateArguments, arguments, "memspan generate")
+    load_config(options.run)
+    # Torch, which takes seconds to import, only after the cheap checks.
+    from memspan.generation import Writer
+    from memspan.memory import refuse_to_overwrite
+
+    if options.save_memory is not None:
+        # Before hours of reading.
+        refuse_to_overwrite(options.save_memory, memories=not options.force)
+    sampling = options.sampling
+    with _opened(options.prompt_file) as file:
+        run, precision = options.opened()
+        writer = Writer(
+            run,
+            _prompt(file, options.prompt),
+            tokens=options.tokens,
+            samples=options.samples,
+            sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
+            memory=options.memory,
+            precision=precision,
+            attention_span=options.attention_span,
+            clamp_length=options.clamp_length,
+        )
+    output_error = None
+    try:
+        _print(writer, options.prompt or "")
+    except OSError as error:
+        # The memory of a long text is worth saving even if nobody reads the output.
+        output_error = error
+    if options.save_memory is not None:
+        memory = writer.memory.select([0])
+        memory.save(options.save_memory, run.model.fingerprint())
+        print(
+            f"memory of {int(memory.tokens_seen):,} tokens saved to {options.save_memory} "
+            f"({memory.nbytes:,} bytes)",
+            file=sys.stderr,
+        )
+    if output_error is not None:
+        raise output_error
+
+
+def _print(writer: Writer, prompt: str) -> None:
+    """One sample as it is written; several one after the other at the end."""
+    alone = len(writer.texts) == 1
+    if alone:
+        print(prompt, end="", flush=True)
+    # Ctrl-C keeps what was written so far, and its memory.
+    with contextlib.suppress(KeyboardInterrupt):
+        for pieces in writer:
+            if alone:
+                print(pieces[0], end="", flush=True)
+    if alone:
+        print(flush=True)
+        return
+    for n, text in enumerate(writer.texts, 1):
+        print(f"--- sample {n} ---\n{prompt}{text}", flush=True)
+
+
+def _opened(path: Path | None) -> BinaryIO:
+    """The file to read before the prompt: standard input for -, an empty one for None."""
+    if path == Path("-"):
+        if sys.stdin is None:
+            raise MemspanError("standard input is closed: give a file with --prompt-file")
+        return sys.stdin.buffer
+    try:
+        return open(path or os.devnull, "rb")
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check --prompt-file") from None
+
+
+def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
+    """The file's text, then the prompt."""
+    from memspan.data.prepared import encoding_hint
+    from memspan.data.texts import encoding_of
+    from memspan.training.terminal import counting
+
+    n_bytes = 0
+    with counting("reading", "bytes", os.fstat(file.fileno()).st_size or None) as show:
+        while chunk := file.read(CHUNK):
+            if not n_bytes and (encoding := encoding_of(chunk)):
+                logging.getLogger("memspan").warning(encoding_hint("the prompt", encoding))
+            yield chunk
+            n_bytes += len(chunk)
+            show(n_bytes)
+    yield (prompt or "").encode("utf-8", errors="surrogateescape")

@@ -1,0 +1,143 @@
+"""``memspan train``: start a run, or resume one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from memspan.checks import at_least
+from memspan.commands.output import settle_output
+from memspan.commands.parsing import first_look, parsed
+from memspan.distributed import reports
+from memspan.errors import MemspanError
+from memspan.models.registry import MODELS
+from memspan.runs.config_files import PRESETS, load_config, preset_file, read_config
+from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
+
+M = TypeVar("M")
+PRESET_HELP = f"A preset, which flags override: {', '.join(PRESETS)}; or a TOML file of your own."
+
+
+@dataclass(frozen=True)
+class TrainArguments(Generic[M]):
+    """Train a model on a text. Every run gets a folder with its options, weights and metrics."""
+
+    config: Annotated[RunConfig[M], tyro.conf.arg(name="")]
+    preset: Annotated[str | None, tyro.conf.arg(help=PRESET_HELP)] = None
+    out: Path | None = None
+    """Run folder to write (None: a new one in runs/)."""
+    init_from: Path | None = None
+    """Start with the weights of this run where they fit, for instance a Feedback Transformer with
+    those of a Transformer-XL of the same width; says which were taken."""
+    resume: Path | None = None
+    """Run folder to continue, bit for bit. Options of training and of the optimiser that are given
+    with it, such as --train.steps, replace the run's from here on."""
+    nproc: int = 1
+    """Processes on this machine that share the rows of the batch, which it must divide. With --resume
+    it may differ from before. On several machines: torchrun -m memspan train."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "nproc")
+        if self.out == Path():
+            raise MemspanError("--out names the current folder: give a folder for this run alone")
+        for name in ("preset", "out", "init_from"):
+            if self.resume is not None and getattr(self, name) is not None:
+                raise MemspanError(
+                    f"--resume continues a run in its own folder: drop --{name.replace('_', '-')}, "
+                    "or start a new run without --resume"
+                )
+
+
+def train(arguments: list[str]) -> None:
+    """Run the verb with ``arguments``."""
+    begun = _begin_with(arguments)
+    kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
+    options = parsed(kind, arguments, "memspan train", kind(begun))
+    launched = reports.is_worker() and reports.BY_US in os.environ
+    if options.nproc > 1 and not launched:
+        _launch(arguments, options.nproc)
+        return
+    if reports.is_worker():
+        # Else DDP suggests not to look for unused parameters, which some options need.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from rich.console import Console
+
+    from memspan.training.terminal import unbreakable_output
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unbreakable_output())
+        if os.environ.get("RANK", "0") == "0":
+            # PyTorch takes seconds to import, and tokenising a new text longer.
+            print(f"preparing {options.resume or options.config.data.corpus}", flush=True)
+        from memspan.distributed.processes import joined
+        from memspan.training import start
+
+        processes = stack.enter_context(joined())
+        # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the lines,
+        # so that files and pipes get them unbroken.
+        console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
+        if options.resume is not None:
+            changed = options.config if options.config != begun else None
+            start.resume(options.resume, config=changed, console=console, processes=processes)
+        else:
+            folder = processes.of_first(options.out or new_folder(options.config))
+            start.train(
+                options.config,
+                folder,
+                init_from=options.init_from,
+                console=console,
+                processes=processes,
+            )
+    settle_output()
+
+
+def _begin_with(arguments: list[str]) -> RunConfig[Any]:
+    """The options that flags change: those of the run to resume, of the preset, or the defaults."""
+    given = first_look(arguments)
+    if given.model is not None and given.model not in MODELS:
+        raise MemspanError(f"there is no --model {given.model}: use one of {', '.join(MODELS)}")
+    if given.resume is not None:
+        config = load_config(Path(given.resume))
+        if given.model not in (None, config.architecture):
+            raise MemspanError(
+                f"{given.resume} is a {config.architecture}: drop --model {given.model}, or start a "
+                "new run"
+            )
+        return config
+    if given.preset is not None:
+        return read_config(preset_file(given.preset), given.model)
+    architecture = given.model or DEFAULT_ARCHITECTURE
+    return RunConfig(MODELS[architecture](), architecture)
+
+
+def _launch(arguments: list[str], n_processes: int) -> None:
+    if reports.is_worker():
+        raise MemspanError(
+            "--nproc starts processes, and torchrun has started some already: drop one of them"
+        )
+    from memspan.distributed.launch import RunEndedError, launch
+
+    try:
+        launch(["train", *arguments], n_processes)
+    except RunEndedError as error:
+        print(error.line, file=sys.stderr)
+        sys.exit(error.status)
+
+
+def new_folder(config: RunConfig[Any]) -> Path:
+    """An unused folder in ``runs/``, named after the architecture and the text."""
+    # The last part of the path with letters in it: of a glob, often the folder.
+    parts = [Path(part).stem for part in reversed(Path(config.data.corpus).parts)]
+    names = [re.sub(r"[^\w-]+", "-", part).strip("-")[:60] for part in parts]
+    corpus = next(filter(None, names), "text")
+    number = 1
+    while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
+        number += 1
+    return folder

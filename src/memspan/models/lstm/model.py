@@ -1,0 +1,111 @@
+"""LSTM (Hochreiter and Schmidhuber 1997), PyTorch's own: the baseline whose memory is its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError, refuse_unknown
+from memspan.memory import Memory
+from memspan.models.initialisation import initialise
+from memspan.models.lstm.config import LSTMConfig
+from memspan.models.output import BackboneOutput
+from memspan.models.protocol import Backbone
+from memspan.models.segments import Padding, read_in_pieces
+from memspan.models.sizes import refuse_oversized_model
+from memspan.nn import dropout_layer
+
+
+@dataclass(frozen=True, repr=False)
+class LSTMMemory(Memory):
+    """The state of every layer after the last token."""
+
+    output: Tensor
+    """``h``, ``[B, L, D]``."""
+    cell: Tensor
+    """``c``, ``[B, L, D]``."""
+
+
+class LSTM(Backbone[LSTMMemory]):
+    """The stack over vectors. Reading does not depend on how a text is cut."""
+
+    memory_type = LSTMMemory
+    config: LSTMConfig
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__()
+        refuse_oversized_model(config)
+        self.config = config
+        self.dropout = dropout_layer(config.dropout)
+        d = config.d_model
+        self.layers = nn.ModuleList(nn.LSTM(d, d, batch_first=True) for _ in range(config.n_layers))
+        initialise(self, config.initialisation, config.n_layers)
+
+    def initial_memory(self, batch_size: int) -> LSTMMemory:
+        """A memory before the first token: zeros."""
+        weight = next(self.parameters())
+        state = weight.new_zeros(batch_size, self.config.n_layers, self.config.d_model)
+        return LSTMMemory(state.new_zeros(batch_size, dtype=torch.long), state, state)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: LSTMMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+    ) -> BackboneOutput[LSTMMemory]:
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`."""
+        refuse_unknown("implementation", implementation, Literal["reference"])
+        memory = self.initial_memory(len(x)) if memory is None else memory
+        wanted = (len(x), self.config.n_layers, self.config.d_model)
+        if memory.cell.shape != wanted:
+            raise MemspanError(
+                f"the memory is for (rows, layers, width) {tuple(memory.cell.shape)}, not {wanted}: "
+                "use memory.select for rows, or this model's initial_memory"
+            )
+        if not x.numel():
+            return BackboneOutput(x, memory, x.new_zeros(()))
+        read = partial(self._read, reference=implementation == "reference")
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(next(self.parameters()).dtype)
+            if starts is None and lengths is None:
+                return read(x, memory)
+            return read_in_pieces(read, x, memory, starts, lengths, padding)
+
+    def _read(self, x: Tensor, memory: LSTMMemory, reference: bool) -> BackboneOutput[LSTMMemory]:
+        h, states = self.dropout(x), []
+        for n, layer in enumerate(self.layers):
+            before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
+            if reference:
+                h, state = step_by_step(layer, h, *before)
+            else:
+                h, state = layer(h, tuple(t[None].contiguous() for t in before))
+            states.append(state)
+            h = self.dropout(h)
+        output, cell = (torch.stack([t[0] for t in ts], 1) for ts in zip(*states, strict=True))
+        memory = LSTMMemory(memory.tokens_seen + x.shape[1], output, cell)
+        return BackboneOutput(h, memory, h.new_zeros(()))
+
+    def float32_part(self) -> str:
+        """The recurrence; not every processor has it in bfloat16."""
+        return "the LSTM is computed"
+
+
+def step_by_step(
+    layer: nn.Module, x: Tensor, h: Tensor, c: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The equations of ``torch.nn.LSTM``, token by token."""
+    (w, r, b, b_r), outputs = layer.parameters(), []
+    for x_t in x.unbind(1):
+        i, f, g, o = (x_t @ w.T + b + h @ r.T + b_r).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        outputs.append(h)
+    return torch.stack(outputs, 1), (h[None], c[None])

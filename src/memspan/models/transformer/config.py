@@ -1,0 +1,51 @@
+"""Options of the Transformer baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from memspan.checks import at_least, check_types, probability
+from memspan.errors import MemspanError
+from memspan.models.options import BackboneConfig, layer_parameters
+
+if TYPE_CHECKING:
+    from memspan.models.transformer.model import Transformer
+
+
+@dataclass(frozen=True)
+class TransformerConfig(BackboneConfig):
+    """Transformer backbone (Vaswani et al. 2017) with rotary positions: a baseline without memory."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer; d_model is divided among them, an even width for each."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """How weights begin. scaled: each matrix by its width. papers: all from N(0, 0.02^2)."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, attention weights and sub-layer outputs."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
+        probability(self, "dropout")
+        if self.d_model % (2 * self.n_heads):
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by 2 * n_heads, and rotary positions turn "
+                "pairs in each head: change one of them"
+            )
+
+    def build(self) -> Transformer:
+        from memspan.models.transformer.model import Transformer
+
+        return Transformer(self)
+
+    def least_parameters(self) -> int:
+        return self.n_layers * layer_parameters(self.d_model, self.d_model, self.d_ff)

@@ -1,0 +1,65 @@
+"""What evaluation and generation need to read with a run."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memspan.devices import device_for
+from memspan.errors import MemspanError
+from memspan.precision.options import MatmulPrecision, Products
+from memspan.precision.products import Precision, resolve
+from memspan.runs.run import Run, load
+
+
+def opened(run: Run | str | Path) -> Run:
+    """The run itself, or the one in that folder, on CUDA where there is one.
+
+    Raises:
+        MemspanError: the folder is no run, or a file in it is missing or damaged.
+    """
+    return run if isinstance(run, Run) else load(run, str(device_for("auto")))
+
+
+def precision_for(
+    run: Run, products: Products = "auto", matmul: MatmulPrecision = "auto"
+) -> Precision:
+    """The precision to read in: ``auto`` is float32, multiplied as in training.
+
+    What to know about the choice is logged as a warning of the logger ``memspan``.
+
+    Raises:
+        MemspanError: the two contradict each other, or the device has no bfloat16.
+    """
+    trained = run.config.train.matmul_precision
+    auto = Precision(matmul="highest" if trained == "auto" else trained)
+    device = next(run.model.parameters()).device
+    precision = resolve(products, matmul, auto, device)
+    for line in precision.notices(device, run.model.float32_part()):
+        logging.getLogger("memspan").warning(line)
+    return precision
+
+
+Options = dict[str, Any]
+
+
+def options_of(run: Run, options: Mapping[str, object]) -> tuple[Options, Options]:
+    """Those of ``initial_memory`` and those of ``reader`` among ``options``; None is left out.
+
+    Raises:
+        MemspanError: the run's architecture has no such option.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    backbone = run.model.backbone
+    parts = []
+    for method, own in ((backbone.initial_memory, "batch_size"), (backbone.reader, "memory")):
+        names = set(inspect.signature(method).parameters) - {own, "batch_size"}
+        parts.append({name: given.pop(name) for name in sorted(names & given.keys())})
+    if given:
+        raise MemspanError(
+            f"{', '.join(sorted(given))} is no option of a {run.config.architecture}: leave it out"
+        )
+    return parts[0], parts[1]

@@ -1,0 +1,143 @@
+"""Tokenisers: what they keep, how they stream, and what they refuse."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memspan.data.tokenizers import (
+    ByteTokenizer,
+    WordTokenizer,
+    load_tokenizer,
+    smallest_dtype,
+    tokenizer_class,
+    train_tokenizer,
+)
+from memspan.errors import MemspanError
+
+TEXT = "Grüße, the cat sat on the mat.\n\nThe cat, it sat!\n" * 20
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "subwords"])
+def test_what_is_encoded_is_decoded(kind: str, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(kind, [TEXT.encode()], 300)
+    ids = tokenizer.encode(TEXT.encode())
+    assert tokenizer.decode(ids) == TEXT.encode()
+    assert ids.dtype == smallest_dtype(tokenizer.vocab_size)
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.vocabulary_hash == tokenizer.vocabulary_hash
+    assert np.array_equal(again.encode(TEXT.encode()), ids)
+    decoder = tokenizer.stream_decoder()
+    assert "".join(decoder.push(int(i)) for i in ids) == TEXT
+
+
+def test_chunks_that_are_no_utf8_are_refused_with_their_place() -> None:
+    tokenizer = train_tokenizer("characters", [b"abc"])
+    with pytest.raises(MemspanError, match=r"not UTF-8 \(byte 6\)"):
+        list(tokenizer.encode_stream([b"abc\xc3", b"\xa9c\xff", b"abc"]))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_survive(text: bytes) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_words_are_ranked_and_limited() -> None:
+    tokenizer = train_tokenizer("words", [b"a b a c a b <unk>\nd"], 5)
+    assert isinstance(tokenizer, WordTokenizer)
+    assert tokenizer.words[:2] == ["a", "b"]
+    assert {"<eos>", "<unk>"} <= set(tokenizer.words)
+    assert len(tokenizer.words) == 5
+    assert tokenizer.decode(tokenizer.encode(b"a b\nzebra a\n")) == b"a b\n<unk> a\n"
+
+
+def test_unseen_characters_are_unknown() -> None:
+    tokenizer = train_tokenizer("characters", [b"abc"])
+    assert tokenizer.encode("abz€".encode()).tolist() == [1, 2, 0, 0]
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    train_tokenizer("characters", [b"abcdef"]).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(path.read_text().replace("abcdef", "abcdeg"))
+    with pytest.raises(MemspanError, match="checksum"):
+        load_tokenizer(tmp_path)
+    path.write_text('{"tokenizer": {"kind": "pickle"}}')
+    with pytest.raises(MemspanError, match="damaged"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(MemspanError, match="missing"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [(256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")]
+)
+def test_the_type_fits_the_vocabulary(size: int, name: str) -> None:
+    assert smallest_dtype(size).name == name
+
+
+def test_a_vocabulary_that_no_type_holds() -> None:
+    with pytest.raises(MemspanError, match="too large"):
+        smallest_dtype(2**32 + 1)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_streamed_bytes_never_show_half_a_character(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    decoder = tokenizer.stream_decoder()
+    pieces = [decoder.push(int(i)) for i in tokenizer.encode(text.encode())]
+    # A character comes with its last byte, and nothing comes before.
+    assert pieces == [part for c in text for part in [""] * (len(c.encode()) - 1) + [c]]
+
+
+def test_streamed_bytes_that_are_no_text_are_replaced() -> None:
+    decoder = ByteTokenizer().stream_decoder()
+    assert "".join(decoder.push(b) for b in b"a\xff\xe4b") == "a\ufffd\ufffdb"
+
+
+def test_streamed_words_are_spaced_as_decoded() -> None:
+    tokenizer = train_tokenizer("words", [b"the cat sat\n\non the mat\n"])
+    ids = tokenizer.encode(b"the cat sat\n\non the mat\n")
+    decoder = tokenizer.stream_decoder()
+    assert "".join(decoder.push(int(i)) for i in ids) == tokenizer.decode(ids).decode()
+
+
+@pytest.mark.parametrize("kind", ["characters", "words", "subwords"])
+def test_text_that_is_not_utf8_says_what_to_do(kind: str) -> None:
+    with pytest.raises(MemspanError, match=r"--data\.tokenizer bytes"):
+        train_tokenizer(kind, [b"good", b"\xe9t\xe9"])
+    tokenizer = train_tokenizer(kind, [b"good"])
+    with pytest.raises(MemspanError, match=r"--data\.tokenizer bytes"):
+        tokenizer.encode(b"\xe9t\xe9")
+
+
+def test_subwords_need_room_for_every_byte() -> None:
+    with pytest.raises(MemspanError, match="at least 256"):
+        train_tokenizer("subwords", [b"abc"], 255)
+    assert train_tokenizer("subwords", [b"abc " * 9], 256).vocab_size == 256
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MemspanError, match=r"pip install 'memspan\[subwords\]'"):
+        train_tokenizer("subwords", [b"abc"])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
+@given(st.text("ab'\t \r\n\u00a0\u2028\u3000é世1!.", max_size=300), st.integers(1, 40))
+def test_pieces_change_neither_vocabulary_nor_tokens(kind: str, text: str, size: int) -> None:
+    content = text.encode()
+    chunks = [content[i : i + size] for i in range(0, len(content), size)]
+    limit = 258 if kind == "subwords" else None
+    tokenizer = train_tokenizer(kind, [content], limit)
+    pieces = tokenizer_class(kind).pieces(chunks)
+    assert train_tokenizer(kind, pieces, limit).vocabulary_hash == tokenizer.vocabulary_hash
+    ids = np.concatenate([np.empty(0, int), *tokenizer.encode_stream(chunks)])
+    assert ids.tolist() == tokenizer.encode(content).tolist()

@@ -1,0 +1,92 @@
+"""The parser's errors as one line. tyro's events are private to it: these fail if they change."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import tyro
+
+from memspan.commands.parsing import first_look, import_modules, parsed
+from memspan.errors import MemspanError
+
+
+@dataclass(frozen=True)
+class Section:
+    steps: int = 3
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise MemspanError("steps must be at least 1")
+
+
+DEFAULT_SECTION = Section()
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What it does."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    kind: Literal["a", "b"] = "a"
+    train: Section = field(default_factory=Section)
+    shown: Annotated[Section, tyro.conf.arg(name="")] = DEFAULT_SECTION
+
+
+DEFAULT = Arguments(Path("r"), "b", Section(7))
+
+
+def test_what_is_not_given_is_from_the_default() -> None:
+    assert parsed(Arguments, ["x"], "verb") == Arguments(Path("x"))
+    assert parsed(Arguments, ["x", "--kind", "a"], "verb", DEFAULT) == Arguments(
+        Path("x"), train=Section(7)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "run is missing: add it"),
+        (["x", "--kind", "c"], "--kind must be one of a, b, not 'c'"),
+        (["x", "--kind"], "--kind needs a value: give one"),
+        (["x", "--train.steps", "y"], "--train.steps: invalid literal for int() with base 10: 'y'"),
+        (["x", "--train.steps", "0"], "steps must be at least 1"),
+        (
+            ["x", "--train.stops=4"],
+            "there is no option --train.stops; perhaps --train.steps is meant",
+        ),
+        (["x", "--kint", "a"], "there is no option --kint; perhaps --kind is meant"),
+        (["x", "--other"], "there is no option --other"),
+        (["x", "y"], "unexpected argument 'y': drop it, or name its option"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(MemspanError) as caught:
+        parsed(Arguments, arguments, "memspan verb", DEFAULT if arguments else None)
+    assert str(caught.value) == f"{line}; memspan verb --help explains every option"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_first_look_finds_four_options_anywhere() -> None:
+    look = first_look(
+        ["--data.corpus=--preset=x", "--model=a", "--steps", "4", "--import", "b", "--model", "c"]
+    )
+    assert (look.model, look.preset, look.resume, look.modules) == ("c", None, None, ["b"])
+    assert first_look(["--resume"]).resume is None
+
+
+def test_modules_are_imported_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "own_architecture.py").touch()
+    import_modules(["train", "--import", "own_architecture"])
+    assert "own_architecture" in sys.modules
+    with pytest.raises(MemspanError, match="there is no module not_there: check the name"):
+        import_modules(["--import=not_there"])
