@@ -70,11 +70,6 @@ def newest(width: int, end: int, count: Tensor, older_end: int | Tensor) -> Tens
     return torch.where(back < count[:, None], end, older).sub(1 + back).clamp(min=0)
 
 
-def in_use(width: int, count: Tensor) -> Tensor:
-    """Bool ``[B, width]``: the right-most ``count [B]``."""
-    return torch.arange(width, device=count.device) >= width - count[:, None]
-
-
 def pick(x: Tensor, columns: Tensor) -> Tensor:
     """``x[b, columns[b]]``: ``[B, N, ...]`` and int64 ``[B, n]`` give ``[B, n, ...]``."""
     first = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]

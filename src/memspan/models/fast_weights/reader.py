@@ -1,0 +1,183 @@
+"""Reading on with Fast Weights: a token is written in place, in constant memory and time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memspan.errors import NonFiniteError
+from memspan.models.fast_weights.model import (
+    FastWeights,
+    FastWeightsLayer,
+    FastWeightsMemory,
+    can_look,
+    listed,
+)
+from memspan.models.segments import cuts
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.delta_rule.compiled import CompiledStep
+from memspan.ops.delta_rule.feature_maps import DPFP
+
+
+class FastWeightsReader:
+    """Reads a stream without gradients. A single token is written in place: by one call to the loop in
+    C where that can run, else by few calls per layer."""
+
+    def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
+        self.backbone = backbone
+        backbone.check_memory(memory, memory.batch_size)
+        backbone.check_feature_map(memory)
+        parameter = next(backbone.parameters())
+        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._tokens_seen, self._feature_map = memory.tokens_seen, memory.feature_map
+        # Copies, since they are written to.
+        self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
+        self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
+        self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
+        self._step = self._compiled_step() if self._compiles() else None
+
+    def _compiles(self) -> bool:
+        """Whether the loop in C knows these options and can run."""
+        config = self.backbone.config
+        known = config.rule != "outer-product" and config.feature_map == "dpfp"
+        one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
+        can = known and one_type and config.normalisation != "attention" and config.norm != "post"
+        return can and delta_rule_loop.available(self._weights[0])
+
+    def _compiled_step(self) -> CompiledStep:
+        config, layers = self.backbone.config, []
+        for n, layer in enumerate(self.backbone.stack()):
+            tensors = {
+                "projections": self._projections[n],
+                "output": layer.attention.output.weight,
+                "output_bias": layer.attention.output.bias,
+                "inner": layer.feed_forward.inner.weight,
+                "inner_bias": layer.feed_forward.inner.bias,
+                "outer": layer.feed_forward.outer.weight,
+                "outer_bias": layer.feed_forward.outer.bias,
+                "memory": self._weights[n],
+            }
+            # A norm that the options leave out is an identity, and has no parameters.
+            tensors |= dict(layer.attention_norm.named_parameters(prefix="norm"))
+            tensors |= dict(layer.feed_forward_norm.named_parameters(prefix="inner_norm"))
+            layers.append({name.replace(".", "_"): t.detach() for name, t in tensors.items()})
+        sizes = {
+            "batch": len(self._tokens_seen),
+            "d_model": config.d_model,
+            "n_heads": config.n_heads,
+            "width": config.head_width,
+            "d_ff": config.d_ff,
+            "delta": config.rule == "delta",
+            "gelu": config.activation == "gelu",
+        }
+        final_norm = [p.detach() for p in self.backbone.final_norm.parameters()]
+        dpfp = DPFP(config.nu, config.epsilon if config.normalisation == "sum" else None)
+        return CompiledStep(layers, final_norm, dpfp, sizes, layer.feed_forward_norm.eps)
+
+    @property
+    def memory(self) -> FastWeightsMemory:
+        """The memory after all that was read, a value of its own."""
+        return FastWeightsMemory(
+            tokens_seen=self._tokens_seen,
+            weights=torch.stack(self._weights, 1),
+            key_sum=torch.stack(self._key_sums, 1),
+            feature_map=self._feature_map,
+        )
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins.
+
+        Raises:
+            MemspanError: what comes out is not finite. Where looking would wait for the device it
+                comes out as NaN.
+        """
+        if not x.shape[1]:
+            return self.backbone.final_norm(x)
+        if starts is None:
+            return self._read(x)
+        parts = []
+        for start, end in cuts(starts):
+            self._forget(starts[:, start])
+            parts.append(self._read(x[:, start:end]))
+        return torch.cat(parts, 1)
+
+    def _forget(self, rows: Tensor) -> None:
+        """Empty the rows where ``rows [B]`` is true, in place."""
+        if not rows.any():
+            return
+        self._tokens_seen = self._tokens_seen.where(~rows, 0)
+        for tensor in (*self._weights, *self._key_sums):
+            tensor.masked_fill_(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
+
+    def _read(self, x: Tensor) -> Tensor:
+        backbone = self.backbone
+        h = backbone.add_positions(x, self._tokens_seen)
+        self._tokens_seen = self._tokens_seen + x.shape[1]
+        self._feature_map = backbone.feature_id.repeat(len(x))
+        if self._step is not None and x.shape[1] == 1:
+            # A copy, since it is written to.
+            h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+            if not self._step.read(h):
+                refuse_non_finite(h)
+            return h
+        one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
+        for n, layer in enumerate(backbone.stack()):
+            if one:
+                h = layer.after_attention(h, self._read_one(n, layer, h))
+            else:
+                h, weights, key_sum = layer(h, self._weights[n], self._key_sums[n])
+                self._weights[n].copy_(weights)
+                self._key_sums[n].copy_(key_sum)
+        hidden = backbone.final_norm(h)
+        refuse_non_finite(hidden)
+        return hidden
+
+    def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
+        """The attention of layer ``n`` for one token per row: ``[B, 1, D] -> [B, 1, D]``.
+
+        Query and key read the old weights in one product. What the token writes adds
+        ``(q . k) u`` to what its query has read.
+        """
+        attention, config = layer.attention, self.backbone.config
+        x = F.linear(layer.before_attention(h), self._projections[n])
+        batch, n_heads, width = len(h), config.n_heads, config.head_width
+        with torch.autocast(h.device.type, enabled=False):
+            x = x.view(batch, -1).to(self._dtype)
+            inner = n_heads * width
+            both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
+            both = attention.features(both).reshape(batch * n_heads, 2, -1)
+            q, k = both[:, :1], both[:, 1:]
+            u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
+            weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)
+            divided = config.normalisation == "attention"
+            y, old = torch.bmm(both, weights).split(1, 1)
+            if config.rule == "delta":
+                if divided:
+                    old = old / attention.overlap((k * z[:, None]).sum(-1, keepdim=True))
+                u = (u - old) * x[:, 3 * inner :].sigmoid().view(-1, 1, 1)
+            y = torch.addcmul(y, (q * k).sum(-1, keepdim=True), u)
+            weights.baddbmm_(k.mT, u)
+            if divided:
+                z.add_(k[:, 0])
+                y = y / ((q * z[:, None]).sum(-1, keepdim=True) + config.epsilon)
+        return attention.output(y.view(batch, 1, -1).to(h.dtype))
+
+
+def refuse_non_finite(output: Tensor) -> None:
+    """Where a key or value was not finite, so are its row's fast weights and all that reads them."""
+    if not can_look(output):
+        return
+    if math.isfinite(output.sum(dtype=torch.float32).item()):
+        return
+    rows = ~output.isfinite().flatten(1).all(1)
+    if rows.any():
+        raise NonFiniteError(
+            f"keys or values of rows {listed(rows)} are not finite, and so are their fast weights: "
+            "check the input, or read on from an earlier memory; in training lower the learning rate, "
+            "or use normalisation sum, without which the delta rule may diverge"
+        )

@@ -1,0 +1,176 @@
+"""Reading on with a Feedback Transformer: keys and values are computed once, for all layers."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memspan.models.feedback.model import Feedback, FeedbackMemory
+from memspan.models.segments import cuts
+from memspan.ops.feedback import compiled as feedback_loop
+from memspan.ops.feedback.compiled import CompiledReader
+from memspan.ops.feedback.steps import TokenStep
+
+
+class FeedbackReader:
+    """Reads a stream without gradients; a token's keys and values are computed once, for all layers.
+
+    They live in a buffer with room to grow; when it is full its last ``S`` columns move to a fresh
+    one, so the cost per token is constant.
+    """
+
+    @torch.no_grad()
+    def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
+        backbone._check_span(memory.vectors.shape[1])
+        self.backbone = backbone
+        self._batch, self.span, _ = memory.vectors.shape
+        self._n_heads = backbone.config.n_heads
+        self._begin(memory.tokens_seen, memory.length)
+        self._count = 0
+        weights = backbone.fold(self.span)
+        self._span_masks = [layer.span_mask() for layer in backbone.stack()]
+        self._step = self._compiled = None
+        activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
+        if backbone.can_fuse() and feedback_loop.available(weights.mix):
+            self._compiled = CompiledReader(weights, self._batch, self.span, activation, eps)
+        elif backbone.can_fuse():
+            self._step = TokenStep(weights, self._batch, activation, eps)
+        self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
+        self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
+        # Buffers hold [memory | room]; self._end is one past the newest column.
+        self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
+        with torch.autocast(backbone.device.type, enabled=False):
+            # Width first where compiled; seen slot first everywhere.
+            self._kv = self._projected(self._vectors)
+            if self._compiled is not None:
+                self._kv = self._kv.transpose(3, 4).contiguous().transpose(3, 4)
+        self._end = self.span
+
+    @property
+    def memory(self) -> FeedbackMemory:
+        """The memory after all that was read, a value of its own."""
+        recent = self._vectors[self._end - self.span : self._end]
+        return FeedbackMemory(
+            tokens_seen=self._tokens_seen + self._count,
+            vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
+            length=self._length(),
+        )
+
+    @torch.no_grad()
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
+
+        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+        """
+        if starts is None or not starts.numel():
+            return self._read(x)
+        hidden = []
+        for start, end in cuts(starts):
+            self._forget(starts[:, start])
+            hidden.append(self._read(x[:, start:end]))
+        return torch.cat(hidden, 1)
+
+    def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
+        """Tokens seen and valid slots per row, each less the tokens read by this reader."""
+        self._tokens_seen, self._old_length = tokens_seen, length
+        lengths = length.tolist()
+        self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
+
+    def _forget(self, rows: Tensor) -> None:
+        """Empty the rows where ``rows [B]`` is true."""
+        if not rows.any():
+            return
+        self._vectors[: self._end].masked_fill_(rows[:, None], 0)
+        # What is masked is still multiplied by zero, so it must not stay if it is not finite.
+        kv = self._kv.unflatten(2, (self._n_heads, self._batch))[:, :, :, :, : self._end]
+        kv.masked_fill_(rows[:, None, None], 0)
+        self._begin(
+            self._tokens_seen.masked_fill(rows, -self._count),
+            self._length().masked_fill(rows, 0) - self._count,
+        )
+
+    def _read(self, x: Tensor) -> Tensor:
+        self._make_room(x.shape[1])
+        x = x.to(self._vectors.dtype)
+        if self._compiled is not None and x.shape[1]:
+            return self._read_compiled(x)
+        with torch.autocast(x.device.type, enabled=False):
+            h = torch.empty_like(x)
+            for t, x_t in enumerate(x.unbind(1)):
+                h[:, t] = self._read_one(x_t)
+            return self.backbone.final_norm(h)
+
+    def _read_compiled(self, x: Tensor) -> Tensor:
+        assert self._compiled is not None
+        valid = min(self._longest + self._count, self.span)
+        length = self._length() if self._shortest + self._count < valid else None
+        kv = self._kv.transpose(3, 4)
+        h, vectors = self._compiled.read(x, kv, self._end, valid, length)
+        self._vectors[self._end : self._end + len(vectors)] = vectors
+        self._end += len(vectors)
+        self._count += len(vectors)
+        normed = self.backbone.final_norm(h)
+        # What the loop returned lasts until the next call only.
+        return h.clone() if normed is h else normed
+
+    def _read_one(self, x: Tensor) -> Tensor:
+        # Rows of one length need no mask: only the valid end is looked at.
+        valid = min(self._longest + self._count, self.span)
+        kv = self._kv[:, :, :, self._end - valid : self._end]
+        hidden = None
+        if self._shortest + self._count < valid:
+            slot = torch.arange(self.span - valid, self.span, device=x.device)
+            hidden = slot < self.span - self._length()[:, None]
+        vector, place = self._vectors[self._end], self._kv[:, :, :, self._end]
+        if self._step is not None:
+            place = place.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
+            h = self._step(x, kv, hidden, vector, place)
+        else:
+            h = self._by_layers(x, kv, hidden, vector, place)
+        self._end += 1
+        self._count += 1
+        return h
+
+    def _by_layers(
+        self, x: Tensor, kv: Tensor, hidden: Tensor | None, vector: Tensor, place: Tensor
+    ) -> Tensor:
+        """The reference's step, for what the fast one does not know."""
+        visible = x.new_ones(self._batch, kv.shape[3], dtype=torch.bool)
+        if hidden is not None:
+            visible = ~hidden
+        # [2, G, H * B, N, K] to keys and values [B, H, N, K] of each group.
+        grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
+        states = [x]
+        for n, layer in enumerate(self.backbone.stack()):
+            keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
+            states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
+        vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
+        place.copy_(self._projected(vector[None]).squeeze(3))
+        return states[-1]
+
+    def _projected(self, vectors: Tensor) -> Tensor:
+        """Keys and values of ``[N, B, D]``, for all layers: ``[2, G, H * B, N, K]``."""
+        if self._norms_memory:
+            vectors = F.layer_norm(vectors, vectors.shape[-1:], eps=self._eps)
+        kv = F.linear(vectors, self._memory_weight, self._memory_bias)
+        kv = kv.unflatten(-1, (2, self._groups, -1, self.backbone.config.head_width))
+        return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)
+
+    def _length(self) -> Tensor:
+        return (self._old_length + self._count).clamp(max=self.span)
+
+    def _make_room(self, n_new: int) -> None:
+        if self._end + n_new <= len(self._vectors):
+            return
+        room = self.span + n_new + max(self.span, 64)
+        recent = slice(self._end - self.span, self._end)
+        vectors = self._vectors.new_empty(room, *self._vectors.shape[1:])
+        vectors[: self.span] = self._vectors[recent]
+        *outer, _, width = self._kv.shape
+        if self._compiled is not None:
+            kv = self._kv.new_empty(*outer, width, room).transpose(3, 4)
+        else:
+            kv = self._kv.new_empty(*outer, room, width)
+        kv[:, :, :, : self.span] = self._kv[:, :, :, recent]
+        self._vectors, self._kv, self._end = vectors, kv, self.span
