@@ -28,7 +28,7 @@ from memspan.models.relative.self_attention import (
     RelativeBackbone,
     RelativeLayer,
 )
-from memspan.models.segments import Documents, Padding, documents_of, padding_mask
+from memspan.models.segments import Documents, Padding, documents_of, in_use, padding_mask
 
 if TYPE_CHECKING:
     from memspan.models.compressive.reader import CompressiveReader
@@ -431,12 +431,12 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         return Step(
             after,
             sources=((end - after.length)[:, None] - back).clamp(min=0),
-            valid=ops.in_use(runs, after.n_compressed),
+            valid=in_use(runs, after.n_compressed),
             kept=ops.newest(
                 compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
             ),
-            kept_valid=ops.in_use(compressed_slots, after.compressed_length)[..., None],
-            hidden_valid=ops.in_use(slots, after.length)[..., None],
+            kept_valid=in_use(compressed_slots, after.compressed_length)[..., None],
+            hidden_valid=in_use(slots, after.length)[..., None],
             documents=documents,
         )
 
@@ -460,7 +460,7 @@ def _shares(received: Tensor, length: Tensor, n_tokens: int, documents: Document
     old, segment = received.split([received.shape[1] - n_tokens, n_tokens], 1)
     if documents is not None:
         segment = segment.where(padding_mask(documents.lengths, n_tokens), 0)
-    memory = old.where(ops.in_use(old.shape[1], length), 0).sum()
+    memory = old.where(in_use(old.shape[1], length), 0).sum()
     parts = torch.stack([old.sum() - memory, memory, segment.sum()])
     # 0 where nothing was read.
     return parts / parts.sum().clamp(min=torch.finfo(parts.dtype).tiny)

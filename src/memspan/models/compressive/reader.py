@@ -9,7 +9,7 @@ from memspan.models.compressive import compression as ops
 from memspan.models.compressive.model import Compressive, CompressiveMemory, in_one_row
 from memspan.models.relative.reader import ReaderAttention
 from memspan.models.relative.self_attention import Span
-from memspan.models.segments import Documents, documents_of
+from memspan.models.segments import Documents, documents_of, in_use
 
 
 class CompressiveReader:
@@ -50,9 +50,9 @@ class CompressiveReader:
         zero = hidden.new_zeros(())
         return CompressiveMemory(
             tokens_seen=self._tokens_seen,
-            hidden=hidden.where(ops.in_use(self.slots, length)[:, None, :, None], zero),
+            hidden=hidden.where(in_use(self.slots, length)[:, None, :, None], zero),
             compressed=older.where(
-                ops.in_use(self.compressed_slots, compressed)[:, None, :, None], zero
+                in_use(self.compressed_slots, compressed)[:, None, :, None], zero
             ),
             length=length,
             compressed_length=compressed,
