@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 import pytest
 import tyro
 
+from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
+from memspan.commands.evaluate import EvaluateArguments
 from memspan.commands.parsing import first_look, import_modules, parsed
 from memspan.errors import MemspanError
+from memspan.models.registry import MODELS
 
 
 @dataclass(frozen=True)
@@ -90,3 +93,32 @@ def test_modules_are_imported_from_the_current_folder(
     assert "own_architecture" in sys.modules
     with pytest.raises(MemspanError, match="there is no module not_there: check the name"):
         import_modules(["--import=not_there"])
+
+
+def test_options_of_architectures_are_flags_with_help_and_checks() -> None:
+    """With names of its own, and with no edit here."""
+
+    @dataclass(frozen=True)
+    class Options:
+        echoes: int | None = None
+        """Slots of echo."""
+
+        def __post_init__(self) -> None:
+            if self.echoes == 0:
+                raise MemspanError("echoes must be at least 1")
+
+    class Echo(MODELS["feedback"]):  # type: ignore[misc]
+        memory_options = Options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "echo", Echo)
+        kind = with_architectures(EvaluateArguments, memory_and_reader)
+    options = parsed(kind, ["r", "--echoes", "3"], "verb")
+    assert given_to(Echo(), options, EvaluateArguments, memory_and_reader) == {"echoes": 3}
+    with pytest.raises(MemspanError, match="of this run has no option --echoes"):
+        given_to(MODELS["feedback"](), options, EvaluateArguments, memory_and_reader)
+    options = parsed(kind, ["r", "--echoes", "0"], "verb")
+    with pytest.raises(MemspanError, match="echoes must be at least 1"):
+        given_to(Echo(), options, EvaluateArguments, memory_and_reader)
+    (shown,) = get_type_hints(kind, include_extras=True)["echoes"].__metadata__
+    assert shown.help == "Slots of echo. For echo."

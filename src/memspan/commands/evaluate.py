@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from memspan.checks import at_least
+from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
 from memspan.data.corpora import is_there, load_corpus
@@ -33,23 +35,20 @@ class EvaluateArguments(ReadingArguments):
     """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
     segment_length: int | None = None
     """Tokens read per step (None: as in training)."""
-    memory_length: int | None = None
-    """Slots of memory per layer, one per token (None: as in training)."""
-    compressed_length: int | None = None
-    """Compressed slots per layer, for models that have them (None: as in training)."""
     json: bool = False
     """Print the scores as one JSON object."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "batch_size", "segment_length")
-        at_least(0, self, "tokens", "memory_length", "compressed_length")
+        at_least(0, self, "tokens")
 
 
 def evaluate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    options = parsed(EvaluateArguments, arguments, "memspan evaluate")
-    load_config(options.run)
+    kind = with_architectures(EvaluateArguments, memory_and_reader)
+    options = parsed(kind, arguments, "memspan evaluate")
+    own = given_to(load_config(options.run).model, options, EvaluateArguments, memory_and_reader)
     if options.corpus is not None and not is_there(options.corpus):
         # Says what is wrong with it, before torch is imported and a model is built.
         load_corpus(options.corpus)
@@ -66,10 +65,7 @@ def evaluate(arguments: list[str]) -> None:
             segment_length=options.segment_length,
             precision=precision,
             progress=progress,
-            memory_length=options.memory_length,
-            compressed_length=options.compressed_length,
-            attention_span=options.attention_span,
-            clamp_length=options.clamp_length,
+            **own,
         )
     if options.json:
         print(json.dumps(scores.as_dict()))
@@ -98,8 +94,8 @@ def _print(scores: Evaluation, run: Run) -> None:
     from memspan.precision.products import Precision
 
     sizes = {
-        name: scores.memory.get(name, getattr(run.config.model, name, None))
-        for name in ("memory_length", "compressed_length")
+        option.name: scores.memory.get(option.name, getattr(run.config.model, option.name))
+        for option in dataclasses.fields(run.config.model.memory_options)
     }
     memory = "".join(
         f", {name.replace('_length', '')} {size}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import tyro
 
 from memspan.checks import at_least
+from memspan.commands.architectures import given_to, reader_only, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
 from memspan.errors import MemspanError
@@ -65,8 +66,9 @@ class GenerateArguments(ReadingArguments):
 
 def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    options = parsed(GenerateArguments, arguments, "memspan generate")
-    load_config(options.run)
+    kind = with_architectures(GenerateArguments, reader_only)
+    options = parsed(kind, arguments, "memspan generate")
+    own = given_to(load_config(options.run).model, options, GenerateArguments, reader_only)
     # Torch, which takes seconds to import, only after the cheap checks.
     from memspan.generation import Writer
     from memspan.memory import refuse_to_overwrite
@@ -85,8 +87,7 @@ def generate(arguments: list[str]) -> None:
             sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
             memory=options.memory,
             precision=precision,
-            attention_span=options.attention_span,
-            clamp_length=options.clamp_length,
+            **own,
         )
     output_error = None
     try:

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 from tyro import _errors as events
@@ -18,6 +18,16 @@ from tyro import _errors as events
 from memspan.errors import MemspanError
 
 T = TypeVar("T")
+Modules = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="import",
+        metavar="MODULE",
+        help="Import this module first, which registers an architecture of its own; may be repeated.",
+    ),
+    tyro.conf.UseAppendAction,
+]
+"""The option ``--import``, for the verbs that build models. :func:`import_modules` acts on it."""
 
 
 def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from memspan.checks import at_least, check_types
+from memspan.checks import check_types
+from memspan.commands.parsing import Modules
 from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ class ReadingArguments:
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder."""
-    attention_span: Literal["segment", "fixed"] | None = None
-    """What a token sees, for models with relative positions: all of memory and its segment's past, or
-    exactly the memory's length (None: as in training)."""
-    clamp_length: int | None = None
-    """Distances over this share one position code, for the same models (None: as in training)."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
     precision: Products = "auto"
@@ -35,9 +31,10 @@ class ReadingArguments:
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed (auto: as in training). See memspan train --help."""
 
+    modules: Modules = ()
+
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(1, self, "clamp_length")
         refuse_contradictory_precision(self.precision, self.matmul_precision)
 
     def opened(self) -> tuple[Run, Precision]:

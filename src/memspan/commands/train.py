@@ -14,7 +14,7 @@ import tyro
 
 from memspan.checks import at_least
 from memspan.commands.output import settle_output
-from memspan.commands.parsing import first_look, parsed
+from memspan.commands.parsing import Modules, first_look, parsed
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
@@ -42,6 +42,8 @@ class TrainArguments(Generic[M]):
     nproc: int = 1
     """Processes on this machine that share the rows of the batch, which it must divide. With --resume
     it may differ from before. On several machines: torchrun -m memspan train."""
+
+    modules: Modules = ()
 
     def __post_init__(self) -> None:
         at_least(1, self, "nproc")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,11 +53,12 @@ def options_of(run: Run, options: Mapping[str, object]) -> tuple[Options, Option
         MemspanError: the run's architecture has no such option.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    backbone = run.model.backbone
     parts = []
-    for method, own in ((backbone.initial_memory, "batch_size"), (backbone.reader, "memory")):
-        names = set(inspect.signature(method).parameters) - {own, "batch_size"}
-        parts.append({name: given.pop(name) for name in sorted(names & given.keys())})
+    for kind in (run.config.model.memory_options, run.config.model.reader_options):
+        names = [field.name for field in dataclasses.fields(kind) if field.name in given]
+        # The dataclass checks the values.
+        kind(**(part := {name: given.pop(name) for name in names}))
+        parts.append(part)
     if given:
         raise MemspanError(
             f"{', '.join(sorted(given))} is no option of a {run.config.architecture}: leave it out"

@@ -1,0 +1,91 @@
+"""Options of evaluate and generate that come from the architectures.
+
+Only the run's folder says which architecture it is. So the parser takes the options of all of them,
+and those that the run's own does not have are refused afterwards.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import tyro
+
+from memspan.errors import MemspanError
+from memspan.models.options import BackboneConfig
+from memspan.models.registry import MODELS
+
+T = TypeVar("T")
+Kinds = Callable[[type[BackboneConfig]], list[type]]
+"""Which dataclasses of options a verb takes from an architecture."""
+
+
+def memory_and_reader(model: type[BackboneConfig]) -> list[type]:
+    """Sizes of the memory, and how it is read."""
+    return [model.memory_options, model.reader_options]
+
+
+def reader_only(model: type[BackboneConfig]) -> list[type]:
+    """How the memory is read."""
+    return [model.reader_options]
+
+
+def with_architectures(verb: type[T], kinds: Kinds) -> type[T]:
+    """The dataclass ``verb`` with the options of all architectures as further fields."""
+    found: dict[str, tuple[Any, str]] = {}
+    owners: dict[str, list[str]] = {}
+    for architecture, model in MODELS.items():
+        for kind in kinds(model):
+            for name, hint in get_type_hints(kind).items():
+                found.setdefault(name, (hint, _help(kind, name)))
+                owners.setdefault(name, []).append(architecture)
+    fields: list[tuple[str, Any, None]] = []
+    for name, (hint, text) in found.items():
+        help_text = f"{text} For {', '.join(owners[name])}."
+        fields.append((name, Annotated[hint, tyro.conf.arg(help=help_text)], None))
+    return dataclasses.make_dataclass(
+        verb.__name__, fields, bases=(verb,), frozen=True, namespace={"__doc__": verb.__doc__}
+    )
+
+
+def _help(kind: type, name: str) -> str:
+    """The string under a field, which Python itself does not keep."""
+    for base in kind.__mro__[:-1]:
+        (statement,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(statement, ast.ClassDef)
+        for field, below in pairwise(statement.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=found)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ) if found == name:
+                    return " ".join(text.split())
+    return ""
+
+
+def given_to(model: BackboneConfig, options: object, verb: type, kinds: Kinds) -> dict[str, object]:
+    """The architectures' options that were given, checked by the dataclasses of ``model``.
+
+    Args:
+        model: the run's.
+        options: of the type that :func:`with_architectures` made of ``verb`` and ``kinds``.
+        verb: the verb's own options, which are left out.
+        kinds: as before.
+
+    Raises:
+        MemspanError: a value out of range, or an option that only other architectures have.
+    """
+    common = {field.name for field in dataclasses.fields(verb)}
+    given = {n: v for n, v in vars(options).items() if n not in common and v is not None}
+    left = dict(given)
+    for kind in kinds(type(model)):
+        kind(**{f.name: left.pop(f.name) for f in dataclasses.fields(kind) if f.name in left})
+    if left:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(left))
+        raise MemspanError(f"the architecture of this run has no option {flags}: drop it")
+    return given
