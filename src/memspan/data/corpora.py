@@ -1,4 +1,4 @@
-"""Texts by name with their official splits, or any file, folder or glob."""
+"""Corpora: named ones with their official splits, or any file, folder or glob."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Splits = dict[str, list[Text]]
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that is no part of the text."""
+    """A file of a folder or glob that is left out of the text."""
 
     name: str
     """Relative to the folder."""
@@ -35,16 +35,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text cut into splits of documents."""
+    """A text, divided into splits of documents."""
 
     name: str
     splits: Splits
     record: dict[str, Any] = field(default_factory=dict)
-    """Where it came from and what it hashes to."""
+    """Its name, source and SHA-256."""
     skipped: tuple[Skipped, ...] = ()
     """Files of a folder or glob that are left out."""
     encoding: str | None = None
-    """What the text seems to be if it is not UTF-8, so that tokens are its bytes at best."""
+    """What the text seems to be if it is not UTF-8: only the tokeniser of bytes can encode it."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,15 @@ class Source:
     url: str
     sha256: str
     limit: int
-    """Bytes at most, here and for what is inside."""
+    """Maximum size in bytes, of the file and of what an archive holds."""
 
     @property
     def path(self) -> Path:
+        """Where it is in the cache."""
         return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
 
     def fetch(self) -> Path:
+        """Download it unless it is there; its path."""
         return fetch(self.url, self.path, self.sha256, self.limit)
 
 
@@ -157,20 +159,20 @@ def digest(splits: Splits) -> str:
 
 
 def located(name: str) -> str:
-    """A file, folder or glob as an absolute path; a name, or what is neither, as it is."""
+    """A file, folder or glob as an absolute path; anything else unchanged."""
     if name in CORPORA or not is_there(name):
         return name
     return os.path.abspath(os.path.expanduser(name))
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a corpus of that name, or something at that path."""
+    """Whether there is a corpus of that name, or a file at that path."""
     path = os.path.expanduser(name)
     return name in CORPORA or os.path.exists(path) or bool(glob.glob(path, recursive=True))
 
 
 def list_corpora() -> list[CorpusRow]:
-    """A row per named corpus: name, what it is, its splits, whether it is here."""
+    """A row per named corpus."""
     rows = []
     for name, corpus in CORPORA.items():
         source = corpus.source
@@ -197,7 +199,7 @@ def _python_stdlib() -> Splits:
         raise MemspanError(
             f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
         )
-    # A file's split follows from its own name, so that a new file moves no other.
+    # Each file's split depends only on its own name: a new file moves no other.
     return _by_file([(name, Text.of(path)) for name, path in files])
 
 
@@ -253,7 +255,7 @@ CORPORA = {
 
 def _read_path(name: str) -> tuple[Splits, list[Skipped]]:
     if not name:
-        # Path("") is the current folder, which nobody meant.
+        # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
     # Not Path.expanduser, which raises for an unknown user.
     path = Path(os.path.expanduser(name))
@@ -273,7 +275,7 @@ def _read_path(name: str) -> tuple[Splits, list[Skipped]]:
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
     skipped = []
     if not path.is_file():
-        # A folder holds other things too; one file that is named is taken as it is.
+        # A folder may hold other files, too; a file that is named itself is read as it is.
         reasons = [_why_not(text) for _, text in contents]
         skipped = [Skipped(n, why) for (n, _), why in zip(contents, reasons, strict=True) if why]
         contents = [named for named, why in zip(contents, reasons, strict=True) if not why]
@@ -286,7 +288,7 @@ def _read_path(name: str) -> tuple[Splits, list[Skipped]]:
 
 
 def _why_not(text: Text) -> str | None:
-    """Why a file that nobody named is left out; None: it is text."""
+    """Why a file of a folder or glob is left out; None: it is text."""
     if b"\0" in (start := _start(text)):
         encoding = encoding_of(start)
         return f"{encoding}, not UTF-8" if encoding else "not text"
@@ -298,22 +300,22 @@ def _start(text: Text) -> bytes:
 
 
 def _find_texts(path: Path) -> list[tuple[str, Path]]:
-    """Name and path of every file that ``path``, a file, folder or glob, stands for."""
+    """Name and path of every file in ``path``, a file, folder or glob."""
     if path.is_dir():
         found = sorted((p.relative_to(path), p) for p in path.rglob("*") if p.is_file())
-        # Hidden folders too: version control keeps its own files there, which are no text.
+        # Nor files in hidden folders, such as those of version control.
         return [(n.as_posix(), p) for n, p in found if not any(x.startswith(".") for x in n.parts)]
     if path.is_file():
         return [(path.name, path)]
     found_by_glob = map(Path, sorted(glob.glob(str(path), recursive=True)))
-    # A name begins where the pattern does: files keep their splits where their folder moves.
+    # Names are relative to the part before the pattern: a moved folder keeps its splits.
     fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
     root = Path(*fixed)
     return [(p.relative_to(root).as_posix(), p) for p in found_by_glob if p.is_file()]
 
 
 def _by_file(files: list[tuple[str, Text]]) -> Splits:
-    """About 90/5/5 by file, from a hash of the file's name."""
+    """About 90/5/5 of the files, by a hash of their names."""
     splits: Splits = {"train": [], "validation": [], "test": []}
     for name, text in files:
         if len(text):
@@ -323,7 +325,7 @@ def _by_file(files: list[tuple[str, Text]]) -> Splits:
 
 
 def _by_position(documents: list[Text]) -> Splits:
-    """90/5/5 of the concatenation; a document that is cut goes on in the next split."""
+    """90/5/5 of the concatenated bytes; a document may be cut between two splits."""
     total = sum(map(len, documents))
     edges = (0, total * 90 // 100, total * 95 // 100, total)
     splits: Splits = {"train": [], "validation": [], "test": []}
@@ -341,9 +343,9 @@ def _by_position(documents: list[Text]) -> Splits:
 
 
 def _character_start(document: Text, position: int) -> int:
-    """``position``, or up to three bytes on if that is inside a UTF-8 character."""
+    """``position``, or up to three bytes later where a UTF-8 character begins."""
     if position <= 0:
-        # What is before the first byte is no part of it, whatever the byte looks like.
+        # The document begins here, whatever its first byte is.
         return 0
     if position >= len(document):
         return len(document)
@@ -351,5 +353,5 @@ def _character_start(document: Text, position: int) -> int:
     for n, byte in enumerate(following):
         if byte & 0xC0 != 0x80:
             return position + n
-    # No character is that long, so this is no UTF-8, unless the text ends before.
+    # No character is longer, so this is not UTF-8, unless the text ends before.
     return position if len(following) == 4 else len(document)

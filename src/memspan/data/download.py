@@ -1,4 +1,4 @@
-"""Fetching a file once into the cache: progress, resume, checksum, atomic rename."""
+"""Downloads: resumed where they broke off, verified, and moved into place when complete."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ CHUNK = 1 << 20
 
 
 def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:
-    """The file at ``path``, downloaded if it is not there; one put there by hand is verified.
+    """Download a file, unless it is there; either way it is verified.
 
-    An interrupted download goes on where it stopped.
+    An interrupted download continues where it stopped.
 
     Args:
-        url: where to get it.
-        path: where to keep it.
-        sha256: what it must hash to.
-        limit: bytes at most.
+        url: its address.
+        path: where it goes.
+        sha256: its checksum.
+        limit: maximum size in bytes.
 
     Raises:
-        MemspanError: no network, a server's error, a wrong checksum, no space.
+        MemspanError: no network, an error of the server, a wrong checksum, a full disk.
     """
     by_hand = f"download {url} elsewhere and put it at {path}"
     if path.exists():
@@ -44,13 +44,13 @@ def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(url, part, limit)
     except MemspanError:
-        # Too large to be the file: kept, it would spoil every later attempt.
+        # Too large to be the file; left there, it would spoil every later attempt.
         part.unlink(missing_ok=True)
         raise
     except urllib.error.HTTPError as error:
         raise MemspanError(f"{url} answered {error.code}: {by_hand}") from None
     except (OSError, http.client.HTTPException) as error:
-        # A server that talks nonsense is quoted: no line breaks or escapes of its making.
+        # The server's words are quoted, without line breaks or escape sequences.
         reason = " ".join(str(getattr(error, "reason", None) or error).split())
         reason = "".join(c for c in reason if c.isprintable())
         raise MemspanError(
@@ -77,8 +77,8 @@ def read_member(archive: Path, member: str, limit: int) -> bytes:
                 raise zipfile.BadZipFile("its compression is neither stored nor deflate")
             with file.open(member) as source:
                 content = source.read(limit + 1)
-    # RuntimeError: the member wants a password; NotImplementedError is one too. The last three: sizes,
-    # offsets and names that cannot be.
+    # RuntimeError: the member needs a password; NotImplementedError is a subclass. The last three:
+    # impossible sizes, offsets and names.
     except (
         zipfile.BadZipFile,
         zlib.error,
@@ -107,7 +107,7 @@ def _download(url: str, part: Path, limit: int) -> None:
         error.close()
         if error.code != 416:
             raise
-        # Nothing follows what is there: it is whole, or the checksum will say that it is not.
+        # Nothing is left to send: the checksum tells whether the file is complete.
         return
     columns = (
         *Progress.get_default_columns()[:2],

@@ -1,4 +1,4 @@
-"""What makes a corpus the same, wherever it lies: every split's tokens, and where documents start."""
+"""The identity of a corpus, wherever it is: each split's tokens, and where its documents start."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def identity(splits: Mapping[str, TokenFile]) -> Identity:
 
 
 def recorded(value: Any) -> Identity:
-    """An identity as a checkpoint holds it; older ones have the hash of the training tokens alone.
+    """An identity as a checkpoint records it; old ones recorded only the hash of the training tokens.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an identity.
     """
     if isinstance(value, str):
         return {"train": {TOKENS: value}}
@@ -40,17 +40,17 @@ def recorded(value: Any) -> Identity:
 
 
 def is_whole(known: Identity) -> bool:
-    """Whether an identity covers all splits and their borders."""
+    """Whether an identity covers all splits and the starts of their documents."""
     return bool(known) and all(BORDERS in split for split in known.values())
 
 
 def difference(known: Identity, found: Identity, among: Iterable[str] | None = None) -> str | None:
-    """How ``found`` differs from what a run recorded, in a few words; None: not at all.
+    """How ``found`` differs from what a run recorded, in a few words; None if it does not.
 
     Args:
-        known: the run's; what it did not record is not compared.
-        found: that of the corpus at hand.
-        among: the splits to look at (None: all, and that there are no others).
+        known: what the run recorded; nothing else is compared.
+        found: the identity of the present corpus.
+        among: the splits to compare (None: all, and there must be no others).
     """
     # In the order of the text.
     for name in dict.fromkeys([*found, *known]) if among is None else among:

@@ -1,4 +1,4 @@
-"""Options of the text that is read."""
+"""Options of the corpus and its tokeniser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
 
 MOST_TOKENS = 1 << 24
-"""Ids of a vocabulary at most."""
+"""Maximum size of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DataConfig:
                     f"vocab_size belongs to the tokenizers words and subwords, not {self.tokenizer}: "
                     "drop one of them"
                 )
-        # They would reach the terminal, and config.toml cannot hold half a character.
+        # Control characters would reach the terminal; TOML cannot hold half a surrogate pair.
         if any(
             ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in self.corpus
         ):
@@ -48,6 +48,10 @@ class DataConfig:
 
 
 def refuse_oversized_vocabulary(vocab_size: int) -> None:
-    """Raise :class:`MemspanError` for a vocabulary that no machine trains: tables are as long."""
+    """Refuse a vocabulary whose embedding no machine could train.
+
+    Raises:
+        MemspanError: it has over :data:`MOST_TOKENS` ids.
+    """
     if vocab_size > MOST_TOKENS:
         raise MemspanError(f"vocab_size must be at most {MOST_TOKENS:,}, not {vocab_size}")

@@ -1,4 +1,4 @@
-"""A corpus, tokenised: read from the cache where it is there, made and kept where it is not."""
+"""Tokenised corpora: taken from the cache, or made and added to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Prepared:
     """What the text seems to be if it is not UTF-8."""
 
     def notices(self) -> list[str]:
-        """A line for files left out, and one for a text in another encoding."""
+        """Lines for the user: about files left out, and about a text in another encoding."""
         lines = []
         if self.skipped:
             shown = ", ".join(f"{file.name} ({file.reason})" for file in self.skipped[:5])
@@ -47,7 +47,7 @@ class Prepared:
 
 
 def encoding_hint(what: str, encoding: str) -> str:
-    """One line about ``what`` that is not UTF-8."""
+    """A line that says that ``what`` is not UTF-8, and how to convert it."""
     convert = "UTF-16" if encoding == "UTF-16" else "LATIN1"
     return (
         f"{what} looks like {encoding}, not UTF-8, and its bytes are read as they are: if that is "
@@ -63,17 +63,17 @@ def prepare(
     with_tokenizer: Tokenizer | None = None,
     progress: bool = True,
 ) -> Prepared:
-    """Tokenise a corpus, or find it tokenised in the cache.
+    """The tokenised corpus, from the cache if it is there.
 
     Args:
         corpus: a name or a path, see :func:`memspan.data.corpora.load_corpus`.
         kind: which tokeniser to make from the training split.
-        vocab_size: its largest vocabulary, for words and sub-words.
-        with_tokenizer: use this one, a run's, instead of making one.
+        vocab_size: maximum size of its vocabulary, for words and sub-words.
+        with_tokenizer: use this one, a run's, instead.
         progress: show a bar on a terminal's standard error.
 
     Raises:
-        MemspanError: no such text, or one that the tokeniser cannot read; a full disk.
+        MemspanError: there is no such text, the tokeniser cannot encode it, or the disk is full.
     """
     text = load_corpus(corpus)
     if with_tokenizer is None:
@@ -89,7 +89,7 @@ def prepare(
         if any(s.vocabulary_hash != tokenizer.vocabulary_hash for s in splits.values()):
             raise MemspanError("the tokens are another tokeniser's")
     except MemspanError:
-        # Not there yet, or damaged: the cache can always be made again.
+        # Missing or damaged: the cache can always be made again.
         with _bar(progress) as bar:
             tokenizer = with_tokenizer or _vocabulary(text, kind, vocab_size, bar)
             splits = _tokenise(text, tokenizer, folder, bar)
@@ -121,7 +121,7 @@ def _tokenise(
         task = bar.add_task(f"tokenising {name}", total=n_bytes)
         ids = (tokenizer.encode_stream(_watched(d, bar, task)) for d in documents)
         splits[name] = write_tokens(folder / f"{name}.bin", ids, n_bytes, tokenizer)
-    # The tokens are kept under the name of what was there before.
+    # The cache's key is the hash of the text as it was first read.
     if digest(text.splits) != text.record["sha256"]:
         raise MemspanError(
             f"the text {text.name} changed while it was read: try again when nothing writes to it"

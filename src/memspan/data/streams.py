@@ -18,16 +18,16 @@ START = 0
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens to read and to predict, in training or evaluation."""
+    """Tokens to read and to predict."""
 
     inputs: Tensor
     """int64 ``[B, T]``: each target's predecessor; :data:`START` before a document's first token."""
     targets: Tensor
     """int64 ``[B, T]``; :data:`~memspan.nn.NOT_SCORED` beyond the end of a row."""
     starts: Tensor | None
-    """bool ``[B, T]``: where a document begins, or the text again; None: nowhere."""
+    """bool ``[B, T]``: where a document begins, or the text starts again; None: nowhere."""
     first: Tensor
-    """int64 ``[B]``: where in the text each row's first input stands."""
+    """int64 ``[B]``: position in the text of each row's first input."""
 
     def part(self, rows: slice, device: torch.device) -> Segment:
         """The rows of one process, on its device."""
@@ -40,7 +40,7 @@ class Segment:
 def _segment(
     tokens: np.ndarray, first: np.ndarray, n: int, document_starts: np.ndarray | None
 ) -> Segment:
-    """The segment whose targets are ``n`` tokens of every row, from the text's ``first [B]`` on."""
+    """The segment whose targets are, in each row, the ``n`` tokens from position ``first [B]`` on."""
     index = first[:, None] + np.arange(-1, n)
     block = tokens[np.clip(index, 0, len(tokens) - 1)].astype(np.int64)
     index = index[:, 1:]
@@ -59,14 +59,14 @@ def _segment(
 
 
 class Streams:
-    """Cuts a text into ``batch_size`` contiguous parts and reads them side by side, again and again.
+    """Cuts a text into ``batch_size`` contiguous rows and reads them in parallel, over and over.
 
     With ``document_starts`` (the index of each document's first token) a document ``x0 .. xn`` is
-    read as ``START, x0 .. x(n-1)``, and nothing before it is visible from there on. Without, the
-    text's first token is an input only.
+    read as ``START, x0 .. x(n-1)``, and ``starts`` marks its beginning. Without, the text's first
+    token is only an input.
 
     Raises:
-        MemspanError: the text is too short for so many rows of such segments.
+        MemspanError: the text is too short for so many rows of this segment length.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Streams:
             )
         self._starts = document_starts
         self._skipped = 1 if document_starts is None else 0
-        # Counted in targets.
+        # In targets.
         self.row_length = (len(tokens) - self._skipped) // batch_size
         self.n_segments = self.row_length // segment_length
         if self.n_segments < 1:
@@ -99,23 +99,27 @@ class Streams:
         self.offset = 0
         """Tokens of each row read since its start."""
         self.epoch = 0
-        """How often the text has been read to its end."""
+        """Times the text has been read to its end."""
         self.tokens_read = 0
-        """Tokens of each row read in all."""
+        """Tokens of each row read in total."""
 
     def set_segment_length(self, segment_length: int) -> None:
-        """Go on from here in longer or shorter segments."""
+        """Continue from here with longer or shorter segments.
+
+        Raises:
+            MemspanError: it is below 1.
+        """
         _positive(self.batch_size, segment_length)
         self.segment_length = segment_length
         self._wrap()
 
     def _wrap(self) -> None:
-        """Start again where no whole segment is left."""
+        """Start the text again if less than a segment is left."""
         if self.offset + self.segment_length > self.row_length:
             self.offset, self.epoch = 0, self.epoch + 1
 
     def next(self) -> Segment:
-        """The next segment; after the last one the text starts again, for every row."""
+        """The next segment; after the last one, every row starts again."""
         first = np.arange(self.batch_size) * self.row_length + self.offset + self._skipped
         segment = _segment(self.tokens, first, self.segment_length, self._starts)
         if self.offset == 0 and self.position > 0:
@@ -131,7 +135,7 @@ class Streams:
         return segment
 
     def state_dict(self) -> dict[str, int]:
-        """The whole position: segments read, and what it is a position in."""
+        """The position, and what it is a position in, as plain integers."""
         return {
             "position": self.position,
             "offset": self.offset,
@@ -143,16 +147,16 @@ class Streams:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a saved position, with the segment length that it was saved with.
+        """Go to a saved position, with its segment length.
 
         Raises:
-            MemspanError: it is a position in another text or for other rows, or no position.
+            MemspanError: it belongs to another text or batch size, or is not a position.
         """
         mine = self.state_dict()
-        # bool is an int to Python, but no count.
-        whole = all(type(state.get(name)) is int for name in mine)
+        # Not isinstance: bool is an int.
+        complete = all(type(state.get(name)) is int for name in mine)
         counts = ("position", "offset", "epoch", "tokens_read")
-        if not whole or min(state[name] for name in counts) < 0 or state["segment_length"] < 1:
+        if not complete or min(state[name] for name in counts) < 0 or state["segment_length"] < 1:
             raise MemspanError(
                 f"{state} is no stream position: resume from a checkpoint that is whole"
             )
@@ -180,12 +184,12 @@ def evaluation_segments(
 ) -> Iterator[Segment]:
     """Segments in which every token of the text is a target exactly once.
 
-    The input before the text's first token is :data:`START`, and with ``document_starts`` (as for
-    :class:`Streams`) so is that before each document's. Several rows are contiguous parts of the
-    text; shorter rows end with targets that are not scored.
+    The input before the text's first token is :data:`START`; with ``document_starts`` (see
+    :class:`Streams`) so is the input before each document's. Rows are contiguous parts of the text;
+    shorter ones end with targets that are not scored.
 
     Raises:
-        MemspanError: no text, or not as much as a row or a segment needs.
+        MemspanError: there is no text, or too little for the rows or for a segment.
     """
     _positive(batch_size, segment_length)
     if len(tokens) == 0:

@@ -1,4 +1,4 @@
-"""A document: part of a file, or bytes, read in chunks so that it need not fit into memory."""
+"""Documents: parts of files, or bytes, read in chunks so that they need not fit into memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import BinaryIO
 from memspan.errors import MemspanError
 
 CHUNK = 1 << 16
-"""Bytes that are read at once. The library of sub-words collects 256 chunks while it learns."""
+"""Bytes read at once. The sub-word library collects 256 chunks while it trains."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes ``start`` to ``stop`` of a file, or of a text that is in memory."""
+    """Bytes ``start`` to ``stop`` of a file, or of bytes in memory."""
 
     source: Path | bytes
     start: int
@@ -36,7 +36,7 @@ class Text:
         return self.stop - self.start
 
     def part(self, start: int, stop: int) -> Text:
-        """Its bytes ``start`` to ``stop``, counted as slices are."""
+        """Its bytes ``start`` to ``stop``, as in a slice."""
         low, high, _ = slice(start, stop).indices(len(self))
         return Text(self.source, self.start + low, self.start + max(low, high))
 
@@ -48,7 +48,7 @@ class Text:
         """All of it, in order.
 
         Raises:
-            MemspanError: the file cannot be read, or is shorter than it was.
+            MemspanError: the file cannot be read, or has become shorter.
         """
         with self._opened() as file:
             file.seek(self.start)

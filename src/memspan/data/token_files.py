@@ -19,7 +19,7 @@ FORMAT = "memspan-tokens-4"
 HEADER_LIMIT = 1 << 28
 """Bytes of a header at most: some ten million documents."""
 CHUNK = 1 << 20
-"""Bytes that are read at once, a multiple of every type's."""
+"""Bytes read at once, a multiple of every type's size."""
 DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
 
 
@@ -44,16 +44,16 @@ class TokenFile:
 def write_tokens(
     path: Path, documents: Iterable[Iterable[np.ndarray]], n_bytes: int, tokenizer: Tokenizer
 ) -> TokenFile:
-    """Write ``path`` (``.bin``) and its header (``.json``), never holding more than a piece.
+    """Write ``path`` (``.bin``) and its header (``.json``), with one piece at a time in memory.
 
     Args:
         path: the file of ids.
-        documents: the ids of every document, each in pieces.
-        n_bytes: bytes of the text that they stand for.
+        documents: each document's ids, in pieces.
+        n_bytes: bytes of the text they encode.
         tokenizer: what made them.
 
     Raises:
-        MemspanError: an id does not fit the vocabulary's type; a full disk.
+        MemspanError: an id does not fit the vocabulary's type, or the disk is full.
     """
     dtype, sums, starts, n_tokens = tokenizer.dtype, hashlib.sha256(), [], 0
 
@@ -90,40 +90,17 @@ def write_tokens(
 
 
 def read_tokens(path: Path) -> TokenFile:
-    """Map a token file.
+    """Map a token file into memory.
 
     Raises:
         MemspanError: it or its header is missing, truncated or altered.
     """
     remedy = "delete it and prepare the corpus again"
     try:
-        text = read_limited(path.with_suffix(".json"), HEADER_LIMIT).decode()
-        header: dict[str, Any] = json.loads(text)
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']!r}")
-        if header.pop("header_sha256") != _check(header):
-            raise ValueError("its header's checksum is wrong")
-        for name in ("n_tokens", "n_bytes", "vocab_size"):
-            if type(header[name]) is not int or header[name] < 0:
-                raise ValueError(f"{name} {header[name]!r}")
+        header = _read_header(path.with_suffix(".json"))
         dtype = np.dtype(DTYPES[header["dtype"]]).newbyteorder("<")
-        n_tokens, size = header["n_tokens"], path.stat().st_size
-        if size != n_tokens * dtype.itemsize:
-            raise ValueError(f"{size:,} bytes instead of {n_tokens * dtype.itemsize:,}")
-        if header["vocab_size"] > 256**dtype.itemsize:
-            raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
-        if not path.is_file():
-            raise ValueError("it is no regular file")
-        # Read, not mapped: what is looked at through a map stays in memory.
-        sums, largest = hashlib.sha256(), 0
-        with open(path, "rb") as file:
-            while piece := file.read(CHUNK):
-                sums.update(piece)
-                largest = max(largest, int(np.frombuffer(piece, dtype).max()))
-        if sums.hexdigest() != header["sha256"]:
-            raise ValueError("its checksum is wrong")
-        if n_tokens and largest >= header["vocab_size"]:
-            raise ValueError(f"token {largest:,} is beyond the vocabulary")
+        n_tokens = header["n_tokens"]
+        _check_ids(path, header, dtype)
         # An empty file cannot be mapped.
         tokens = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)
         starts = np.asarray(header["document_starts"], dtype=np.int64)
@@ -154,6 +131,38 @@ def read_tokens(path: Path) -> TokenFile:
         OverflowError,
     ) as error:
         raise MemspanError(f"{path} is damaged ({error}): {remedy}") from None
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads(read_limited(path, HEADER_LIMIT).decode())
+    if header["format"] != FORMAT:
+        raise ValueError(f"format {header['format']!r}")
+    if header.pop("header_sha256") != _check(header):
+        raise ValueError("its header's checksum is wrong")
+    for name in ("n_tokens", "n_bytes", "vocab_size"):
+        if type(header[name]) is not int or header[name] < 0:
+            raise ValueError(f"{name} {header[name]!r}")
+    return header
+
+
+def _check_ids(path: Path, header: dict[str, Any], dtype: np.dtype[Any]) -> None:
+    n_tokens, size = header["n_tokens"], path.stat().st_size
+    if size != n_tokens * dtype.itemsize:
+        raise ValueError(f"{size:,} bytes instead of {n_tokens * dtype.itemsize:,}")
+    if header["vocab_size"] > 256**dtype.itemsize:
+        raise ValueError(f"a vocabulary of {header['vocab_size']:,} does not fit {dtype}")
+    if not path.is_file():
+        raise ValueError("it is no regular file")
+    # Read, not mapped: pages read through a map stay in memory.
+    sums, largest = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while piece := file.read(CHUNK):
+            sums.update(piece)
+            largest = max(largest, int(np.frombuffer(piece, dtype).max()))
+    if sums.hexdigest() != header["sha256"]:
+        raise ValueError("its checksum is wrong")
+    if n_tokens and largest >= header["vocab_size"]:
+        raise ValueError(f"token {largest:,} is beyond the vocabulary")
 
 
 def _check(header: dict[str, Any]) -> str:

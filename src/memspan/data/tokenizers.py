@@ -1,4 +1,4 @@
-"""Bytes, characters, words and sub-words to ids and back. A tokeniser is saved as plain JSON."""
+"""Tokenisers: bytes, characters, words and sub-words to ids and back. They are saved as plain JSON."""
 
 from __future__ import annotations
 
@@ -23,47 +23,54 @@ LIMIT = 1 << 28
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
 COUNTED = 1 << 22
-"""Ids that are looked at together: a corpus is larger than memory, maybe."""
+"""Ids compared at once: a corpus may be larger than memory."""
 
 
 class Tokenizer(ABC):
     """Text as bytes to ids in ``[0, vocab_size)``, and back."""
 
     kind: ClassVar[str]
+    """Its name in :data:`KINDS`."""
 
     unknown: int | None = None
-    """The id of whatever the vocabulary lacks; None where the vocabulary covers every text."""
+    """The id of everything that the vocabulary lacks; None if it covers every text."""
 
     @property
     @abstractmethod
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of ids."""
 
     @abstractmethod
     def encode(self, text: bytes) -> np.ndarray:
-        """Ids, 1-D, in the smallest unsigned type that holds the vocabulary."""
-
-    def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """The ids of a text that comes in chunks, in order, in pieces of about their size.
+        """Ids, 1-D, in the smallest unsigned type that holds the vocabulary.
 
         Raises:
-            MemspanError: the text is not UTF-8, where the tokeniser needs that.
+            MemspanError: the text is not UTF-8, and the tokeniser needs that.
+        """
+
+    def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Encode a text that comes in chunks: its ids in order, in pieces of about the chunks' size.
+
+        Raises:
+            MemspanError: the text is not UTF-8, and the tokeniser needs that.
         """
         return (self.encode(piece) for piece in self.pieces(chunks))
 
     @staticmethod
     def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """The text, cut only where each piece is encoded as it would be in the whole.
+        """Cut a text that comes in chunks so that encoding the pieces gives the ids of the whole text.
 
         Raises:
-            MemspanError: the text is not UTF-8, where the tokeniser needs that.
+            MemspanError: the text is not UTF-8, and the tokeniser needs that.
         """
         return (text.encode() for text in _cut_at_gaps(_decoded(chunks)))
 
     @abstractmethod
-    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes: ...
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        """The text of ``ids``."""
 
     def count_unknown(self, ids: np.ndarray) -> int:
-        """How many of ``ids`` (1-D) are unknown, so that the text cannot be had back from them."""
+        """How many of ``ids`` (1-D) are unknown, so that decoding cannot restore the text."""
         if self.unknown is None:
             return 0
         pieces = (ids[i : i + COUNTED] for i in range(0, len(ids), COUNTED))
@@ -71,10 +78,11 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """All that :func:`load_tokenizer` needs, as JSON values."""
+        """What :func:`load_tokenizer` passes to the constructor, as JSON values."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The type of its ids."""
         return smallest_dtype(self.vocab_size)
 
     @property
@@ -89,6 +97,7 @@ class Tokenizer(ABC):
         write_atomically(folder / "tokenizer.json", text.encode())
 
     def stream_decoder(self) -> StreamDecoder:
+        """A decoder of ids that come one by one."""
         return StreamDecoder(self)
 
     def _json(self) -> str:
@@ -96,7 +105,7 @@ class Tokenizer(ABC):
 
 
 class StreamDecoder:
-    """Ids one by one to text as it can be shown: never half a UTF-8 character."""
+    """Decodes ids one by one to text that can be shown at once: never half a UTF-8 character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -104,9 +113,9 @@ class StreamDecoder:
         self._first = True
 
     def push(self, token: int) -> str:
-        """The text that ``token`` completes, maybe none."""
+        """The text that ``token`` completes; it may be empty."""
         piece = self._tokenizer.decode([token])
-        # Words are parted by spaces, which decode() can only put between tokens it sees together.
+        # decode() puts spaces only between the words of one call.
         if self._tokenizer.kind == "words" and not self._first and piece != b"\n":
             piece = b" " + piece
         self._first = piece == b"\n"
@@ -131,7 +140,7 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         if isinstance(ids, np.ndarray):
-            # A whole split, maybe: not byte by byte.
+            # This may be a whole split: not byte by byte.
             return ids.astype(np.uint8).tobytes()
         return np.fromiter(ids, dtype=np.uint8).tobytes()
 
@@ -140,7 +149,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class CharacterTokenizer(Tokenizer):
-    """The characters of the training text in order; id 0 stands for all others."""
+    """The characters of the training text, sorted; id 0 is every other character."""
 
     kind = "characters"
     unknown = 0
@@ -148,7 +157,8 @@ class CharacterTokenizer(Tokenizer):
     def __init__(self, characters: str) -> None:
         if not isinstance(characters, str) or len(set(characters)) != len(characters):
             raise ValueError("its characters are not each a different one")
-        characters.encode()  # raises for half a character
+        # Refuses half of a surrogate pair.
+        characters.encode()
         self.characters = characters
         codes = np.array([ord(c) for c in characters], dtype=np.int64)
         self._ids = np.zeros(0x110000, dtype=np.uint32)
@@ -175,7 +185,7 @@ class CharacterTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """White-space separated words, the most frequent first; a line's end is a word, as in WikiText."""
+    """Words between white space, most frequent first; the end of a line is a word, as in WikiText."""
 
     kind = "words"
 
@@ -236,7 +246,11 @@ KINDS: dict[str, type[Tokenizer]] = {
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """Raises :class:`MemspanError` for a kind that there is not."""
+    """The tokeniser named ``kind``.
+
+    Raises:
+        MemspanError: there is none of that name.
+    """
     if kind not in KINDS:
         raise MemspanError(f"unknown tokenizer {kind!r}: use {', '.join(KINDS)}")
     return KINDS[kind]
@@ -249,15 +263,15 @@ def train_tokenizer(
 
     Args:
         kind: see :data:`KINDS`.
-        documents: the text; a long document may come in :meth:`Tokenizer.pieces`. What is counted stays
-            in memory: the text's different characters or words.
-        vocab_size: ids at most, for words and sub-words.
+        documents: the text; a long document may come in :meth:`Tokenizer.pieces`. Its distinct
+            characters or words are held in memory.
+        vocab_size: maximum number of ids, for words and sub-words.
 
     Raises:
         MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
             vocabulary of sub-words that cannot hold the 256 bytes.
     """
-    # The sub-word library makes room for all of them, and aborts the process where it cannot.
+    # The sub-word library allocates that many, and aborts the process where it cannot.
     refuse_oversized_vocabulary(vocab_size or 0)
     tokenizer_class(kind)
     if kind == "bytes":
@@ -276,8 +290,7 @@ def train_tokenizer(
         ranked = sorted(
             {*counts, *special}, key=lambda word: (word not in special, -counts[word], word)
         )[: max(vocab_size or 300_000, len(special))]
-        kept = sorted(ranked, key=lambda word: (-counts[word], word))
-        return WordTokenizer(kept)
+        return WordTokenizer(sorted(ranked, key=lambda word: (-counts[word], word)))
     if vocab_size is not None and vocab_size < 256:
         raise MemspanError(
             f"sub-words need a vocabulary of at least 256, one per byte, not {vocab_size}: "
@@ -314,10 +327,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except MemspanError:
         raise
     except Exception as error:
-        # Anything may be in a damaged file; the subword library raises bare Exceptions.
+        # A damaged file may hold anything, and the sub-word library raises bare Exceptions.
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     except BaseException as error:
-        # A panic in that library's Rust code is no Exception; interrupts go on their way.
+        # A panic in that library's Rust code is not an Exception; interrupts are passed on.
         if type(error).__name__ != "PanicException":
             raise
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
@@ -325,7 +338,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """uint8, uint16 or uint32, whichever is the smallest that holds every id."""
+    """The smallest of uint8, uint16 and uint32 that holds every id.
+
+    Raises:
+        MemspanError: none does.
+    """
     for kind in (np.uint8, np.uint16, np.uint32):
         if vocab_size - 1 <= np.iinfo(kind).max:
             return np.dtype(kind)
@@ -333,7 +350,7 @@ def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def split_words(text: bytes) -> Iterable[str]:
-    """Words of every line, then the end of the line; text after the last line break has none."""
+    """The words of each line, followed by the end of the line; the last line may have no end."""
     lines = _utf8(text).split("\n")
     for n, line in enumerate(lines):
         yield from line.split()
@@ -342,7 +359,7 @@ def split_words(text: bytes) -> Iterable[str]:
 
 
 def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
-    """UTF-8 that comes in chunks, which may end inside a character."""
+    """Decode UTF-8 in chunks, which may end inside a character."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     n_bytes = 0
     for chunk in itertools.chain(chunks, [b""]):
@@ -355,7 +372,7 @@ def _decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
-    """The same text, in pieces that end where a gap begins; one without gaps comes at the end."""
+    """The same text in pieces that end where a gap begins; a text without gaps is one piece."""
     held: list[str] = []
     rest = ""
     for text in texts:
@@ -365,7 +382,7 @@ def _cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
             yield "".join([*held, rest[:gap]])
             held, rest = [], rest[gap:]
         else:
-            # A gap at its end is one only when its neighbour has come.
+            # Whether the text ends in a gap depends on the next character.
             held.append(rest[:-2])
             rest = rest[-2:]
     if held or rest:
@@ -373,10 +390,10 @@ def _cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _last_gap(text: str) -> int | None:
-    """Where a single space or line break stands between two other characters, for the last time.
+    """Position of the last single space, tab or line break between two other characters.
 
-    Neither words nor the pattern by which byte-level BPE splits a text (Radford et al. 2019) ever reach
-    over its left edge.
+    Neither a word nor the pattern by which byte-level BPE splits a text (Radford et al. 2019) crosses
+    its left edge.
     """
     for n in range(len(text) - 2, 0, -1):
         if text[n] in " \t\n" and not (text[n - 1].isspace() or text[n + 1].isspace()):
@@ -412,7 +429,7 @@ def _subword_library() -> Any:
 
 
 def _check_subwords(value: Any) -> None:
-    """Only what :func:`train_tokenizer` makes: other parts, such as patterns, may take for ever."""
+    """Refuse what :func:`train_tokenizer` never makes, such as patterns that may run for ever."""
     model, split = value["model"], value["pre_tokenizer"]
     parts = ("truncation", "padding", "normalizer", "post_processor", "decoder", "added_tokens")
     options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors with a seal, so that a flipped bit is noticed. Nothing unpickles."""
+"""Tensors on disk: safetensors with a checksum over names, values and header. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from memspan.files.bytes import write_atomically
 
 SEAL = "sha256"
 MOST_TENSORS = 1 << 16
-"""Of one file: reading takes time for each, however small."""
+"""Maximum number in one file: each takes time to read, however small."""
 HEADER_LIMIT = 1 << 25
-"""Bytes of a file's list of tensors at most."""
+"""Maximum size of a file's list of tensors, in bytes."""
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values, in the order of the names."""
+    """SHA-256 over names, types, shapes and values, sorted by name."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -33,7 +33,14 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-    """Write atomically, with ``header`` and the seal of both in the file's metadata; the seal."""
+    """Write ``tensors`` atomically, with ``header`` and a checksum of both in the file's metadata.
+
+    Returns:
+        The checksum.
+
+    Raises:
+        MemspanError: the disk is full or the folder cannot be written.
+    """
     copies = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     sealed = _seal(header, copies)
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
@@ -43,7 +50,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that :func:`save_tensors` wrote, the seal in it as ``sha256``.
+    """Tensors and header of a file that :func:`save_tensors` wrote; the header has its checksum, too.
 
     Raises:
         MemspanError: the file is missing, not safetensors, truncated or altered.
@@ -55,7 +62,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             header = dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        # Types that PyTorch has no arithmetic for cannot be ours.
+        # Fails for types that PyTorch cannot compute with, which are never saved.
         sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
@@ -66,13 +73,13 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise MemspanError(
             f"{path} is damaged (its checksum is wrong): restore it or write it again"
         )
-    # Copies stand where the allocator puts them. In the file they stand at any address, and sums
-    # over a tensor that is not aligned may round otherwise: a resumed run would differ.
+    # Cloned to be aligned: in the file, tensors begin at any address, and sums over unaligned ones may
+    # round differently, so that a resumed run would differ.
     return {name: tensor.clone() for name, tensor in tensors.items()}, header
 
 
 def read_header(path: Path) -> dict[str, object]:
-    """The header of a file of ours, unchecked and without its tensors; empty for any other file."""
+    """The header of a file that :func:`save_tensors` wrote, unverified; empty for any other file."""
     try:
         _check_list(path)
         with safe_open(path, framework="pt") as file:
@@ -82,13 +89,13 @@ def read_header(path: Path) -> dict[str, object]:
 
 
 def _check_list(path: Path) -> None:
-    """Refuse a list of tensors that would take long to parse, before it is parsed.
+    """Refuse a list of tensors that would take long to parse.
 
     Raises:
         ValueError: it is too long.
     """
     with open(path, "rb") as file:
-        # Safetensors' own format: the list's length, then the list as JSON, an object per tensor.
+        # The safetensors format: the length of the list, then the list as JSON, an object per tensor.
         length = int.from_bytes(file.read(8), "little")
         listed = file.read(min(length, HEADER_LIMIT))
     if listed.count(b"{") > MOST_TENSORS + 2:

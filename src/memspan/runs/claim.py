@@ -1,5 +1,4 @@
-"""A run's folder while it is trained: the folder itself, whatever happens to its name, and the files
-that say how the run was made, as they were loaded."""
+"""A run's folder while it is trained: locked, followed when it is moved, its options protected."""
 
 from __future__ import annotations
 
@@ -14,40 +13,47 @@ from memspan.files.bytes import read_limited, write_atomically
 from memspan.files.lock import only_writer
 
 BOUND = ("config.toml", "tokenizer.json")
-"""The files whose checksums every checkpoint holds."""
+"""Files whose checksums are in every checkpoint."""
 LOADED = (*BOUND, "history.jsonl")
-"""The files that a run is continued from besides its checkpoints."""
+"""Files that a run continues from, besides its checkpoints."""
 LIMIT = 1 << 28
-"""Bytes of such a file at most."""
+"""Maximum size of such a file in bytes."""
 
 
 class Claim:
-    """A run's folder that this process alone trains in."""
+    """A run's folder, locked by this process.
+
+    The folder is known by an open handle, so another one under the same name is not mistaken for it.
+    """
 
     def __init__(self, folder: Path, handle: int) -> None:
         self.folder = folder
-        """Where the folder is, as far as known."""
+        """Its last known path."""
         self.loaded: dict[str, bytes] = {}
-        """What the files of :data:`LOADED` held when the run was created or resumed."""
+        """Content of the files in :data:`LOADED` when the run was created or resumed."""
         self._handle = handle
 
     def load(self) -> None:
-        """Remember the folder's files as they are now."""
+        """Read the files in :data:`LOADED`."""
         for name in LOADED:
             with contextlib.suppress(OSError):
                 self.loaded[name] = read_limited(self.folder / name, LIMIT)
 
     def write(self, name: str, content: bytes) -> None:
-        """Change one of the folder's files."""
+        """Change one of these files.
+
+        Raises:
+            MemspanError: it cannot be written.
+        """
         write_atomically(self.folder / name, content)
         self.loaded[name] = content
 
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of the files that a checkpoint is bound to, as they were loaded."""
+        """SHA-256 of the files in :data:`BOUND` as they were loaded, by name."""
         return {name: hashlib.sha256(self.loaded[name]).hexdigest() for name in BOUND}
 
     def moved(self) -> bool:
-        """Whether the folder is no longer to be found by its name."""
+        """Whether the folder is no longer at its last known path."""
         return not self._is_ours(self.folder)
 
     def _is_ours(self, folder: Path) -> bool:
@@ -57,10 +63,10 @@ class Claim:
             return False
 
     def follow(self) -> None:
-        """Find the folder where it was moved to.
+        """Update the path of a folder that was moved.
 
         Raises:
-            MemspanError: it was deleted, or the system does not tell (other than Linux).
+            MemspanError: it was deleted, or the system cannot tell (only Linux can).
         """
         found = self.whereabouts()
         if found is None:
@@ -72,7 +78,7 @@ class Claim:
         self.folder = found
 
     def whereabouts(self) -> Path | None:
-        """Where the folder is now; None: deleted, or the system does not tell (other than Linux)."""
+        """Where the folder is now; None: deleted, or the system cannot tell (only Linux can)."""
         try:
             found = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
         except OSError:
@@ -80,25 +86,28 @@ class Claim:
         return found if self._is_ours(found) else None
 
     def restore(self) -> list[str]:
-        """Write files again that were changed or deleted; a line about each.
+        """Write files again that were changed or deleted since they were loaded.
+
+        Returns:
+            A line for the user about each.
 
         Raises:
-            MemspanError: that is not possible.
+            MemspanError: one of them cannot be written.
         """
-        said = []
+        lines = []
         for name, content in self.loaded.items():
             path = self.folder / name
             try:
                 if read_limited(path, LIMIT) == content:
                     continue
-                there = True
+                exists = True
             except FileNotFoundError:
-                there = False
+                exists = False
             except OSError:
-                there = True
-            if not there:
+                exists = True
+            if not exists:
                 write_atomically(path, content)
-                said.append(f"{path} was deleted while training: it is written again")
+                lines.append(f"{path} was deleted while training: it is written again")
                 continue
             aside = path.with_name(f"{name}.changed")
             try:
@@ -113,16 +122,16 @@ class Claim:
             except MemspanError:
                 os.replace(aside, path)
                 raise
-            said.append(
+            lines.append(
                 f"{path} was changed while training, which does not change the run: it is written "
                 f"again, and what was there is now {aside.name}"
             )
-        return said
+        return lines
 
 
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[Claim]:
-    """Hold the folder for this trainer alone.
+    """Lock a run's folder for this trainer.
 
     Raises:
         MemspanError: another process is training in it, or it cannot be written.

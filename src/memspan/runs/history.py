@@ -1,10 +1,10 @@
-"""A run's ``history.jsonl``: which options were changed when it was resumed, one JSON object a line.
+"""A run's ``history.jsonl``: the options changed on resuming it, one JSON object per line.
 
     {"step": 1000, "changed": {"train.steps": [1000, 5000]}, "before": SHA-256, "after": SHA-256}
 
-The checksums are those of ``config.toml``, so that a checkpoint made before a change is known as this
-run's after it. A change is recorded here first and then made in ``config.toml``; one that a crash cut
-short in between was not made.
+The checksums are those of ``config.toml``: they tie checkpoints saved before a change to the options
+after it. A change is recorded here before ``config.toml`` is written; if a crash comes in between, it
+does not count.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from memspan.runs.claim import Claim
 
 NAME = "history.jsonl"
 LIMIT = 1 << 24
-"""Bytes of the file at most."""
+"""Maximum size of the file in bytes."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Options that were changed at one resume."""
+    """Options changed on resuming once."""
 
     step: int
     changed: dict[str, list[Any]]
-    """Option to its values before and after."""
+    """Option -> its values before and after."""
     before: str
     """SHA-256 of ``config.toml``; likewise ``after``."""
     after: str
@@ -53,15 +53,21 @@ def read(folder: Path) -> list[Change]:
 
 
 def content(changes: list[Change]) -> bytes:
-    """What ``history.jsonl`` holds."""
+    """``changes`` as the content of ``history.jsonl``."""
     return "".join(json.dumps(asdict(change)) + "\n" for change in changes).encode()
 
 
 def record(claim: Claim, step: int, changed: dict[str, list[Any]], config: bytes) -> None:
-    """Make a change of options, maybe none: ``config`` becomes the run's ``config.toml``.
+    """Record changed options, if there are any, and write the new ``config.toml``.
+
+    Args:
+        claim: the run's folder.
+        step: of the checkpoint that is resumed.
+        changed: option -> its values before and after.
+        config: the new ``config.toml``.
 
     Raises:
-        MemspanError: the disk is full; the run is as it was.
+        MemspanError: the disk is full, and the run unchanged.
     """
     before = hashlib.sha256(claim.loaded["config.toml"]).hexdigest()
     known = read(claim.folder)
@@ -75,13 +81,13 @@ def record(claim: Claim, step: int, changed: dict[str, list[Any]], config: bytes
 
 
 def made(changes: list[Change], config: str) -> list[Change]:
-    """The changes but for a last one that never reached ``config.toml``; its SHA-256 is ``config``."""
+    """``changes``, less a last one that never reached ``config.toml``, whose SHA-256 is ``config``."""
     unmade = changes and changes[-1].after != config and changes[-1].before == config
     return changes[:-1] if unmade else changes
 
 
 def leads(changes: list[Change], before: str | None, after: str) -> bool:
-    """Whether these changes made ``config.toml`` from ``before`` what it is ``after``."""
+    """Whether these changes turned the ``config.toml`` of checksum ``before`` into ``after``."""
     for change in changes:
         if change.before == before:
             before = change.after
