@@ -1,8 +1,8 @@
-"""Made-up tasks whose answers are known.
+"""Synthetic tasks whose answers are known.
 
-*Retrieval* (Schlag et al. 2021, section 6.1): pairs of key and value are read, then one key is asked
-for. Capacity: every key once, in as many pairs as there are keys. Updates: twice as many pairs as
-keys, drawn with repetition, where the last value of a key is the right one.
+*Retrieval* (Schlag et al. 2021, section 6.1): pairs of key and value are read, then one key is
+queried. Capacity: as many pairs as keys, each key once. Updates: twice as many pairs as keys, drawn
+with repetition; the last value of a key is the answer.
 
 *Programs* (Fan et al. 2020, section 4): small programs to be executed.
 """
@@ -23,26 +23,26 @@ from memspan.errors import MemspanError
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of pairs with one question each."""
+    """Sequences of pairs, each with one query."""
 
     keys: Tensor
     """int64 ``[B, T]``, in ``0 .. n_keys - 1``."""
     values: Tensor
     """int64 ``[B, T]``, in the same range."""
     query: Tensor
-    """The key that is asked for, int64 ``[B]``."""
+    """The queried key, int64 ``[B]``."""
     answer: Tensor
-    """The last value that was written under it, int64 ``[B]``."""
+    """The last value of that key, int64 ``[B]``."""
 
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The task with ``n_keys`` keys, and as many values."""
+    """Associative retrieval with ``n_keys`` keys, and as many values."""
 
     n_keys: int
     """Unique keys, the paper's S."""
     repeat: bool = False
-    """Draw keys and values with repetition, in twice as many pairs."""
+    """Draw keys and values with repetition, for twice as many pairs."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -55,13 +55,13 @@ class Retrieval:
         return self.n_keys * (2 if self.repeat else 1)
 
     def batch(self, batch_size: int, generator: torch.Generator) -> Batch:
-        """Random sequences. The question is the key of a random pair."""
+        """Random sequences; each query is the key of a random pair."""
         keys, values = (self._draw(batch_size, generator) for _ in range(2))
         asked = torch.randint(self.length, (batch_size, 1), generator=generator)
         return self._with_answers(keys, values, keys.gather(1, asked)[:, 0])
 
     def every_query(self, generator: torch.Generator) -> Batch:
-        """One random sequence, once for each key that is in it."""
+        """One random sequence, repeated to query each key in it."""
         keys, values = (self._draw(1, generator) for _ in range(2))
         query = keys.unique()
         rows = len(query)
@@ -83,7 +83,7 @@ class Retrieval:
 
 VARIABLES = ("x", "y", "z", "p", "r")
 HIGHEST = 10
-"""Values are 1 to 10; each is one word."""
+"""Largest value; each value from 1 on is one word."""
 WORDS = (
     *VARIABLES, *map(str, range(1, HIGHEST + 1)), "=", "++", "--", "print", "if", "<", ">", ":", ";",
 )  # fmt: skip
@@ -93,15 +93,15 @@ IDS = {word: i for i, word in enumerate(WORDS)}
 
 @dataclass(frozen=True)
 class Programs:
-    """Random straight-line programs, with what they print in place after each ``print``.
+    """Random straight-line programs; what each ``print`` prints follows in the text.
 
     A program first assigns to each of its variables, as in ``x = 4 ;``, and never again. Then come
-    ``print x 5 ;``, ``if x > 3 : y ++ ;``, where the body changes another variable than the condition
-    asks for (if there is one), and, as likely as each other, ``x ++ ;`` and ``x -- ;``. Values never
+    ``print x 5 ;``, ``if x > 3 : y ++ ;``, where the body changes another variable than the
+    condition tests (if there is one), and ``x ++ ;`` or ``x -- ;``, equally likely. Values never
     leave 1 to 10.
 
-    A value printed is a value given away, and plain changes can be counted in any order; a condition
-    needs the value of the moment. With few prints and many conditions, values hang on long chains of
+    A printed value is revealed, and unconditional changes can be counted in any order; a condition
+    needs the current value. With few prints and many conditions, values depend on long chains of
     earlier ones. Differs from the paper: all assignments come first, the body of an ``if`` does not
     print, and a program ends where the row does.
     """
@@ -111,7 +111,7 @@ class Programs:
     prints: float = 0.15
     """Share of the statements that print."""
     conditions: float = 0.5
-    """Share of the statements that have a condition."""
+    """Share of the statements with a condition."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -127,6 +127,7 @@ class Programs:
 
     @property
     def vocab_size(self) -> int:
+        """Number of words."""
         return len(WORDS)
 
     def batch(
@@ -157,12 +158,12 @@ class Programs:
             if kind < self.prints:
                 words += ["print", name, str(state[name]), ";"]
             elif kind < self.prints + self.conditions:
-                # Limits that every value meets, or none, would be no conditions.
+                # A limit that every value meets, or none, would not be a condition.
                 sign, limit = "<>"[random.integers(2)], int(random.integers(2, HIGHEST))
                 holds = state[name] < limit if sign == "<" else state[name] > limit
                 others = [other for other in names if other != name] or names
                 target = others[random.integers(len(others))]
-                # Where the condition fails, the body is read and forgotten.
+                # If the condition fails, the body has no effect.
                 body = _change(random, target, state if holds else dict(state))
                 words += ["if", name, sign, str(limit), ":", *body]
             else:
@@ -171,7 +172,7 @@ class Programs:
 
 
 def execute(words: list[str]) -> list[int]:
-    """What a program prints, by running it: the printed values in ``words`` are not looked at."""
+    """Run a program and return what it prints; the printed values in ``words`` are ignored."""
     state: dict[str, int] = {}
     printed = []
     for statement in " ".join(words).split(" ;"):
@@ -191,7 +192,7 @@ def execute(words: list[str]) -> list[int]:
 
 
 def _change(random: np.random.Generator, name: str, state: dict[str, int]) -> list[str]:
-    """An increment or a decrement; at the end of the range the one that is left."""
+    """Increment or decrement a variable at random; at the end of the range, the only way left."""
     step = 1 if random.integers(2) else -1
     if not 1 <= state[name] + step <= HIGHEST:
         step = -step

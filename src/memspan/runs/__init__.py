@@ -15,6 +15,7 @@
 |                                                      | ``shared_saves``: while training goes on      |
 
 ``binding`` has the checksums that bind weights and checkpoints to a run's ``config.toml`` and
-``tokenizer.json``. ``docs/run-folder.md`` describes the files for users. Old folders must load for
-good, so formats do not change.
+``tokenizer.json``; ``reading`` is about using a trained model, not about a file.
+``docs/run-folder.md`` describes the files for users. Old folders must load for good, so formats do not
+change.
 """
