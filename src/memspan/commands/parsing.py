@@ -16,6 +16,7 @@ import tyro
 from tyro import _errors as events
 
 from memspan.errors import MemspanError
+from memspan.models.registry import load_plugins
 
 T = TypeVar("T")
 Modules = Annotated[
@@ -140,6 +141,7 @@ def import_modules(arguments: list[str]) -> None:
     Raises:
         MemspanError: there is no such module.
     """
+    load_plugins()
     for name in filter(None, first_look(arguments).modules):
         # As with python -m: the console script does not look into the current folder.
         if os.getcwd() not in sys.path:

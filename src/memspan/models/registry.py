@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -20,6 +22,13 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "transformer": TransformerConfig,
 }
 """Every architecture, those of other packages included once they are registered."""
+
+
+def load_plugins() -> None:
+    """Import the modules that installed packages name in the entry point group
+    ``memspan.architectures``; they call :func:`register`."""
+    for entry in entry_points(group="memspan.architectures"):
+        entry.load()
 
 
 def register(name: str, config: type[BackboneConfig]) -> None:

@@ -70,7 +70,8 @@ def read_config(path: Path, architecture: str | None = None) -> RunConfig[Any]:
     name = tables.pop("architecture", None)
     if name is not None and (not isinstance(name, str) or name not in MODELS):
         raise MemspanError(
-            f"{path}: there is no architecture {_shown(name)}: use one of {', '.join(MODELS)}"
+            f"{path}: there is no architecture {_shown(name)}: use one of {', '.join(MODELS)}, or "
+            "import the module that registers it, on the command line with --import MODULE"
         )
     if name and architecture and name != architecture:
         raise MemspanError(f"{path} is for {name}: drop --model {architecture}, or the preset")

@@ -1,0 +1,39 @@
+"""An architecture from outside the package gets its flags, help, plots and errors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from memspan import cli
+from memspan.models.registry import MODELS
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_architecture.py"
+SMALL = """--model gated-recurrence --model.half-life 8 --model.d-model 8 --data.corpus text.txt
+--train.steps 4 --train.batch-size 2 --train.segment-length 8 --train.evaluate-every 2
+--train.evaluate-tokens 32 --train.sample-tokens 4 --train.device cpu --out mine"""
+
+
+def test_the_example(own_folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(EXAMPLE, "own_architecture.py")
+    Path("text.txt").write_text("what was read is kept. " * 100)
+    cli.main(["train", "--import", "own_architecture", *SMALL.split()])
+    capsys.readouterr()
+    scores = []
+    for more in ([], ["--carried-share", "0.1"]):
+        cli.main(["evaluate", "mine", "--import", "own_architecture", *more])
+        scores.append(capsys.readouterr().out)
+    assert scores[0].splitlines()[2] != scores[1].splitlines()[2]
+    assert "carried share 0.1" in scores[1]
+    cli.main(["generate", "mine", "--import", "own_architecture", "--tokens", "3"])
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", "--import", "own_architecture", "--help"])
+    assert "--carried-share" in capsys.readouterr().out
+
+    del MODELS["gated-recurrence"]
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", "mine"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--import MODULE" in line
