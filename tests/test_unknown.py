@@ -15,6 +15,7 @@ from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from memspan.evaluation import Scores, score_tokens
 from memspan.models import LanguageModel
 from memspan.training import metrics
+from memspan.training.loggers import loggers
 from test_train import MODEL
 
 KNOWN = "the quick brown fox jumps over the lazy dog\n" * 200
@@ -158,7 +159,7 @@ def test_a_small_vocabulary_leaves_training_without_bits_too(
     # A tracker would not take None, and a record keeps it when the run is resumed.
     pytest.importorskip("tensorboard")
     before = records("step")
-    log = metrics.Metrics(Path("run"), "tensorboard", step=4)
-    log.log(5, validation_bits_per_byte=None, tokens=3)
-    log.close()
+    for logger in loggers(Path("run"), ["tensorboard"], step=4):
+        logger.log(5, {"validation_bits_per_byte": None, "tokens": 3})
+        logger.close()
     assert records("step") == [*before, {"step": 5, "validation_bits_per_byte": None, "tokens": 3}]

@@ -1,4 +1,4 @@
-"""Several processes of ``memspan`` on one machine, by torch's own launcher."""
+"""Launches several processes of ``memspan`` on one machine, with torch's own launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import sys
 import tempfile
 import uuid
-from typing import Any
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -26,11 +25,14 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from memspan.distributed.reports import BY_US, LOST, has_stopped
 
 SAVE_SECONDS = 120
-"""How long a run that is to stop may take for its last checkpoint."""
+"""How long a run that was asked to stop may take to write its last checkpoint."""
 
 
 class RunEndedError(Exception):
-    """The processes have ended before their work was done: the line that says why, and the status."""
+    """The processes ended before their work was done.
+
+    ``line`` says why, in the words of the one that failed first; ``status`` is to be the exit status.
+    """
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -40,11 +42,11 @@ class RunEndedError(Exception):
 def launch(arguments: list[str], n_processes: int) -> None:
     """Run ``memspan`` with ``arguments`` in ``n_processes`` processes; returns when all are done.
 
-    Ctrl-C, SIGTERM and SIGHUP are passed on to them.
+    Ctrl-C, SIGTERM and SIGHUP reach them all.
 
     Raises:
-        RunEndedError: one of them failed; the others are stopped then.
-        KeyboardInterrupt: they were asked to end while they were not training.
+        RunEndedError: one of them failed; the others were stopped.
+        KeyboardInterrupt: they were asked to stop while they were not training.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings = {
@@ -53,12 +55,12 @@ def launch(arguments: list[str], n_processes: int) -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    # Whatever the user has set for runs on several machines: this one is nobody else's business.
+    # Overrides what is set for runs on several machines: this one uses the loopback interface alone.
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
-        # What they tell is in the one line.
+        # Silence torch's launcher: our one line has the cause.
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    # Readable by this user alone, so whoever can write into it could run code anyway.
+    # Accessible to this user alone: whoever can write into it could run code anyway.
     with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
         os.environ[BY_US] = os.path.join(folder, "processes")
         config = LaunchConfig(
@@ -77,17 +79,17 @@ def launch(arguments: list[str], n_processes: int) -> None:
             if error.sigval.name not in ("SIGINT", "SIGTERM", "SIGHUP"):
                 raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
             if not has_stopped():
-                # Before training, or after it: there is nothing to go on from that was said.
+                # Before or after training: no process has said how to continue.
                 raise KeyboardInterrupt from None
         except ChildFailedError as error:
             raise _ended(error) from None
 
 
 class _OneMachine(RendezvousHandler):
-    """A launcher that is alone, with its notes in a file.
+    """The rendezvous of a single launcher, through a file.
 
-    torch's own handlers keep them in a ``TCPStore``, which listens on all interfaces, asks nobody who
-    they are, and holds pickles that the launcher loads.
+    torch's own handlers use a ``TCPStore``, which listens on all interfaces, authenticates nobody, and
+    holds pickles that the launcher loads.
     """
 
     NAME = "memspan"
@@ -103,7 +105,7 @@ class _OneMachine(RendezvousHandler):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        # The address is a stand-in: our processes meet at another file.
+        # The address is a placeholder: our processes meet through another file.
         address = RendezvousStoreInfo("127.0.0.1", 0)
         return RendezvousInfo(FileStore(self._parameters.endpoint), 0, 1, address)
 
@@ -111,7 +113,7 @@ class _OneMachine(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -127,17 +129,17 @@ rendezvous_handler_registry.register(_OneMachine.NAME, _OneMachine)
 
 
 def _loopback() -> str:
-    """The name of the interface that only this machine reaches."""
+    """The name of the loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name in ("lo", "lo0")), names[0])
 
 
 def _ended(error: ChildFailedError) -> RunEndedError:
-    """The failure that the others followed from."""
+    """The failure that caused the others."""
     rank, failure = min(error.failures.items(), key=lambda pair: (_weight(pair[1]), pair[0]))
-    said: Any = failure.message
-    if isinstance(said, dict):
-        return RunEndedError(said["message"], abs(failure.exitcode))
+    report: object = failure.message
+    if isinstance(report, dict):
+        return RunEndedError(report["message"], abs(failure.exitcode))
     how = failure.signal_name() if failure.exitcode < 0 else f"status {failure.exitcode}"
     line = (
         f"memspan: process {rank} of the run ended with {how}, and the others were stopped: go on "
@@ -147,9 +149,9 @@ def _ended(error: ChildFailedError) -> RunEndedError:
 
 
 def _weight(failure: ProcessFailure) -> tuple[int, int]:
-    """Its own mistake before a death, a death before the loss of another process, the first first.
+    """Sorts own errors first, then crashes, then lost peers; ties by time.
 
-    The launcher itself ends with SIGTERM those that are left.
+    SIGTERM comes between: the launcher itself sends it to the processes that are left.
     """
     if failure.exitcode == LOST:
         return 3, failure.timestamp

@@ -1,4 +1,4 @@
-"""Options that a run may be resumed with instead of its own."""
+"""Which options may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from memspan.runs.options import RunConfig
 Changes = dict[str, list[Any]]
 """Option, such as ``train.steps``, to its values before and after."""
 FIXED = {
-    "train.batch_size": "each row of the batch has its own memory and its own place in the text",
+    "train.batch_size": "each row of the batch has its own memory and its own position in the text",
     "train.evaluate_tokens": "the best score so far is of those tokens",
-    "train.seed": "the random numbers go on from it",
+    "train.seed": "the random numbers continue from it",
 }
-"""Options of training that cannot change in a run, and why."""
+"""Options of training that cannot change, and why."""
 
 
 def changes(before: RunConfig[Any], after: RunConfig[Any]) -> Changes:
-    """The options that differ."""
+    """The options that differ, in the order of the dataclasses."""
     ours, theirs = _flat(before), _flat(after)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return {name: [ours.get(name), theirs.get(name)] for name in names}
 
 
 def refuse_fixed(changed: Changes, folder: Path) -> None:
-    """Refuse a change of what the run is.
+    """Refuse changes that would make it another run.
 
-    The corpus may lie elsewhere, since it is known by its content.
+    The corpus may have another path, since its content is compared.
 
     Raises:
-        MemspanError: such an option is among them.
+        MemspanError: names the option and why it cannot change.
     """
     for name, (before, after) in changed.items():
         section, _, option = name.partition(".")

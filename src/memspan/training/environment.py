@@ -17,7 +17,7 @@ from memspan.precision.products import Precision
 def environment(
     model: LanguageModel, device: torch.device, precision: Precision, n_processes: int
 ) -> dict[str, Any]:
-    """By name, plain JSON values."""
+    """Plain JSON values by name."""
     on_gpu = device.type == "cuda"
     return {
         "memspan": __version__,
@@ -34,10 +34,10 @@ def environment(
 
 
 def difference(saved: Any, now: dict[str, Any]) -> str | None:
-    """One line about what differs, and what follows; None: nothing does, or it is not known."""
+    """One line about what differs and what follows; None if nothing does, or it was not recorded."""
     if not isinstance(saved, dict):
         return None
-    # As JSON: what a file says may hold escapes that a terminal would obey.
+    # Quoted as JSON: text from a file may hold escapes that a terminal would obey.
     changed = [
         f"{name} {json.dumps(saved[name])}, now {json.dumps(value)}"
         for name, value in now.items()

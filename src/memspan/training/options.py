@@ -15,7 +15,7 @@ class OptimConfig:
     """Optimiser: AdamW with a learning-rate schedule."""
 
     learning_rate: float = 2e-3
-    """Highest learning rate, reached after warm-up."""
+    """Peak learning rate, reached after warm-up."""
     min_learning_rate: float = 1e-4
     """Learning rate at the end of the cosine schedule."""
     schedule: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
@@ -32,7 +32,7 @@ class OptimConfig:
     """Clip the gradient to this norm (0: off)."""
     compression_learning_rate: float = 1.0
     """Learning rate of the Compressive Transformer's compression functions, as a multiple of
-    learning_rate. 0: they stay as they begin."""
+    learning_rate. 0: they keep their initial values."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -51,7 +51,7 @@ class TrainConfig:
     batch_size: int = 12
     """Parallel streams of text, each with its own memory, B."""
     segment_length: int = 64
-    """Tokens that a stream advances per pass, T; gradients stop at its border."""
+    """Tokens that a stream advances per pass, T; gradients stop at the border of a segment."""
     first_segment_length: int | None = None
     """Training curriculum: segments start this long and double, in equal shares of the steps up to
     curriculum_steps, to segment_length (None: segment_length from the start)."""
@@ -60,13 +60,13 @@ class TrainConfig:
     accumulate: int = 1
     """Segments whose gradients are averaged into one update."""
     accumulate_later: int | None = None
-    """The same from step accumulate_from on: fewer updates with bigger effective batches late in
-    training (None: no change)."""
+    """The same from step accumulate_from on, for larger effective batches late in training (None: no
+    change)."""
     accumulate_from: int = 0
     """Step from which accumulate_later holds."""
     gradient_segments: int = 1
-    """Segments of an update that gradients flow back through, by way of memory; 1: they stop at
-    the segment's border. At most accumulate."""
+    """Segments of an update that gradients flow back through, through memory; 1: they stop at the
+    segment's border. At most accumulate."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
@@ -80,8 +80,8 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Products = "auto"
-    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere. A resumed run goes
-    on in its own. On a CPU without AVX-512 bfloat16 is many times slower. Scores are always computed in
+    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere. A resumed run keeps
+    its own. On a CPU without AVX-512 bfloat16 is many times slower. Scores are always computed in
     float32."""
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed, as in torch.set_float32_matmul_precision: auto is highest.

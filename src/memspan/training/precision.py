@@ -12,7 +12,7 @@ from memspan.training.options import TrainConfig
 
 
 def precision_of(options: TrainConfig, device: torch.device) -> Precision:
-    """Of a run with these options on ``device``.
+    """The precision of a run with these options on ``device``.
 
     Raises:
         MemspanError: as :func:`resolve`.
@@ -21,7 +21,7 @@ def precision_of(options: TrainConfig, device: torch.device) -> Precision:
 
 
 def without_auto(options: TrainConfig, precision: str, matmul_precision: str) -> TrainConfig:
-    """The options with what their run uses in the place of ``auto``: so it goes on in it anywhere."""
+    """The options with ``auto`` replaced by what the run uses, so that it resumes the same anywhere."""
     used: dict[str, Any] = {"precision": precision, "matmul_precision": matmul_precision}
     left_open = {name: used[name] for name in used if getattr(options, name) == "auto"}
     return replace(options, **left_open)

@@ -1,4 +1,4 @@
-"""What training takes at least."""
+"""A lower bound of the memory that training takes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def refuse_oversized_training(
 ) -> None:
     """Raise :class:`MemspanError` if training on ``rows`` rows does not fit the device.
 
-    At least the weights, their gradients and two moments, and for the backward pass each layer's two
-    inputs.
+    Counted are the weights, their gradients and two moments, and each layer's two inputs, saved for
+    backward.
     """
     refuse_oversized_model(config.model, vocab_size, config.embedding)
     weights = BYTES * parameters(config.model, vocab_size, config.embedding)

@@ -1,4 +1,7 @@
-"""What a run shows on a terminal, and what it hears from there."""
+"""Progress on a terminal, signals from it, and output that cannot fail.
+
+No torch here: the command line prints before it imports torch.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 PLAIN_SECONDS = 30
-"""Seconds between the lines that stand for a bar where there is no terminal."""
+"""Seconds between the lines that replace a progress bar where there is no terminal."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
-"""Signals that end training with a last checkpoint."""
+"""Signals that stop training, with a checkpoint."""
 
 
 def resume_command(folder: Path) -> str:
@@ -30,7 +33,7 @@ def resume_command(folder: Path) -> str:
 
 @contextmanager
 def unbreakable_output() -> Iterator[None]:
-    """Inside, printing never fails: a run outlives the terminal, pipe or log that it reports to.
+    """Within, printing never fails: a run outlives the terminal, pipe or log that it prints to.
 
     The first failure is reported on standard error, if that can still be written.
     """
@@ -53,7 +56,7 @@ def unbreakable_output() -> Iterator[None]:
 
 
 class Unbreakable(io.TextIOBase):
-    """A text stream that drops what ``target`` cannot take; ``report`` hears of the first time."""
+    """A text stream that drops what ``target`` cannot take; ``report`` is called the first time."""
 
     def __init__(self, target: TextIO, report: Callable[[OSError], None]) -> None:
         self._target, self._report, self._reported = target, report, False
@@ -79,7 +82,7 @@ class Unbreakable(io.TextIOBase):
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        # Every write is tried: a disk that was full may have room again.
+        # Every write is tried again: a full disk may have room by now.
         try:
             yield
         except OSError as error:
@@ -90,8 +93,10 @@ class Unbreakable(io.TextIOBase):
 
 @contextmanager
 def stoppable(ask: Callable[[], None]) -> Iterator[None]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) into a call of ``ask``; a
-    second one stops at once. What is ignored, as SIGHUP is under nohup, stays ignored."""
+    """Within, the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) calls ``ask``.
+
+    A second one ends the process at once. What was ignored, as SIGHUP is under nohup, stays ignored.
+    """
 
     def stop(number: int, frame: Any) -> None:
         ask()
@@ -102,7 +107,7 @@ def stoppable(ask: Callable[[], None]) -> Iterator[None]:
         before = {
             n: signal.signal(n, stop) for n in STOPPING if signal.getsignal(n) is not signal.SIG_IGN
         }
-    except ValueError:  # not in the main thread: signals are someone else's
+    except ValueError:  # Only the main thread may handle signals.
         before = {}
     try:
         yield
@@ -113,9 +118,11 @@ def stoppable(ask: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
-    """A bar of so many steps; what is yielded takes ``completed``, ``loss`` (as text), ``speed``.
+    """A progress bar of ``steps`` steps; off a terminal, a line every :data:`PLAIN_SECONDS`.
 
-    Where there is no terminal, a line at intervals.
+    Yields:
+        A function that updates it: ``completed`` (steps), ``loss`` (text), ``speed`` (tokens per
+        second).
     """
     line = (
         "step {task.completed:,.0f}/{task.total:,.0f}",
@@ -127,7 +134,7 @@ def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """The same on standard error for so many (None: unknown); what is yielded takes the count."""
+    """The same on standard error, up to ``total`` (None: unknown); yields what takes the count."""
     of = "" if total is None else "/{task.total:,.0f}"
     line = (what, f"{{task.completed:,.0f}}{of} {unit}  left")
     with _bar(Console(stderr=True), line, total) as show:
@@ -138,7 +145,7 @@ def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int]
 def _bar(
     console: Console, line: tuple[str, str], total: int | None, **fields: Any
 ) -> Iterator[Callable[..., None]]:
-    """A bar between two texts of ``line``, and the time that is left; off a terminal, plain lines."""
+    """A bar between the two texts of ``line``, and the remaining time; off a terminal, plain lines."""
     left, right = line
     columns = (TextColumn(left), BarColumn(bar_width=20), TextColumn(right), TimeRemainingColumn())
     with Progress(
@@ -146,13 +153,13 @@ def _bar(
     ) as bar:
         bar.add_task("", total=total, **fields)
         (task,) = bar.tasks
-        said = time.monotonic()
+        printed = time.monotonic()
 
         def show(**values: Any) -> None:
-            nonlocal said
+            nonlocal printed
             bar.update(task.id, **values)
-            if not console.is_terminal and time.monotonic() - said >= PLAIN_SECONDS:
-                said = time.monotonic()
+            if not console.is_terminal and time.monotonic() - printed >= PLAIN_SECONDS:
+                printed = time.monotonic()
                 rest = (
                     "?" if task.time_remaining is None else timedelta(seconds=task.time_remaining)
                 )
