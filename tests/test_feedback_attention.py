@@ -489,3 +489,19 @@ def test_memory_does_not_grow_without_bound() -> None:
             reader = model.reader(memory, 1)
             assert_same(reader.read(vectors(1, 300)), out.hidden, 1e-6, "reader")
         assert (largest < 1e3) == bounded, largest
+
+
+@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")
+@pytest.mark.parametrize("failing", ["prepare", "forward", "backward"])
+def test_the_compiled_loop_says_that_memory_is_full(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = feedback_loop.compiler.functions(feedback_loop.SOURCE, torch.float32)
+    names = ("prepare", "forward", "backward", "release")
+    functions = {name: staticmethod(getattr(code, name)) for name in names}
+    functions[failing] = staticmethod(lambda *_: 0)
+    full = type("Full", (), functions)
+    model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, memory_length=4))
+    monkeypatch.setattr(feedback_loop.compiler, "functions", lambda *_: full)
+    with pytest.raises(MemspanError, match="memory is full: use a smaller batch"):
+        model(torch.randn(1, 3, 8), implementation="compiled").hidden.sum().backward()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, refuse_unknown
+from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
@@ -28,12 +28,11 @@ from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import attend, span_mask
 from memspan.ops.feedback.buffers import Folded
-from memspan.ops.feedback.recurrence import recurrence
+from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, recurrence
+from memspan.ops.implementations import refuse_unknown_implementation
 
 if TYPE_CHECKING:
     from memspan.models.feedback.reader import FeedbackReader
-
-Implementation = Literal["reference", "fused", "compiled"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -259,8 +258,7 @@ class Feedback(Backbone[FeedbackMemory]):
         elif implementation == "reference" or not self.can_fuse():
             h, vectors = self._reference(self.dropout(x), memory)
         else:
-            compiled = None if implementation is None else implementation == "compiled"
-            h, vectors = self._fused(x, memory, n_old, compiled)
+            h, vectors = self._fused(x, memory, n_old, implementation)
         span, n_new = memory.vectors.shape[1], x.shape[1]
         kept = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
@@ -303,15 +301,15 @@ class Feedback(Backbone[FeedbackMemory]):
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
     def _check_implementation(self, wanted: str | None) -> None:
-        refuse_unknown("implementation", wanted, Implementation)
-        if wanted in ("fused", "compiled") and not self.can_fuse():
+        refuse_unknown_implementation(wanted, {**IMPLEMENTATIONS, "reference": None})
+        if wanted in IMPLEMENTATIONS and not self.can_fuse():
             raise MemspanError(
                 f"the {wanted} implementation knows neither dropout, normalisation post nor adaptive "
                 "spans: drop them, or use the reference"
             )
 
     def _fused(
-        self, x: Tensor, memory: FeedbackMemory, n_old: int, compiled: bool | None
+        self, x: Tensor, memory: FeedbackMemory, n_old: int, implementation: str | None
     ) -> tuple[Tensor, Tensor]:
         """The same, by one function over the whole segment."""
         span = memory.vectors.shape[1]
@@ -323,7 +321,7 @@ class Feedback(Backbone[FeedbackMemory]):
             self.fold(span),
             activation=self.config.activation,
             eps=next(self.stack()).attention_norm.eps,
-            compiled=compiled,
+            implementation=implementation,
         )
 
     def can_fuse(self) -> bool:

@@ -1,5 +1,5 @@
-"""What the loops of the Feedback Transformer's fast path share: folded weights, what a forward keeps
-for its backward, and what a backward finds."""
+"""What the loops of the Feedback Transformer's fast path share: folded weights, what forward saves for
+backward, and the gradients."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ class Folded:
 
 @dataclass(frozen=True)
 class Call:
-    """What a segment finds, and how it is read."""
+    """The memory before a segment, and how the segment is read."""
 
     n_old: int
     """Slots of memory before the first token."""
     span: int
     activation: str
     eps: float
-    hidden: Tensor | None = None
-    """Where rows differ in age: what is added to the scores of old slots, ``[B, O]``."""
-    seen: Tensor | None = None
-    """Likewise: one for each row that has any old slot, else zero, ``[B]``."""
+    additive_mask: Tensor | None = None
+    """Added to the scores of old slots, ``[B, O]``; None if all rows have all of them."""
+    has_memory: Tensor | None = None
+    """Likewise: 1 for a row that has any old slot, else 0, ``[B]``."""
 
 
 @dataclass
-class Kept:
-    """What a forward keeps for its backward. Time comes first inside, and heads before rows."""
+class Saved:
+    """What forward saves for backward; time first, heads before rows."""
 
     states: Tensor
     """Embedding and layers' outputs, ``[L + 1, T, B, D]``."""
@@ -88,7 +88,7 @@ class Kept:
     queries: Tensor
     """``[T, L, H * B, K]``."""
     attended: Tensor
-    """What the heads drew, and a one: ``[L, T, B, H * K + 1]``."""
+    """What the heads read, and a one: ``[L, T, B, H * K + 1]``."""
     activated: Tensor
     """Inside the feed-forward, and a one: ``[L, T, B, F + 1]``."""
     before: Tensor
@@ -110,7 +110,7 @@ class Kept:
 
 @dataclass
 class Gradients:
-    """What the loop backwards finds; ``d`` of what :class:`Kept` has, in its layouts."""
+    """What the loop backwards finds; ``d`` of what :class:`Saved` has, in its layouts."""
 
     states: Tensor
     """Of the layers' outputs only, ``[L, T, B, D]``."""
@@ -133,15 +133,15 @@ class Gradients:
     """``[L, H, 1, S]``."""
 
 
-def hidden_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What is added to the scores of old slots ``[B, O]``, and which rows have any, ``[B]``."""
+def mask_of_old_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``additive_mask`` and ``has_memory`` of :class:`Call`."""
     absent = torch.arange(n_old, device=length.device) < (n_old - length)[:, None]
     # Large enough that its exponential is zero, and finite: see `attend`.
-    hidden = torch.zeros_like(absent, dtype=dtype)
-    hidden.masked_fill_(absent, torch.finfo(dtype).min / 4)
-    return hidden, (length > 0).to(dtype)
+    additive_mask = torch.zeros_like(absent, dtype=dtype)
+    additive_mask.masked_fill_(absent, torch.finfo(dtype).min / 4)
+    return additive_mask, (length > 0).to(dtype)
 
 
 def by_slot(kv: Tensor, batch: int) -> Tensor:
-    """``[2, G, H * B, N, K]`` seen as ``[N, B, 2, G, H, K]``."""
+    """``[2, G, H * B, N, K]`` viewed as ``[N, B, 2, G, H, K]``."""
     return kv.unflatten(2, (-1, batch)).permute(4, 3, 0, 1, 2, 5)

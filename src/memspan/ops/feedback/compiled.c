@@ -1,20 +1,20 @@
 /* The Feedback Transformer's loop over tokens, forward and backward, for one thread.
 
-   It fills the same buffers as the loops in feedback_attention.py, in the same layouts, except that keys,
-   values and their gradients lie width first, [2, G, H * B, K, N], so that scores are made for many
-   slots at once. REAL is float or double. docs/feedback.md has the derivation. */
+   It fills the same buffers as the loops in steps.py, in the same layouts, except that keys, values and
+   their gradients are width first, [2, G, H * B, K, N], so that the scores of many slots are computed at
+   once. Functions that allocate return null or 0 if out of memory. README.md has the derivation. */
 
 #include "loop.h"
 
 typedef struct {
     long steps, batch, d_model, n_heads, width, d_ff, n_layers, groups, n_old, span, gelu;
-    long kv_stride; /* between the numbers of one slot; forward may use a part of a longer buffer */
+    long kv_stride; /* between the numbers of a slot; forward may use part of a longer buffer */
     long norms_memory;
     double eps;
-    /* Folded weights; all later pointers are to contiguous tensors too. */
+    /* Folded weights. All tensors are contiguous. */
     const REAL *query, *query_bias, *position_keys, *position_scores, *output, *inner, *inner_bias,
         *outer, *memory, *memory_bias, *mix;
-    const REAL *hidden, *seen; /* may be null */
+    const REAL *additive_mask, *has_memory; /* may be null */
     REAL *states, *middles, *queries, *attended, *activated, *before, *vectors, *kv, *moments,
         *memory_moments, *probabilities;
     const REAL *d_out, *d_vectors;
@@ -63,8 +63,7 @@ static void outer_product(
         for (long j = 0; j < n; j++) m[k * stride + j] += a[k] * w[j];
 }
 
-/* NaN may be missed by the maximum, which is looked for in WIDE places at once; the exponential and the sum
-   keep it. */
+/* The maximum, taken in WIDE lanes, may miss NaN; the exponential and the sum keep it. */
 static void softmax(REAL *s, long n) {
     REAL high[WIDE], highest = s[0], sum = 0;
     long j = 0;
@@ -103,17 +102,17 @@ static REAL gelu_slope(REAL x) {
     return (REAL)(0.5 * (1 + erf(x * M_SQRT1_2)) + x * phi);
 }
 
-/* ----- What both directions need to know of a step */
+/* ----- What forward and backward share */
 
 typedef struct {
-    long low, n; /* the slots it sees */
+    long low, n; /* the slots it attends to */
     REAL *p;     /* its attention weights, [L, H * B, n] */
 } Step;
 
 static Step *steps_of(const Loop *f) {
     Step *s = malloc((size_t)f->steps * sizeof(Step));
     REAL *p = f->probabilities;
-    for (long t = 0; t < f->steps; t++) {
+    for (long t = 0; s && t < f->steps; t++) {
         long high = f->n_old + t, low = high > f->span ? high - f->span : 0;
         s[t] = (Step){low, high - low, p};
         p += f->n_layers * f->n_heads * f->batch * s[t].n;
@@ -123,62 +122,62 @@ static Step *steps_of(const Loop *f) {
 
 #define LAYER_STEP(l, t) (((l) * f->steps + (t)) * f->batch)
 
-/* The matrices of all layers, ready for products. */
+/* The matrices of all layers, packed for products. */
 typedef struct {
     long n;
     Packed *query, *output, *inner, *outer, memory;
 } Weights;
 
-Weights *prepare(const Loop *f) {
-    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, G = f->groups;
-    Weights *w = malloc(sizeof(Weights));
-    long L = w->n = f->n_layers;
-    w->query = malloc(4 * (size_t)L * sizeof(Packed));
-    w->output = w->query + L, w->inner = w->query + 2 * L, w->outer = w->query + 3 * L;
-    for (long l = 0; l < L; l++) {
-        w->query[l] = pack(f->query + l * D * HK, D, HK, HK, 1);
-        w->output[l] = pack(f->output + l * (HK + 1) * D, HK + 1, D, D, 1);
-        w->inner[l] = pack(f->inner + l * D * F, D, F, F, 1);
-        w->outer[l] = pack(f->outer + l * (F + 1) * D, F + 1, D, D, 1);
-    }
-    w->memory = pack(f->memory, D, 2 * G * HK, 2 * G * HK, 1);
-    return w;
-}
-
-/* Transposed, for the way back; the biases' rows are left out. */
-static Weights *prepare_back(const Loop *f) {
-    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, G = f->groups;
-    Weights *w = malloc(sizeof(Weights));
-    long L = w->n = f->n_layers;
-    w->query = malloc(4 * (size_t)L * sizeof(Packed));
-    w->output = w->query + L, w->inner = w->query + 2 * L, w->outer = w->query + 3 * L;
-    for (long l = 0; l < L; l++) {
-        w->query[l] = pack(f->query + l * D * HK, HK, D, 1, HK);
-        w->output[l] = pack(f->output + l * (HK + 1) * D, D, HK, 1, D);
-        w->inner[l] = pack(f->inner + l * D * F, F, D, 1, F);
-        w->outer[l] = pack(f->outer + l * (F + 1) * D, D, F, 1, D);
-    }
-    w->memory = pack(f->memory, 2 * G * HK, D, 1, 2 * G * HK);
-    return w;
-}
-
 void release(Weights *w) {
-    for (long i = 0; i < 4 * w->n; i++) free(w->query[i].panels);
+    for (long i = 0; w->query && i < 4 * w->n; i++) free(w->query[i].panels);
     free(w->memory.panels);
     free(w->query);
     free(w);
 }
 
-void forward(const Loop *f, const Weights *w) {
+/* a [rows, columns], for products with its rows, or transposed. */
+static Packed pack_matrix(const REAL *a, long rows, long columns, int transposed) {
+    return transposed ? pack(a, columns, rows, 1, columns) : pack(a, rows, columns, columns, 1);
+}
+
+/* Transposed for backward, without the biases' rows. */
+static Weights *pack_all(const Loop *f, int transposed) {
+    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, G = f->groups, L = f->n_layers;
+    Weights *w = calloc(1, sizeof(Weights));
+    if (!w) return NULL;
+    w->n = L;
+    w->query = calloc(4 * (size_t)L, sizeof(Packed));
+    int can = w->query != NULL;
+    if (can) {
+        w->output = w->query + L, w->inner = w->query + 2 * L, w->outer = w->query + 3 * L;
+        for (long l = 0; l < L; l++) {
+            w->query[l] = pack_matrix(f->query + l * D * HK, D, HK, transposed);
+            w->output[l] = pack_matrix(f->output + l * (HK + 1) * D, HK + !transposed, D, transposed);
+            w->inner[l] = pack_matrix(f->inner + l * D * F, D, F, transposed);
+            w->outer[l] = pack_matrix(f->outer + l * (F + 1) * D, F + !transposed, D, transposed);
+        }
+        w->memory = pack_matrix(f->memory, D, 2 * G * HK, transposed);
+        can = w->memory.panels != NULL;
+        for (long i = 0; i < 4 * L; i++) can = can && w->query[i].panels;
+    }
+    if (can) return w;
+    release(w);
+    return NULL;
+}
+
+Weights *prepare(const Loop *f) { return pack_all(f, 0); }
+
+int forward(const Loop *f, const Weights *w) {
     long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
     long L = f->n_layers, G = f->groups, N = f->kv_stride, HK = H * K, R = H * B;
     const Packed *query = w->query, *output = w->output, *inner = w->inner, *outer = w->outer;
     REAL *z = malloc((size_t)(B * (D + HK + 2 * G * HK)) * sizeof(REAL));
     REAL *q = z + B * D, *projected = q + B * HK;
-    REAL *drawn = malloc((size_t)K * sizeof(REAL));
+    REAL *read = malloc((size_t)K * sizeof(REAL));
     Step *steps = steps_of(f);
+    int can = z && read && steps;
 
-    for (long t = 0; t < T; t++) {
+    for (long t = 0; can && t < T; t++) {
         Step s = steps[t];
         for (long l = 0; l < L; l++) {
             const REAL *x = f->states + LAYER_STEP(l, t) * D;
@@ -203,15 +202,15 @@ void forward(const Loop *f, const Weights *w) {
                         f->span, K, s.n
                     );
                     to_slots(p, row, f->kv + at * K * N + s.low, N, K, s.n);
-                    if (f->hidden)
+                    if (f->additive_mask)
                         for (long j = s.low; j < f->n_old; j++)
-                            p[j - s.low] += f->hidden[b * f->n_old + j];
+                            p[j - s.low] += f->additive_mask[b * f->n_old + j];
                     softmax(p, s.n);
-                    memset(drawn, 0, K * sizeof(REAL));
-                    to_width(drawn, p, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
-                    REAL seen = t == 0 && f->seen ? f->seen[b] : 1;
+                    memset(read, 0, K * sizeof(REAL));
+                    to_width(read, p, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
+                    REAL has_memory = t == 0 && f->has_memory ? f->has_memory[b] : 1;
                     for (long k = 0; k < K; k++)
-                        attended[b * (HK + 1) + h * K + k] = seen * drawn[k];
+                        attended[b * (HK + 1) + h * K + k] = has_memory * read[k];
                 }
                 product(attended, HK + 1, output + l, B, NULL, x, middle, D, 0);
             } else {
@@ -250,31 +249,34 @@ void forward(const Loop *f, const Weights *w) {
     }
 
     free(z);
-    free(drawn);
+    free(read);
     free(steps);
+    return can;
 }
 
-/* Steps whose shares of earlier slots' gradients are added at once, while they are in the cache. */
+/* Steps whose contributions to earlier slots' gradients are added together, while those are cached. */
 #define BLOCK 8
 
-void backward(const Loop *f) {
+int backward(const Loop *f) {
     long T = f->steps, B = f->batch, D = f->d_model, H = f->n_heads, K = f->width, F = f->d_ff;
     long L = f->n_layers, G = f->groups, N = f->kv_stride, HK = H * K, R = H * B;
-    Weights *w = prepare_back(f);
+    Weights *w = pack_all(f, 1);
+    if (!w) return 0;
     const Packed *query = w->query, *output = w->output, *inner = w->inner, *outer = w->outer;
     REAL *g = malloc((size_t)(B * (D + HK)) * sizeof(REAL)), *d_attended = g + B * D;
-    /* Of the block's steps: gradients of the scores, and of what the heads drew, [L, H * B, .]. */
+    /* Of the block's steps: gradients of the scores, and of what the heads read, [L, H * B, .]. */
     REAL *d_scores = malloc((size_t)(BLOCK * L * R * f->span) * sizeof(REAL));
-    REAL *d_drawn = malloc((size_t)(BLOCK * L * R * K) * sizeof(REAL));
+    REAL *d_read = malloc((size_t)(BLOCK * L * R * K) * sizeof(REAL));
     Step *steps = steps_of(f);
+    int can = g && d_scores && d_read && steps;
 
-    for (long t = T - 1; t >= 0; t--) {
+    for (long t = T - 1; can && t >= 0; t--) {
         Step s = steps[t];
         long first = t / BLOCK * BLOCK, place = t - first;
         REAL *ds_step = d_scores + place * L * R * f->span;
-        REAL *do_step = d_drawn + place * L * R * K;
+        REAL *do_step = d_read + place * L * R * K;
 
-        /* What later tokens asked of this one's keys and values reaches its memory vector. */
+        /* The gradients that later tokens gave this one's keys and values reach its memory vector. */
         REAL *d_projected = f->d_projected + t * B * 2 * G * HK, *dm = f->d_mixed + t * B * D;
         for (long b = 0; b < B; b++)
             for (long c = 0; c < 2 * G; c++)
@@ -328,8 +330,8 @@ void backward(const Loop *f) {
                     REAL *dq = d_query + b * HK + h * K, sum = 0;
                     long position = (l * H + h) * f->span + f->span - s.n;
                     long table = (l * H + h) * K * f->span + f->span - s.n;
-                    REAL seen = t == 0 && f->seen ? f->seen[b] : 1;
-                    for (long k = 0; k < K; k++) d_o[k] = seen * d_attended[b * HK + h * K + k];
+                    REAL has_memory = t == 0 && f->has_memory ? f->has_memory[b] : 1;
+                    for (long k = 0; k < K; k++) d_o[k] = has_memory * d_attended[b * HK + h * K + k];
                     memset(ds, 0, s.n * sizeof(REAL));
                     to_slots(ds, d_o, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
                     for (long j = 0; j < s.n; j++) sum += p[j] * ds[j];
@@ -347,7 +349,7 @@ void backward(const Loop *f) {
             }
         }
 
-        /* Slots of this block now, as the next steps need them; earlier ones at the block's end. */
+        /* This block's slots now, as the next steps need them; earlier slots at the end of the block. */
         for (long r = 0; r < R; r++)
             for (long u = place; u < (t == first ? BLOCK : place + 1) && first + u < T; u++) {
                 Step e = steps[first + u];
@@ -365,7 +367,7 @@ void backward(const Loop *f) {
                             d_scores + row * f->span + from - e.low, N, K, to - from
                         );
                         outer_product(
-                            f->d_kv + (G * R + at) * K * N + from, d_drawn + row * K,
+                            f->d_kv + (G * R + at) * K * N + from, d_read + row * K,
                             e.p + (l * R + r) * e.n + from - e.low, N, K, to - from
                         );
                     }
@@ -376,6 +378,7 @@ void backward(const Loop *f) {
     release(w);
     free(g);
     free(d_scores);
-    free(d_drawn);
+    free(d_read);
     free(steps);
+    return can;
 }

@@ -1,5 +1,5 @@
-"""The Feedback Transformer's recurrence by ``compiled.c``, called by ctypes: forward, backward,
-and reading on. Where it cannot be had, ``steps.py`` serves."""
+"""The Feedback Transformer's recurrence by the loops in ``compiled.c``: forward, backward, and reading
+on without gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, Folded, Gradients, Kept, hidden_slots
+from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, mask_of_old_slots
 from memspan.ops.native import compiler
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -21,11 +21,10 @@ INTEGERS = (
 )  # fmt: skip
 POINTERS = (
     "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
-    "outer", "memory", "memory_bias", "mix", "hidden", "seen", "states", "middles", "queries",
-    "attended", "activated", "before", "vectors", "kv", "moments", "memory_moments",
-    "probabilities", "d_out",
-    "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first", "d_mixed", "d_projected",
-    "d_kv", "d_position_keys", "d_position_scores",
+    "outer", "memory", "memory_bias", "mix", "additive_mask", "has_memory", "states", "middles",
+    "queries", "attended", "activated", "before", "vectors", "kv", "moments", "memory_moments",
+    "probabilities", "d_out", "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first",
+    "d_mixed", "d_projected", "d_kv", "d_position_keys", "d_position_scores",
 )  # fmt: skip
 
 
@@ -44,6 +43,11 @@ def available(like: Tensor) -> bool:
     return compiler.available(SOURCE, like)
 
 
+def obstacle(like: Tensor) -> str | None:
+    """Why the loops cannot run on tensors such as ``like``; None if they can."""
+    return None if available(like) else compiler.obstacle("fused")
+
+
 class CompiledLoop:
     """The loop for certain weights and sizes; what is given later replaces what was given before.
 
@@ -57,6 +61,7 @@ class CompiledLoop:
         self._tensors: dict[str, Tensor] = {}
         self.give(integers, tensors)
         self._weights = ctypes.c_void_p(code.prepare(ctypes.byref(self._loop)))
+        compiler.refuse_without_memory(self._weights)
         weakref.finalize(self, code.release, self._weights)
 
     def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
@@ -71,51 +76,52 @@ class CompiledLoop:
         """Read ``steps`` tokens. Keys and values start ``kv_offset`` slots into their buffer."""
         kv = self._tensors["kv"]
         self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
-        self._library.forward(ctypes.byref(self._loop), self._weights)
+        done = self._library.forward(ctypes.byref(self._loop), self._weights)
+        compiler.refuse_without_memory(done)
 
     def backward(self) -> None:
         """And back, after a forward with the same tensors."""
-        self._library.backward(ctypes.byref(self._loop))
+        compiler.refuse_without_memory(self._library.backward(ctypes.byref(self._loop)))
 
 
-def forward(kept: Kept, w: Folded, call: Call) -> None:
-    """As :func:`memspan.ops.feedback_steps.forward`."""
-    n_layers, n_steps, batch, _ = kept.middles.shape
+def forward(saved: Saved, w: Folded, call: Call) -> None:
+    """As :func:`memspan.ops.feedback.steps.forward`."""
+    n_layers, n_steps, batch, _ = saved.middles.shape
     seen_slots = sum(min(call.span, call.n_old + t) for t in range(n_steps))
-    kept.probabilities = kept.states.new_empty(kept.queries[0].shape[:2].numel() * seen_slots)
-    kept.moments = kept.states.new_empty(n_layers, n_steps, 4, batch)
-    integers, tensors = _arguments(kept, w, call)
+    saved.probabilities = saved.states.new_empty(saved.queries[0].shape[:2].numel() * seen_slots)
+    saved.moments = saved.states.new_empty(n_layers, n_steps, 4, batch)
+    integers, tensors = _arguments(saved, w, call)
     CompiledLoop(call.eps, integers, tensors).forward()
 
 
-def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
-    """As :func:`memspan.ops.feedback_steps.backward`."""
-    n_layers, n_steps, batch, _ = kept.middles.shape
+def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
+    """As :func:`memspan.ops.feedback.steps.backward`."""
+    n_layers, n_steps, batch, _ = saved.middles.shape
     n_heads, _, width = w.query.shape[1:]
     empty = torch.empty_like
-    d_kv = torch.zeros_like(kept.kv)
+    d_kv = torch.zeros_like(saved.kv)
     g = Gradients(
-        states=empty(kept.middles),
-        middles=empty(kept.middles),
-        inner=kept.middles.new_empty(n_layers, n_steps, batch, w.inner.shape[2]),
-        query=kept.middles.new_empty(n_layers, n_steps, batch, n_heads * width),
-        first=empty(kept.vectors),
-        mixed=empty(kept.vectors),
-        projected=kept.vectors.new_empty(n_steps, batch, w.memory.shape[1]),
+        states=empty(saved.middles),
+        middles=empty(saved.middles),
+        inner=saved.middles.new_empty(n_layers, n_steps, batch, w.inner.shape[2]),
+        query=saved.middles.new_empty(n_layers, n_steps, batch, n_heads * width),
+        first=empty(saved.vectors),
+        mixed=empty(saved.vectors),
+        projected=saved.vectors.new_empty(n_steps, batch, w.memory.shape[1]),
         kv=d_kv.transpose(3, 4),
         position_keys=torch.zeros_like(w.position_keys, memory_format=torch.contiguous_format),
         position_scores=torch.zeros_like(w.position_scores, memory_format=torch.contiguous_format),
     )
-    integers, tensors = _arguments(kept, w, call)
+    integers, tensors = _arguments(saved, w, call)
     tensors |= {f"d_{f.name}": getattr(g, f.name) for f in fields(g)}
     tensors |= {"d_kv": d_kv, "d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
     CompiledLoop(call.eps, integers, tensors).backward()
     return g
 
 
-def _arguments(kept: Kept, w: Folded, call: Call) -> tuple[dict[str, int], dict[str, Tensor]]:
+def _arguments(saved: Saved, w: Folded, call: Call) -> tuple[dict[str, int], dict[str, Tensor]]:
     """Sizes and tensors under the names that they have in C."""
-    n_layers, n_steps, batch, d_model = kept.middles.shape
+    n_layers, n_steps, batch, d_model = saved.middles.shape
     n_heads, _, width = w.query.shape[1:]
     integers = {
         "steps": n_steps,
@@ -136,12 +142,13 @@ def _arguments(kept: Kept, w: Folded, call: Call) -> tuple[dict[str, int], dict[
     tensors["query"] = w.query.transpose(1, 2).contiguous()
     names = ("states", "middles", "queries", "attended", "activated", "vectors", "kv")
     tensors |= {
-        name: getattr(kept, name) for name in (*names, "moments", "memory_moments", "probabilities")
+        name: getattr(saved, name)
+        for name in (*names, "moments", "memory_moments", "probabilities")
     }
     if call.activation == "gelu":
-        tensors["before"] = kept.before
-    if call.hidden is not None and call.seen is not None:
-        tensors |= {"hidden": call.hidden, "seen": call.seen}
+        tensors["before"] = saved.before
+    if call.additive_mask is not None and call.has_memory is not None:
+        tensors |= {"additive_mask": call.additive_mask, "has_memory": call.has_memory}
     return integers, tensors
 
 
@@ -151,7 +158,7 @@ class CompiledReader:
     def __init__(self, weights: Folded, batch: int, span: int, activation: str, eps: float) -> None:
         self.weights, self.batch = weights, batch
         self.call = Call(0, span, activation, eps)
-        self.kept: Kept | None = None
+        self.saved: Saved | None = None
         self.loop: CompiledLoop | None = None
 
     def read(
@@ -169,24 +176,26 @@ class CompiledReader:
             call.
         """
         n_steps = x.shape[1]
-        if self.kept is None or self.kept.states.shape[1] != n_steps:
+        if self.saved is None or self.saved.states.shape[1] != n_steps:
             self._prepare(n_steps, kv)
-        kept, loop = self.kept, self.loop
-        assert kept is not None
+        saved, loop = self.saved, self.loop
+        assert saved is not None
         assert loop is not None
         integers = {"n_old": n_old, "kv_stride": kv.shape[-1]}
         if length is None:
             loop.give(integers, {"kv": kv})
         else:
-            hidden, seen = hidden_slots(length, n_old, x.dtype)
-            kept.attended[:, 0, :, -1] = seen
-            loop.give(integers, {"kv": kv, "hidden": hidden, "seen": seen})
-        kept.states[0] = x.transpose(0, 1)
+            additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
+            saved.attended[:, 0, :, -1] = has_memory
+            loop.give(
+                integers, {"kv": kv, "additive_mask": additive_mask, "has_memory": has_memory}
+            )
+        saved.states[0] = x.transpose(0, 1)
         loop.forward(end - n_old)
         if length is not None:
             # The next call may be without.
-            self.kept = None
-        return kept.states[-1].transpose(0, 1), kept.vectors
+            self.saved = None
+        return saved.states[-1].transpose(0, 1), saved.vectors
 
     def _prepare(self, n_steps: int, kv: Tensor) -> None:
         w = self.weights
@@ -195,7 +204,7 @@ class CompiledReader:
         activated = new(*steps, w.inner.shape[2] + 1)
         attended = new(*steps, n_heads * width + 1)
         attended[..., -1] = activated[..., -1] = 1
-        self.kept = Kept(
+        self.saved = Saved(
             states=new(n_layers + 1, *steps[1:], d_model),
             middles=new(*steps, d_model),
             queries=new(n_steps, n_layers, n_heads * self.batch, width),
@@ -208,4 +217,4 @@ class CompiledReader:
             memory_moments=new(n_steps, 2, self.batch),
             probabilities=new(n_layers * n_heads * self.batch * n_steps * self.call.span),
         )
-        self.loop = CompiledLoop(self.call.eps, *_arguments(self.kept, w, self.call))
+        self.loop = CompiledLoop(self.call.eps, *_arguments(self.saved, w, self.call))

@@ -1,14 +1,14 @@
 """The Feedback Transformer's fast path: the loop over tokens and layers as one autograd function, with
-back-propagation through time by hand. Derivation: ``docs/feedback.md``.
+hand-written back-propagation through time. ``README.md`` has the derivation.
 
-The loops themselves are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
+The loops are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,36 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from memspan.errors import MemspanError
-from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.feedback import steps as feedback_steps
-from memspan.ops.feedback.buffers import Call, Folded, Gradients, Kept, by_slot, hidden_slots
+from memspan.ops.feedback import compiled, steps
+from memspan.ops.feedback.buffers import (
+    Call,
+    Folded,
+    Gradients,
+    Saved,
+    by_slot,
+    mask_of_old_slots,
+)
+from memspan.ops.implementations import Implementation, choose
+
+
+class Loops(NamedTuple):
+    """The recurrence in both directions; what calls them is shared."""
+
+    forward: Callable[[Saved, Folded, Call], None]
+    backward: Callable[[Saved, Folded, Call, Tensor, Tensor], Gradients]
+    width_first: bool
+    """Whether keys and values are ``[..., K, O + T]`` rather than ``[..., O + T, K]``."""
+
+
+IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
+    "compiled": Implementation(
+        lambda x: Loops(compiled.forward, compiled.backward, width_first=True), compiled.obstacle
+    ),
+    "fused": Implementation(lambda x: Loops(steps.forward, steps.backward, width_first=False)),
+}
+"""By preference. ``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
+``fused``: the loops in PyTorch, on any device. The reference is ``Feedback`` in
+``models/feedback/model.py``."""
 
 
 def recurrence(
@@ -31,51 +57,45 @@ def recurrence(
     *,
     activation: str = "relu",
     eps: float = 1e-5,
-    compiled: bool | None = None,
+    implementation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read a segment, token by token, through all layers; pre-norm and without dropout.
+    """Read a segment, token by token, through all layers (Fan et al. 2020, section 3); pre-norm,
+    without dropout.
 
     Args:
         x: ``[B, T, D]``.
-        old: the newest memory vectors of what was read before, ``[B, O, D]``, newest last, ``O`` at
-            least the largest ``length`` and at most ``span``.
-        length: int64 ``[B]``: how many of them the row has.
-        span: ``S``, how far a token sees.
+        old: memory vectors of the tokens before, ``[B, O, D]``, newest last, ``O`` at least the
+            largest ``length`` and at most ``span``.
+        length: int64 ``[B]``: how many of them each row has.
+        span: ``S``, the earlier tokens that a token attends to.
+        weights: of the stack, folded.
         activation: ``relu`` or ``gelu``.
-        compiled: whether the loops run in C (None: where they can).
+        eps: of every norm.
+        implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that can run.
 
     Returns:
         The last layer's output and the memory vectors, ``[B, T, D]`` each.
 
     Raises:
-        MemspanError: the loops in C are asked for and cannot run.
+        MemspanError: the implementation does not exist or cannot run; there is not enough memory.
     """
     n_old = old.shape[1]
     call = Call(n_old, span, activation, eps)
     if n_old and not _all_have(length, n_old):
-        hidden, seen = hidden_slots(length, n_old, x.dtype)
-        call = replace(call, hidden=hidden, seen=seen)
+        additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
+        call = replace(call, additive_mask=additive_mask, has_memory=has_memory)
     with torch.autocast(x.device.type, enabled=False):
         if weights.norms_memory:
             old = F.layer_norm(old, old.shape[-1:], eps=eps)
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
         x, tensors = x.transpose(0, 1), list(weights.tensors().values())
         if torch.compiler.is_compiling():
-            out, vectors = _operation(
-                x,
-                projected,
-                call.hidden,
-                call.seen,
-                tensors,
-                weights.norms_memory,
-                span,
-                activation,
-                eps,
-                compiled,
-            )
+            masks = [t for t in (call.additive_mask, call.has_memory) if t is not None]
+            options = (weights.norms_memory, span, activation, eps, implementation)
+            out, vectors = _operation([x, projected, *tensors], masks, *options)
         else:
             apply: Any = _Recurrence.apply
-            loops = _loops(compiled, x)
+            loops = choose(IMPLEMENTATIONS, implementation, x)(x)
             out, vectors = apply(x, projected, call, loops, weights.norms_memory, *tensors)
     return out.transpose(0, 1), vectors.transpose(0, 1)
 
@@ -87,23 +107,9 @@ def _all_have(length: Tensor, n_old: int) -> bool:
     return bool((length >= n_old).all())
 
 
-def _loops(compiled: bool | None, like: Tensor) -> ModuleType:
-    """The loops in C or in PyTorch."""
-    can = compiled is not False and feedback_loop.available(like)
-    if compiled and not can:
-        raise MemspanError(
-            "the compiled implementation needs a CPU, float32 or float64, a C compiler (cc), and "
-            "MEMSPAN_COMPILE other than 0: use fused"
-        )
-    return feedback_loop if can else feedback_steps
-
-
 class _Recurrence(torch.autograd.Function):
-    """The loop over tokens without a graph, and back-propagation through time by hand.
-
-    What every step computes goes into buffers made once. Nothing outlives a call but what its own
-    backward needs.
-    """
+    """The loop over tokens without a graph. Every step writes to buffers that are made once; only what
+    its own backward needs outlives a call."""
 
     @staticmethod
     def forward(
@@ -111,28 +117,27 @@ class _Recurrence(torch.autograd.Function):
         x: Tensor,
         old: Tensor,
         call: Call,
-        loops: ModuleType,
+        loops: Loops,
         norms_memory: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         w = Folded.of(tensors, norms_memory)
-        kept = _forward(x, old, call, loops, w)
+        saved = _forward(x, old, call, loops, w)
         ctx.save_for_backward(*tensors)
-        ctx.kept, ctx.norms_memory = kept, norms_memory
+        ctx.saved, ctx.norms_memory = saved, norms_memory
         ctx.call, ctx.loops = call, loops
-        return kept.states[-1].clone(), kept.vectors.clone()
+        return saved.states[-1].clone(), saved.vectors.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
         w = Folded.of(ctx.saved_tensors, ctx.norms_memory)
-        d_x, d_old, *d_tensors = _backward(ctx.kept, w, ctx.call, ctx.loops, d_out, d_vectors)
+        d_x, d_old, *d_tensors = _backward(ctx.saved, w, ctx.call, ctx.loops, d_out, d_vectors)
         return d_x, d_old, None, None, None, *d_tensors
 
 
-def _forward(x: Tensor, old: Tensor, call: Call, loops: ModuleType, w: Folded) -> Kept:
+def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: Folded) -> Saved:
     """The loop over ``x [T, B, D]``; ``old [O, B, 2 * G * H * K]``: keys and values of memory."""
-    compiled = loops is feedback_loop
     n_steps, batch, d_model = x.shape
     n_layers, n_heads, _, width = w.query.shape
     d_ff, rows, groups, n_old = w.inner.shape[2], n_heads * batch, w.n_groups, len(old)
@@ -140,8 +145,8 @@ def _forward(x: Tensor, old: Tensor, call: Call, loops: ModuleType, w: Folded) -
 
     activated = new(n_layers, n_steps, batch, d_ff + 1)
     gelu = call.activation == "gelu"
-    slots = (width, n_old + n_steps) if compiled else (n_old + n_steps, width)
-    kept = Kept(
+    slots = (width, n_old + n_steps) if loops.width_first else (n_old + n_steps, width)
+    saved = Saved(
         states=new(n_layers + 1, n_steps, batch, d_model),
         middles=new(n_layers, n_steps, batch, d_model),
         queries=new(n_steps, n_layers, rows, width),
@@ -152,42 +157,42 @@ def _forward(x: Tensor, old: Tensor, call: Call, loops: ModuleType, w: Folded) -
         kv=new(2, groups, rows, *slots),
         memory_moments=new(n_steps, 2, batch),
     )
-    kept.states[0] = x
-    kept.attended[..., -1] = activated[..., -1] = 1
+    saved.states[0] = x
+    saved.attended[..., -1] = activated[..., -1] = 1
     if n_old == 0:
         # The first token attends to nothing: that sub-layer adds zero, its bias included.
-        kept.attended[:, 0] = 0
-    elif call.seen is not None:
-        kept.attended[:, 0, :, -1] = call.seen
-    place = kept.kv.transpose(3, 4) if compiled else kept.kv
+        saved.attended[:, 0] = 0
+    elif call.has_memory is not None:
+        saved.attended[:, 0, :, -1] = call.has_memory
+    place = saved.kv.transpose(3, 4) if loops.width_first else saved.kv
     by_slot(place[..., :n_old, :], batch).copy_(old.view(n_old, batch, 2, groups, n_heads, width))
-    loops.forward(kept, w, call)
-    return kept
+    loops.forward(saved, w, call)
+    return saved
 
 
 def _backward(
-    kept: Kept, w: Folded, call: Call, loops: ModuleType, d_out: Tensor, d_vectors: Tensor
+    saved: Saved, w: Folded, call: Call, loops: Loops, d_out: Tensor, d_vectors: Tensor
 ) -> list[Tensor]:
     """Gradients of ``x``, ``old`` and the weights."""
     # Backward may be called under autocast, whatever forward was.
     with torch.autocast(d_out.device.type, enabled=False):
-        g = loops.backward(kept, w, call, d_out, d_vectors)
+        g = loops.backward(saved, w, call, d_out, d_vectors)
         d_old = by_slot(g.kv[..., : call.n_old, :], d_out.shape[1]).flatten(2)
-        return [g.first, d_old, *_weight_gradients(kept, w, g, call.eps).tensors().values()]
+        return [g.first, d_old, *_weight_gradients(saved, w, g, call.eps).tensors().values()]
 
 
-def _weight_gradients(kept: Kept, w: Folded, g: Gradients, eps: float) -> Folded:
+def _weight_gradients(saved: Saved, w: Folded, g: Gradients, eps: float) -> Folded:
     """What ends in weights does not depend on the recurrence: one product each for all steps."""
     n_layers, n_heads, d_model, width = w.query.shape
     query, output, inner, outer = [], [], [], []
     for n in range(n_layers):
-        z = F.layer_norm(kept.states[n], (d_model,), eps=eps).flatten(0, 1)
+        z = F.layer_norm(saved.states[n], (d_model,), eps=eps).flatten(0, 1)
         query.append(z.t() @ g.query[n].flatten(0, 1))
-        output.append(kept.attended[n].flatten(0, 1).t() @ g.middles[n].flatten(0, 1))
-        z = F.layer_norm(kept.middles[n], (d_model,), eps=eps).flatten(0, 1)
+        output.append(saved.attended[n].flatten(0, 1).t() @ g.middles[n].flatten(0, 1))
+        z = F.layer_norm(saved.middles[n], (d_model,), eps=eps).flatten(0, 1)
         inner.append(z.t() @ g.inner[n].flatten(0, 1))
-        outer.append(kept.activated[n].flatten(0, 1).t() @ g.states[n].flatten(0, 1))
-    vectors = kept.vectors
+        outer.append(saved.activated[n].flatten(0, 1).t() @ g.states[n].flatten(0, 1))
+    vectors = saved.vectors
     if w.norms_memory:
         vectors = F.layer_norm(vectors, (d_model,), eps=eps)
     return Folded(
@@ -201,78 +206,71 @@ def _weight_gradients(kept: Kept, w: Folded, g: Gradients, eps: float) -> Folded
         outer=torch.stack(outer),
         memory=vectors.flatten(0, 1).t() @ g.projected.flatten(0, 1),
         memory_bias=g.projected.sum((0, 1)),
-        mix=kept.states.flatten(1) @ g.mixed.flatten(),
+        mix=saved.states.flatten(1) @ g.mixed.flatten(),
     )
 
 
-# ----- The same as one operation of a compiled graph, where torch.compile looks at no loop
+# ----- The same as one operation of a graph, for torch.compile. ``given``: x, old and the weights;
+# ``masks``: ``additive_mask`` and ``has_memory``, or nothing. Eagerly the function above costs less.
 
 
-def _run(
-    x: Tensor,
-    old: Tensor,
-    hidden: Tensor | None,
-    seen: Tensor | None,
-    tensors: list[Tensor],
+def _graph_forward(
+    given: list[Tensor],
+    masks: list[Tensor],
     norms_memory: bool,
     span: int,
     activation: str,
     eps: float,
-    compiled: bool | None,
+    implementation: str | None,
 ) -> tuple[Tensor, Tensor]:
-    call, w = Call(len(old), span, activation, eps, hidden, seen), Folded.of(tensors, norms_memory)
-    kept = _forward(x, old, call, _loops(compiled, x), w)
-    return kept.states[-1].clone(), kept.vectors
+    x, old, *tensors = given
+    call, w = Call(len(old), span, activation, eps, *masks), Folded.of(tensors, norms_memory)
+    saved = _forward(x, old, call, choose(IMPLEMENTATIONS, implementation, x)(x), w)
+    return saved.states[-1].clone(), saved.vectors
 
 
-def _run_backward(
-    x: Tensor,
-    old: Tensor,
-    hidden: Tensor | None,
-    seen: Tensor | None,
-    tensors: list[Tensor],
+def _graph_backward(
+    given: list[Tensor],
+    masks: list[Tensor],
     norms_memory: bool,
     span: int,
     activation: str,
     eps: float,
-    compiled: bool | None,
-    d_out: Tensor,
-    d_vectors: Tensor,
+    implementation: str | None,
+    upstream: list[Tensor],
 ) -> list[Tensor]:
-    # An operation keeps nothing but tensors: its forward is run again.
-    call, w = Call(len(old), span, activation, eps, hidden, seen), Folded.of(tensors, norms_memory)
-    loops = _loops(compiled, x)
-    kept = _forward(x, old, call, loops, w)
-    return [g.contiguous() for g in _backward(kept, w, call, loops, d_out, d_vectors)]
+    # An operation saves tensors only: its forward is run again.
+    x, old, *tensors = given
+    call, w = Call(len(old), span, activation, eps, *masks), Folded.of(tensors, norms_memory)
+    loops = choose(IMPLEMENTATIONS, implementation, x)(x)
+    saved = _forward(x, old, call, loops, w)
+    return [g.contiguous() for g in _backward(saved, w, call, loops, *upstream)]
 
 
-def _shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+def _empty_outputs(given: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    return given[0].new_empty(given[0].shape), given[0].new_empty(given[0].shape)
 
 
-def _shapes_backward(
-    x: Tensor, old: Tensor, hidden: Any, seen: Any, tensors: list[Tensor], *_: Any
-) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (x, old, *tensors)]
+def _empty_gradients(given: list[Tensor], *_: Any) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in given]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, old, hidden, seen, tensors, *ctx.options = inputs
-    ctx.save_for_backward(x, old, hidden, seen, *tensors)
+    given, masks, *ctx.options = inputs
+    ctx.n_given = len(given)
+    ctx.save_for_backward(*given, *masks)
 
 
-def _operation_gradients(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Any, ...]:
-    x, old, hidden, seen, *tensors = ctx.saved_tensors
-    d_x, d_old, *d_tensors = _operation_backward(
-        x, old, hidden, seen, tensors, *ctx.options, d_out, d_vectors
-    )
-    return d_x, d_old, None, None, d_tensors, *[None] * len(ctx.options)
+def _graph_gradients(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
+    tensors, n = list(ctx.saved_tensors), ctx.n_given
+    d_given = _operation_backward(tensors[:n], tensors[n:], *ctx.options, list(upstream))
+    return d_given, [None] * len(tensors[n:]), *[None] * len(ctx.options)
 
 
-_operation = custom_op("memspan::feedback_recurrence", _run, mutates_args=())
-_operation.register_fake(_shapes)
-_operation.register_autograd(_operation_gradients, setup_context=_save)
+_operation = custom_op("memspan::feedback_recurrence", _graph_forward, mutates_args=())
+_operation.register_fake(_empty_outputs)
+_operation.register_autograd(_graph_gradients, setup_context=_save)
 _operation_backward = custom_op(
-    "memspan::feedback_recurrence_backward", _run_backward, mutates_args=()
+    "memspan::feedback_recurrence_backward", _graph_backward, mutates_args=()
 )
-_operation_backward.register_fake(_shapes_backward)
+_operation_backward.register_fake(_empty_gradients)

@@ -1,4 +1,4 @@
-"""The Feedback Transformer's recurrence step by step, in PyTorch: forward, backward, a token alone."""
+"""The Feedback Transformer's recurrence step by step, in PyTorch: forward, backward, single tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, Folded, Gradients, Kept, by_slot
+from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, by_slot
 
 
-def forward(kept: Kept, w: Folded, call: Call) -> None:
-    """Fill what is kept, step by step."""
+def forward(saved: Saved, w: Folded, call: Call) -> None:
+    """Compute all steps into ``saved``."""
     span, activation, eps, n_old = call.span, call.activation, call.eps, call.n_old
-    hidden, seen = call.hidden, call.seen
-    states, middles, queries = kept.states, kept.middles, kept.queries
-    attended, activated, vectors, kv = kept.attended, kept.activated, kept.vectors, kept.kv
+    additive_mask, has_memory = call.additive_mask, call.has_memory
+    states, middles, queries = saved.states, saved.middles, saved.queries
+    attended, activated, vectors, kv = saved.attended, saved.activated, saved.vectors, saved.kv
     n_layers, n_steps, batch, d_model = middles.shape
     n_heads, _, width = w.query.shape[1:]
     d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
@@ -26,7 +26,7 @@ def forward(kept: Kept, w: Folded, call: Call) -> None:
     state, middle = _views(states), _views(middles)
     heads = attended[..., :inner_width].unflatten(-1, (n_heads, width)).transpose(-3, -2)
     head, out, act = _views(heads), _views(attended), _views(activated)
-    pre, post = _views(kept.before), _views(activated[..., :d_ff])
+    pre, post = _views(saved.before), _views(activated[..., :d_ff])
     query = [step.unbind(0) for step in queries.unbind(0)]
     query_heads = _views(queries.view(n_steps, n_layers, n_heads, batch, width))
     slots = by_slot(kv[..., n_old:, :], batch).unbind(0)
@@ -35,8 +35,8 @@ def forward(kept: Kept, w: Folded, call: Call) -> None:
     i_w, i_b, f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
     scratch = new(batch, 2 * groups * inner_width)
     scratch_slot = scratch.view(batch, 2, groups, n_heads, width)
-    drawn = new(rows, 1, width)
-    drawn_heads = drawn.view(n_heads, batch, width)
+    read = new(rows, 1, width)
+    read_heads = read.view(n_heads, batch, width)
     mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
     rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
     probabilities: list[Any] = []
@@ -72,14 +72,14 @@ def forward(kept: Kept, w: Folded, call: Call) -> None:
                     )
                     torch.baddbmm(q_b[n], z.expand(n_heads, -1, -1), q_w[n], out=query_heads[t][n])
                 scores = torch.baddbmm(r_scores[n], query_heads[t][n], r_keys[n])
-                if hidden is not None and low < n_old:
-                    scores[..., : n_old - low].add_(hidden[:, low:])
+                if additive_mask is not None and low < n_old:
+                    scores[..., : n_old - low].add_(additive_mask[:, low:])
                 scores = scores.view(rows, 1, n_keys).baddbmm_(q, keys[n])
                 torch.softmax(scores, -1, out=weight[n])
-                torch.bmm(weight[n], values[n], out=drawn)
-                head[n][t].copy_(drawn_heads)
-                if t == 0 and seen is not None:
-                    head[n][t].mul_(seen[:, None])
+                torch.bmm(weight[n], values[n], out=read)
+                head[n][t].copy_(read_heads)
+                if t == 0 and has_memory is not None:
+                    head[n][t].mul_(has_memory[:, None])
                 torch.addmm(h, out[n][t], o_w[n], out=middle[n][t])
             else:
                 middle[n][t].copy_(h)
@@ -96,18 +96,18 @@ def forward(kept: Kept, w: Folded, call: Call) -> None:
         vector = vectors[t]
         if w.norms_memory:
             vector, m, r = torch.native_layer_norm(vector, size, None, None, eps)
-            kept.memory_moments[t, 0], kept.memory_moments[t, 1] = m[:, 0], r[:, 0]
+            saved.memory_moments[t, 0], saved.memory_moments[t, 1] = m[:, 0], r[:, 0]
         torch.addmm(w.memory_bias, vector, w.memory, out=scratch)
         slots[t].copy_(scratch_slot)
-    kept.mean, kept.rstd, kept.probabilities = mean, rstd, probabilities
+    saved.mean, saved.rstd, saved.probabilities = mean, rstd, probabilities
 
 
-def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
-    """From the last step to the first."""
+def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
+    """From the last step to the first; gradients of shapes as in :class:`Gradients`."""
     span, activation, eps, n_old = call.span, call.activation, call.eps, call.n_old
-    seen = call.seen
-    states, middles, queries, kv = kept.states, kept.middles, kept.queries, kept.kv
-    mean, rstd, probabilities = kept.mean, kept.rstd, kept.probabilities
+    has_memory = call.has_memory
+    states, middles, queries, kv = saved.states, saved.middles, saved.queries, saved.kv
+    mean, rstd, probabilities = saved.mean, saved.rstd, saved.probabilities
     assert mean is not None
     assert rstd is not None
     n_layers, n_steps, batch, d_model = middles.shape
@@ -132,7 +132,7 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
     d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
     d_first = new(n_steps, batch, d_model)
     d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
-    post = _views(kept.before)
+    post = _views(saved.before)
     state, middle = _views(states), _views(middles)
     query = queries.unbind(0)
     d_slot = by_slot(d_kv[..., n_old:, :], batch).unbind(0)
@@ -145,11 +145,11 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
     q_w = w.query.transpose(2, 3).reshape(n_layers, inner_width, d_model).unbind(0)
     m_w = w.memory.t().contiguous()
     r_keys_all = w.position_keys.transpose(2, 3).contiguous()
-    d_drawn_all = new(n_layers, rows, 1, width)
-    d_drawn = d_drawn_all.unbind(0)
-    d_drawn_heads = d_drawn_all.view(n_layers, n_heads, batch, width).unbind(0)
-    asked = new(rows, 1, width)
-    asked_heads = asked.view(n_heads, batch, width)
+    d_read_all = new(n_layers, rows, 1, width)
+    d_read = d_read_all.unbind(0)
+    d_read_heads = d_read_all.view(n_layers, n_heads, batch, width).unbind(0)
+    d_q_step = new(rows, 1, width)
+    d_q_step_heads = d_q_step.view(n_heads, batch, width)
 
     for t in range(n_steps - 1, -1, -1):
         low, high = max(0, n_old + t - span), n_old + t
@@ -162,12 +162,12 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
             d_scores_all = new(n_layers, rows, 1, n_keys)
             d_scores = d_scores_all.unbind(0)
             d_scores_heads = d_scores_all.view(n_layers, n_heads, batch, n_keys).unbind(0)
-        # What later tokens asked of this one's keys and values reaches its memory vector.
+        # The gradients that later tokens gave this one's keys and values reach its memory vector.
         d_slot_flat[t].copy_(d_slot[t])
         if w.norms_memory:
             g = torch.mm(d_projected[t], m_w)
-            m, r = kept.memory_moments[t].unsqueeze(-1)
-            g = _through_norm(g, kept.vectors[t], m, r)
+            m, r = saved.memory_moments[t].unsqueeze(-1)
+            g = _through_norm(g, saved.vectors[t], m, r)
             d_vector = torch.add(d_vectors[t], g, out=d_mixed[t])
         else:
             d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
@@ -180,16 +180,16 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
             )
             g = torch.add(d_state[n][t], g, out=d_middle[n][t])
             if n_keys:
-                torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_drawn_heads[n])
-                if t == 0 and seen is not None:
-                    d_drawn_heads[n].mul_(seen[:, None])
-                d_weight = torch.bmm(d_drawn[n], values[n])
+                torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_read_heads[n])
+                if t == 0 and has_memory is not None:
+                    d_read_heads[n].mul_(has_memory[:, None])
+                d_weight = torch.bmm(d_read[n], values[n])
                 torch._softmax_backward_data(
                     d_weight, weight[n], -1, g.dtype, grad_input=d_scores[n]
                 )
-                torch.bmm(d_scores[n], keys[n], out=asked)
-                asked_heads.baddbmm_(d_scores_heads[n], r_keys[n])
-                d_q_heads[n][t].copy_(asked_heads)
+                torch.bmm(d_scores[n], keys[n], out=d_q_step)
+                d_q_step_heads.baddbmm_(d_scores_heads[n], r_keys[n])
+                d_q_heads[n][t].copy_(d_q_step_heads)
                 if n:
                     g = g + _through_norm(
                         torch.mm(d_q[n][t], q_w[n]), state[n][t], mean[2 * n][t], rstd[2 * n][t]
@@ -202,7 +202,7 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
             d_s = _summed(d_a, query[t], groups)
             d_kv[0, :, :, low:high] += d_s
             d_kv[1, :, :, low:high] += _summed(
-                probabilities[t].squeeze(2), d_drawn_all.squeeze(2), groups
+                probabilities[t].squeeze(2), d_read_all.squeeze(2), groups
             )
             by_head = d_scores_all.view(n_layers * n_heads, batch, n_keys)
             d_position_keys[:, :, span - n_keys :] += torch.bmm(
@@ -232,8 +232,8 @@ def backward(kept: Kept, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor
 class TokenStep:
     """One token through all layers without gradients: the recurrence for reading on.
 
-    For frozen weights and one number of rows. The weights' views and the space to work in are made
-    once; what a step returns is the caller's to copy before the next.
+    For frozen weights and a fixed number of rows. The weights' views and scratch space are made once;
+    what a step returns must be copied before the next.
     """
 
     def __init__(self, weights: Folded, batch: int, activation: str, eps: float) -> None:
@@ -252,8 +252,8 @@ class TokenStep:
         self.attended[:, -1] = self.activated[:, -1] = 1
         self.pre = self.activated[:, :-1]
         self.head = self.attended[:, :-1].unflatten(1, (n_heads, self.width)).transpose(0, 1)
-        self.drawn = new(n_heads * batch, 1, self.width)
-        self.drawn_heads = self.drawn.view(self.heads)
+        self.read = new(n_heads * batch, 1, self.width)
+        self.read_heads = self.read.view(self.heads)
         self.projected = new(batch, weights.memory.shape[1])
         groups = weights.n_groups
         self.by_slot = self.projected.view(batch, 2, groups, n_heads, self.width)
@@ -271,14 +271,14 @@ class TokenStep:
         self.memory = weights.memory.contiguous()
 
     def __call__(
-        self, x: Tensor, kv: Tensor, hidden: Tensor | None, vector: Tensor, slot: Tensor
+        self, x: Tensor, kv: Tensor, absent: Tensor | None, vector: Tensor, slot: Tensor
     ) -> Tensor:
         """Read one token per row.
 
         Args:
             x: ``[B, D]``.
             kv: keys and values ``[2, G, H * B, N, K]`` of the tokens before.
-            hidden: bool ``[B, N]``, true where a row has no such token (None: nowhere).
+            absent: bool ``[B, N]``, true where a row has no such token (None: nowhere).
             vector: where its memory vector goes, ``[B, D]``, contiguous.
             slot: where its keys and values go, ``[B, 2, G, H, K]``.
 
@@ -288,29 +288,29 @@ class TokenStep:
         w, n_keys, size = self.weights, kv.shape[3], self.size
         rows = kv.shape[2]
         self.state[0].copy_(x)
-        seen = None
+        has_memory = None
         if n_keys:
             keys, values = kv[0].transpose(2, 3).unbind(0), kv[1].unbind(0)
             keys, values = (t * (self.n_layers // len(t)) for t in (keys, values))
             r_keys = w.position_keys[..., -n_keys:].unbind(0)
             r_scores = w.position_scores[..., -n_keys:].unbind(0)
-        if hidden is not None:
-            seen = (~hidden.all(-1)).to(x.dtype)
-            self.attended[:, -1] = seen
+        if absent is not None:
+            has_memory = (~absent.all(-1)).to(x.dtype)
+            self.attended[:, -1] = has_memory
         for n, (q_w, q_b, o_w, i_w, i_b, f_w) in enumerate(self.layers):
             middle = h = self.state[n]
             if n_keys:
                 z = torch.native_layer_norm(h, size, None, None, self.eps)[0]
                 q = torch.baddbmm(q_b, z.expand(self.heads[0], -1, -1), q_w)
                 scores = torch.baddbmm(r_scores[n], q, r_keys[n])
-                if hidden is not None:
-                    scores.masked_fill_(hidden, torch.finfo(x.dtype).min / 4)
+                if absent is not None:
+                    scores.masked_fill_(absent, torch.finfo(x.dtype).min / 4)
                 scores = scores.view(rows, 1, n_keys)
                 scores.baddbmm_(q.view(rows, 1, self.width), keys[n])
-                torch.bmm(torch.softmax(scores, -1), values[n], out=self.drawn)
-                self.head.copy_(self.drawn_heads)
-                if seen is not None:
-                    self.head.mul_(seen[:, None])
+                torch.bmm(torch.softmax(scores, -1), values[n], out=self.read)
+                self.head.copy_(self.read_heads)
+                if has_memory is not None:
+                    self.head.mul_(has_memory[:, None])
                 middle = torch.addmm(h, self.attended, o_w, out=self.middle)
             z = torch.native_layer_norm(middle, size, None, None, self.eps)[0]
             torch.addmm(i_b, z, i_w, out=self.pre)
@@ -319,7 +319,7 @@ class TokenStep:
             else:
                 self.pre.relu_()
             torch.addmm(middle, self.activated, f_w, out=self.state[n + 1])
-        if seen is not None:
+        if has_memory is not None:
             self.attended[:, -1] = 1
         torch.mv(self.flat_states, w.mix, out=vector.view(-1))
         if w.norms_memory:
