@@ -1,4 +1,4 @@
-"""Names of precisions, and which go together."""
+"""Names of precisions, and which can be combined."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ MatmulPrecision = Literal["auto", "highest", "high", "medium"]
 
 
 def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
-    """Raise :class:`MemspanError` where float32 products are to be rounded beside bfloat16 ones: those
-    that bfloat16 leaves in float32, such as recurrences over a memory, are those not to be rounded."""
+    """Raise :class:`MemspanError` if both options would round products.
+
+    Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded.
+    """
     if precision == "bfloat16" and matmul_precision in ("high", "medium"):
         raise MemspanError(
             f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "

@@ -1,7 +1,7 @@
 """The precision of matrix products: bfloat16 or float32, and how exactly float32 is multiplied.
 
-What an option ``auto`` means is decided by a table, never by a measurement on the spot: a run computes
-the same on every processor of a kind. Nothing global stays changed: settings hold inside ``with``.
+A table decides what ``auto`` means, never a measurement at run time: a run computes the same on every
+processor of a kind. Global settings of torch are restored when a ``with`` block ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Precision:
     """How matrix products are computed."""
 
     products: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: by torch's autocast; what must not be rounded, such as sums in memory, is float32."""
+    """bfloat16: torch's autocast; what must not be rounded, such as sums in memory, stays float32."""
     matmul: Literal["highest", "high", "medium"] = "highest"
     """How products of float32 are computed, as in ``torch.set_float32_matmul_precision``."""
 
@@ -41,19 +41,21 @@ class Precision:
         """For forward passes on ``device``; backward passes compute as their forward did."""
         enabled = self.products == "bfloat16"
         if not enabled and not torch.is_autocast_enabled(device.type):
-            # For every token that is read it would take time.
+            # Entering autocast would cost time for every token that is read.
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
+    def float32_products(self) -> AbstractContextManager[None]:
+        """Apply ``matmul`` to forward and backward passes, then restore torch's setting."""
+        # Usually there is nothing to set, and readers enter this for every token.
+        same = float32_matmul_precision() == self.matmul
+        return nullcontext() if same else self._set_float32_products()
+
     @contextmanager
-    def float32_products(self) -> Iterator[None]:
-        """For forward and backward passes. What torch's setting was before holds again afterwards."""
-        if float32_matmul_precision() == self.matmul:
-            yield
-            return
+    def _set_float32_products(self) -> Iterator[None]:
         libraries = [(library, library.fp32_precision) for library in _libraries()]
         for library, _ in libraries:
-            # Where a library's setting and torch's own contradict, torch refuses to say its own.
+            # torch refuses to report its own setting where a library's contradicts it.
             library.fp32_precision = "ieee"
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.matmul)
@@ -64,18 +66,23 @@ class Precision:
             for library, setting in libraries:
                 library.fp32_precision = setting
 
+    def applied(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Autocast and ``matmul``, for passes without gradients."""
+        if float32_matmul_precision() == self.matmul:
+            return self.autocast(device)
+        return self._both(device)
+
     @contextmanager
-    def applied(self, device: torch.device) -> Iterator[None]:
-        """Both, for passes without gradients."""
-        with self.float32_products(), self.autocast(device):
+    def _both(self, device: torch.device) -> Iterator[None]:
+        with self._set_float32_products(), self.autocast(device):
             yield
 
     def notices(self, device: torch.device, float32_part: str | None) -> list[str]:
-        """What to tell whoever chose this, one line each.
+        """What the user who chose this should know, one line each.
 
         Args:
             device: where it computes.
-            float32_part: what the model computes in float32 all the same,
+            float32_part: what the model computes in float32 regardless,
                 ``LanguageModel.float32_part()``.
         """
         if self.products != "bfloat16":
@@ -96,14 +103,15 @@ AUTOMATIC = {
     "AVX512": Precision("float32", "highest"),
     "AVX2": Precision("float32", "highest"),
 }
-"""What ``auto`` is in training: by device, for the CPU by its ``get_cpu_capability()``.
+"""What ``auto`` means in training: by device type, for a CPU by ``get_cpu_capability()``; all others
+use float32, highest.
 
-Others compute in float32, highest. A row of a processor changes only with evidence from such a
-processor in benchmarks/results: learning curves of three seeds, as good as float32's."""
+Change a processor's row only with evidence from such a processor in benchmarks/results: learning
+curves of three seeds, as good as float32's."""
 
 
 def automatic(device: torch.device) -> Precision:
-    """What ``auto`` is in training on ``device``."""
+    """What ``auto`` means in training on ``device``."""
     cpu = device.type == "cpu"
     kind = torch.backends.cpu.get_cpu_capability() if cpu else device.type
     return AUTOMATIC.get(kind, Precision())
@@ -112,10 +120,10 @@ def automatic(device: torch.device) -> Precision:
 def resolve(
     precision: str, matmul_precision: str, auto: Precision, device: torch.device
 ) -> Precision:
-    """The options of these names on ``device``, with ``auto`` for what they leave open.
+    """The precision that these options choose on ``device``; ``auto`` fills in what they leave open.
 
     Raises:
-        MemspanError: they contradict one another; the device has no bfloat16.
+        MemspanError: the options contradict each other, or the device has no bfloat16.
     """
     products: Any = auto.products if precision == "auto" else precision
     matmul: Any = matmul_precision
@@ -128,8 +136,10 @@ def resolve(
 
 
 def recorded_precision(environment: Any) -> Precision | None:
-    """What a checkpoint says its run used, for runs whose options may still say ``auto``: those begun
-    before their precision was written there. None: it does not say."""
+    """The precision that a checkpoint's environment records; None if it records none.
+
+    For runs begun before the precision was written into their options, which may still say ``auto``.
+    """
     found = environment if isinstance(environment, dict) else {}
     if found.get("precision") == "bfloat16":
         return Precision("bfloat16")
@@ -142,7 +152,7 @@ def recorded_precision(environment: Any) -> Precision | None:
 def _refuse_without_bfloat16(precision: Precision, device: torch.device) -> None:
     try:
         with warnings.catch_warnings():
-            # Some devices would only warn, and go on in float32.
+            # Some devices only warn, and compute in float32.
             warnings.simplefilter("error")
             precision.autocast(device)
     except (RuntimeError, UserWarning):
@@ -150,13 +160,13 @@ def _refuse_without_bfloat16(precision: Precision, device: torch.device) -> None
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether PyTorch's library of products takes bfloat16 on this processor; else slow loops do."""
+    """Whether PyTorch has fast bfloat16 products for this processor; otherwise it uses slow loops."""
     known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return known is not None and bool(known())
 
 
 def float32_matmul_precision() -> str | None:
-    """torch's setting; None where its libraries were given others one by one."""
+    """torch's setting; None where its libraries were set individually."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -164,7 +174,7 @@ def float32_matmul_precision() -> str | None:
 
 
 def _libraries() -> list[Any]:
-    """Where newer releases of torch keep the setting, library by library."""
+    """The libraries that have a setting of their own in newer releases of torch."""
     found = [getattr(torch.backends, name, None) for name in ("cuda", "mkldnn")]
     products = [getattr(library, "matmul", None) for library in found]
     return [library for library in products if hasattr(library, "fp32_precision")]

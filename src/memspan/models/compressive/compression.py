@@ -2,11 +2,11 @@
 
 A row's slots are ``[compressed | memory]``, oldest first. Tokens are appended to the memory; when it
 then holds ``m > M`` slots, its oldest ``n * c`` with ``n = ceil((m - M) / c)`` become ``n`` compressed
-slots, of which the newest ``C`` are kept. After ``N`` tokens memory holds ``N - c * ceil((N - M) / c)``
+slots, of which the newest ``C`` remain. After ``N`` tokens memory holds ``N - c * ceil((N - M) / c)``
 slots: the layout depends on ``N`` alone, however the tokens were cut.
 
-Tensors have fixed sizes, slots stand right-most in them, and counts per row say how many are in use:
-rows may have read different numbers of tokens.
+Tensors have fixed sizes, slots are right-aligned, and a count per row gives the slots in use: rows may
+have read different numbers of tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Append:
     """What appending ``T`` tokens does to each row: numbers of slots, int64 ``[B]``."""
 
     total: Tensor
-    """Memory with the new tokens, before anything is compressed."""
+    """Slots with the new tokens, before compression."""
     n_compressed: Tensor
     """Runs that are compressed, at most ``ceil(T / c)``."""
     length: Tensor
-    """Memory that stays."""
+    """Slots that remain in the memory."""
     compressed_length: Tensor
-    """Compressed slots that are kept."""
+    """Compressed slots that remain."""
 
 
 def append(
@@ -60,10 +60,10 @@ def append(
 
 
 def newest(width: int, end: int, count: Tensor, older_end: int | Tensor) -> Tensor:
-    """Columns of each row's ``width`` newest slots out of two places, int64 ``[B, width]``.
+    """Columns of each row's ``width`` newest slots out of two ranges, int64 ``[B, width]``.
 
     The newest ``count [B]`` slots end before column ``end``, the older ones before column
-    ``older_end`` (an int, or int64 ``[B]``). Slots that a row lacks point at some other column.
+    ``older_end`` (an int, or int64 ``[B]``). Slots that a row does not have point to any column.
     """
     back = torch.arange(width - 1, -1, -1, device=count.device)
     older = (older_end + count)[:, None]
@@ -93,7 +93,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """1-D convolution whose kernel and stride are the rate, as one product.
 
     Args:
-        weight: ``[D, D, c]``: to, from, place within the run, as ``torch.nn.Conv1d`` has it.
+        weight: ``[D, D, c]``: output, input, position within the run, as in ``torch.nn.Conv1d``.
         bias: ``[D]``.
     """
     runs = x.unflatten(1, (-1, weight.shape[2])).flatten(2)
@@ -103,8 +103,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def dilated_convolution(x: Tensor, weights: Tensor, biases: Tensor, rate: int) -> Tensor:
     """A stack of convolutions of kernel 2 with dilations 1, 2, 4, ..., ReLU between, within each run.
 
-    Only what the last place of a run sees is computed: a tree, whose level ``i`` joins places that
-    are ``2^i`` apart. A run that is no power of two begins with zeros.
+    Only what the last position of a run depends on is computed: a tree, whose level ``i`` joins
+    positions ``2^i`` apart. A run whose length is not a power of two is padded with zeros in front.
 
     Args:
         weights: ``[levels, D, D, 2]``, ``levels = ceil(log2 c)``; ``biases``: ``[levels, D]``.
@@ -119,9 +119,9 @@ def dilated_convolution(x: Tensor, weights: Tensor, biases: Tensor, rate: int) -
 
 
 def most_used(x: Tensor, received: Tensor, rate: int) -> Tensor:
-    """Of each run the slot that received most attention, ``received [B, n*c]``.
+    """The slot of each run that received most attention, ``received [B, n*c]``.
 
-    Where an attention is NaN there is no such slot, and the result is NaN.
+    NaN if any attention in the run is NaN.
     """
     most, best = received.unflatten(1, (-1, rate)).max(-1)
     picked = pick(x, best + torch.arange(best.shape[1], device=best.device) * rate)
@@ -152,19 +152,19 @@ def attention_reconstruction(
         compressed_k: keys of what came out, ``[B, H, n, K]``; ``compressed_v`` likewise.
         valid: bool ``[B, n]``, the runs that count.
         queries: bool ``[B, T]``, those of them that count (None: all).
-        implementation: ``reference`` for plain autograd, which can be differentiated twice; ``sdpa``
-            for torch's attention. Else torch's where it is fast.
+        implementation: ``reference``: plain autograd, for double backward; ``sdpa``: torch's
+            attention; any other, or None: torch's where it is fast.
     """
     torchs = implementation == "sdpa" or (implementation != "reference" and sdpa_is_fast(q))
     attend = F.scaled_dot_product_attention if torchs else _attend
     some = valid.any(1)
-    # A row without any attends to everything, and its error is dropped: no row of minus infinity.
-    seen = valid | ~some[:, None]
+    # A row without any attends to everything, and its error is dropped: all -inf would give NaN.
+    attended = valid | ~some[:, None]
     rate = k.shape[2] // valid.shape[1]
     with torch.no_grad():
-        mask = seen.repeat_interleave(rate, 1)[:, None, None]
+        mask = attended.repeat_interleave(rate, 1)[:, None, None]
         target = attend(q, k, v, mask)
-    found = attend(q, compressed_k, compressed_v, seen[:, None, None])
+    found = attend(q, compressed_k, compressed_v, attended[:, None, None])
     # Under autocast both are bfloat16: too coarse for a mean of small differences.
     exact = torch.promote_types(found.dtype, torch.float32)
     error = (found.to(exact) - target.to(exact)).square().mean((1, 3))
@@ -188,7 +188,7 @@ def auto_encoding(
     Args:
         x: what was compressed, ``[B, n*c, D]``.
         compressed: ``[B, n, D]``.
-        weight: ``[D, D, c]``: from, to, place within the run, as ``torch.nn.ConvTranspose1d`` has it.
+        weight: ``[D, D, c]``: input, output, position in the run, as in ``torch.nn.ConvTranspose1d``.
         bias: ``[D]``.
         valid: bool ``[B, n]``, the runs that count.
     """

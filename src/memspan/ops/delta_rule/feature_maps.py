@@ -31,7 +31,7 @@ FAVOR_FLOOR = 1e-4
 
 
 def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
-    """Deterministic parameter-free projection: ``[..., K] -> [..., 2 K nu]``.
+    """Deterministic parameter-free projection (eq. 37 and 38): ``[..., K] -> [..., 2 K nu]``.
 
     With ``r = relu([x, -x])`` the map is ``[r * roll(r, 1), ..., r * roll(r, nu)]``: of each pair
     ``(x_i, -x_i)`` at most one survives, so at least half the products of any roll are zero.
@@ -41,9 +41,9 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
 
     Args:
         x: keys or queries.
-        nu: number of rolls, ``1 .. 2K - 1``; beyond, pairs come twice.
-        epsilon: if given, features are divided by their sum plus this, as by :func:`sum_to_one`,
-            in the same pass.
+        nu: number of rolls, ``1 .. 2K - 1``; beyond, pairs repeat.
+        epsilon: divide features by their sum plus this, like :func:`sum_to_one` but in the same pass
+            (None: do not).
 
     Raises:
         MemspanError: ``nu`` is below 1 or above ``2K``.
@@ -57,7 +57,7 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class DPFP:
-    """:func:`dpfp` with its options, for those who must know which map they apply."""
+    """:func:`dpfp` with its options, as a value that callers can recognise."""
 
     nu: int = 1
     epsilon: float | None = None
@@ -66,7 +66,7 @@ class DPFP:
         return dpfp(x, self.nu, self.epsilon)
 
     def reference(self, x: Tensor) -> Tensor:
-        """The same as the formula has it, in plain autograd."""
+        """The formula in plain autograd."""
         self.width(x.shape[-1])
         r = torch.cat([x, -x], -1).relu()
         features = torch.cat([r * r.roll(i, -1) for i in range(1, self.nu + 1)], -1)
@@ -86,12 +86,12 @@ class DPFP:
 
 
 def in_plain_autograd(feature_map: FeatureMap) -> FeatureMap:
-    """The same map without custom functions, for what plain autograd alone can do."""
+    """The same map without custom functions, for double backward and ``torch.func``."""
     return feature_map.reference if isinstance(feature_map, DPFP) else feature_map
 
 
 def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:
-    """The features, and what they were divided by."""
+    """The features, and their divisors where ``epsilon`` is given."""
     r = _rollable(x, nu)
     now, width = r[..., nu:], 2 * x.shape[-1]
     products = [now * r[..., nu - i : nu - i + width] for i in range(1, nu + 1)]
@@ -103,9 +103,9 @@ def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | N
 
 
 class _DPFP(torch.autograd.Function):
-    """Keeps ``x``, the features and their sums; plain autograd would keep every rolled copy too.
+    """Saves ``x``, the features and their sums; plain autograd would save every rolled copy too.
 
-    ``r`` is made with its last ``nu`` entries in front: a roll is then a view.
+    ``r`` is built with its last ``nu`` entries repeated in front: a roll is then a view.
     """
 
     @staticmethod
@@ -128,7 +128,7 @@ class _DPFP(torch.autograd.Function):
             before = slice(nu - i, nu - i + width)
             d_r[..., nu:].addcmul_(g, r[..., before])
             d_r[..., before].addcmul_(g, r[..., nu:])
-        # The entries in front are the last ones.
+        # The entries in front are copies of the last ones.
         d_r[..., -nu:] += d_r[..., :nu]
         positive, negative = d_r[..., nu:].chunk(2, -1)
         relu_backward = torch.ops.aten.threshold_backward
@@ -136,7 +136,7 @@ class _DPFP(torch.autograd.Function):
 
 
 def _rollable(x: Tensor, nu: int) -> Tensor:
-    """``relu([x, -x])`` behind a copy of its last ``nu`` entries."""
+    """``relu([x, -x])`` with a copy of its last ``nu`` entries in front."""
     width = x.shape[-1]
     r = x.new_empty(*x.shape[:-1], nu + 2 * width)
     r[..., nu : nu + width] = x
@@ -174,7 +174,7 @@ def orthogonal_projection(
     for _ in range(-(-n_features // width)):
         gaussian = torch.randn(width, width, generator=generator)
         q, r = torch.linalg.qr(gaussian)
-        # Without the signs QR's own convention would decide where the vectors point.
+        # Otherwise QR's sign convention would decide where the vectors point.
         blocks.append(q * r.diagonal().sign())
     lengths = torch.randn(n_features, width, generator=generator).norm(dim=1)
     return torch.cat(blocks, 1)[:, :n_features] * lengths

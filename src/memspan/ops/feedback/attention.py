@@ -8,7 +8,7 @@ the distance back, ``k`` and ``v`` the keys and values of the memory vectors::
 A head may learn its span (Sukhbaatar et al. 2019, arXiv 1905.07799): weights are multiplied by ``m_d``,
 which falls from 1 to 0 over a ramp, and divided by their sum.
 
-The loop over tokens and layers around it, in plain autograd, is ``FeedbackTransformer`` in
+The loop over tokens and layers around it, in plain autograd, is ``Feedback`` in
 ``models/feedback/model.py``: that is the reference. ``recurrence.py`` is the whole loop as one
 autograd function.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EPSILON = 1e-8
-"""Added to the sum that weights are divided by after a learned span."""
+"""Added to the sum of weights that a learned span divides by."""
 
 
 def attend(
@@ -34,7 +34,7 @@ def attend(
     dropout: float = 0.0,
     span_mask: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one token per row.
+    """Attention of one token per row (Fan et al. 2020, section 3).
 
     Args:
         q: queries ``[B, H, K]``.
@@ -42,7 +42,7 @@ def attend(
         position_keys: ``R``, ``[P, H, K]`` with ``P >= S``; row ``d - 1`` belongs to distance ``d``.
         position_scores: ``S_d``, ``[P, H]``, likewise.
         content_bias: ``u``, ``[H, K]``.
-        visible: bool ``[B, S]``, true where there is a token. A row that sees none gets zero.
+        visible: bool ``[B, S]``, true where there is a token. A row without any gets zero.
         dropout: probability with which an attention weight is dropped.
         span_mask: ``m``, ``[H, P]``, in the order of ``R`` (None: 1 everywhere), from
             :func:`span_mask`.
@@ -55,7 +55,7 @@ def attend(
     scores = torch.einsum("bhk,bhsk->bhs", q + content_bias, k)
     scores = scores + torch.einsum("bhk,shk->bhs", q, by_distance[0]) + by_distance[1].t()
     scores = scores * width**-0.5
-    # The lowest number, not -inf: a row that sees nothing must not turn into NaN.
+    # The lowest number, not -inf: a row without tokens must not become NaN.
     scores = scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
     if span_mask is not None:
@@ -74,7 +74,7 @@ def span_mask(spans: Tensor, ramp: int, n_distances: int) -> Tensor:
         n_distances: ``P``.
 
     Returns:
-        ``[H, P]``. The nearest token is always seen in full.
+        ``[H, P]``, in the order of the position tables. It is 1 for the nearest token.
     """
     before = torch.arange(n_distances, device=spans.device)
     return ((ramp + spans[:, None] - before) / ramp).clamp(0, 1)

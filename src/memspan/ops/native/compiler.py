@@ -1,12 +1,11 @@
-"""Operations in C: compiled once with the machine's C compiler, kept in the cache, and
-called by ctypes.
+"""Operations in C: compiled once with the machine's C compiler, stored in the cache, called by ctypes.
 
-Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false, and the loops in PyTorch
-serve.
+Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false and PyTorch's loops are
+used instead.
 
-Code in the cache is run, so nobody else may have put it there. It lives in a folder of this user's own,
-``code-UID``, which no other account can open. The folder and the file are opened once, and checked and
-loaded through these handles: renaming something in between changes nothing.
+Code in the cache is executed, so only this user may have written it. It lives in a folder ``code-UID``
+that no other account can open. Folder and file are opened once, then checked and loaded through these
+handles: renaming something in between changes nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ if LOCKS:
 
 SHARED = Path(__file__).with_name("loop.h")
 """What the C files include."""
-# Numbers that are not finite must come out as such.
+# NaN and infinity must stay what they are.
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC")
 TYPES = {torch.float32: "float", torch.float64: "double"}
 LIMIT = 1 << 24
-"""Bytes of a compiled file at most; they have a hundred thousand."""
+"""Most bytes of a compiled file; typical files have a hundred thousand."""
 COMPILER_SECONDS = 600
 
 
@@ -73,8 +72,8 @@ def refuse_without_memory(done: object) -> None:
 
 @functools.cache
 def functions(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The functions of the C file ``source`` for numbers of this type; None where they cannot be had,
-    and standard error then says why."""
+    """The functions of the C file ``source`` for this type; None if unavailable, with the reason on
+    standard error."""
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
         return None
     try:
@@ -91,7 +90,7 @@ def functions(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The code of ``source`` from the cache, where it is put first if it is not there.
+    """The code of ``source`` from the cache, compiled first if it is not there.
 
     Raises:
         MemspanError: there is no compiler or it fails, or the cache cannot be used.
@@ -100,9 +99,9 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = shutil.which(wanted)
     if compiler is None:
         raise MemspanError(f"there is no C compiler {wanted!r}: install one, or name it in CC")
-    # Code for this processor is no good for another that shares the cache.
+    # Code for this processor may not run on another that shares the cache.
     key = repr((source.read_bytes(), SHARED.read_bytes(), compiler, flags, _processor()))
-    # Its folder says which operation it is.
+    # The folder is named for the operation.
     name = source.parent.name
     file = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     cache = cache_folder()
@@ -130,10 +129,10 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def _private_folder(path: Path) -> Iterator[Path]:
-    """The folder at ``path``, made if it is not there, for one process at a time: a name for it that
-    stays with this folder, whatever is put in its place.
+    """Open the folder at ``path``, creating it if needed, for one process at a time.
 
-    What compilations left behind that were killed is removed.
+    Yields a name that stays with this folder, whatever is put in its place. Leftovers of killed
+    compilations are removed.
 
     Raises:
         OSError: it cannot be made or used, or is not this user's alone.
@@ -147,7 +146,7 @@ def _private_folder(path: Path) -> Iterator[Path]:
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise PermissionError(0, f"{path.name} is not this user's alone")
         folder = _name_of(handle, path)
-        # Others wait meanwhile, and then find what they need. Not all file systems have locks.
+        # Others wait, then find what they need. Not all file systems have locks.
         with contextlib.suppress(OSError):
             if LOCKS:
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -164,7 +163,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _name_of(handle: int, path: Path) -> Path:
-    """A name for what is open, also for a compiler that is started; without /proc, its path."""
+    """A name for an open file that a compiler can use too; without /proc, its path."""
     name = Path(f"/proc/{os.getpid()}/fd/{handle}")
     return name if name.exists() else path
 
@@ -195,7 +194,7 @@ def _run(command: list[str], made: Path) -> None:
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
-    """What was built; None where it is missing or changed: damage would not be an error but a crash."""
+    """The library; None if it is missing or changed, which would crash instead of raising an error."""
     with contextlib.ExitStack() as opened:
         try:
             check = _open_own(path.with_suffix(".sha256"))
@@ -234,9 +233,9 @@ def _open_own(path: Path) -> int:
 
 @functools.cache
 def _say(line: str) -> None:
-    """Once, and where several processes train, in the first."""
+    """Print to standard error, once, and of several training processes only in the first."""
     if os.environ.get("RANK", "0") == "0":
-        # Nobody may be listening, which is no reason to stop.
+        # A closed standard error is no reason to stop.
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
 
