@@ -34,7 +34,8 @@ def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
     Raises:
         MemspanError: a tracker is not installed.
     """
-    return [JsonLines(folder, step), *(_tracker(name, folder) for name in trackers)]
+    others = [_tracker(name, folder) for name in trackers]
+    return [JsonLines(folder, step), *others]
 
 
 class JsonLines:
