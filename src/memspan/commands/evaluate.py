@@ -13,7 +13,6 @@ from memspan.checks import at_least
 from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
-from memspan.data.corpora import is_there, load_corpus
 from memspan.runs.config_files import load_config
 
 if TYPE_CHECKING:
@@ -49,6 +48,8 @@ def evaluate(arguments: list[str]) -> None:
     kind = with_architectures(EvaluateArguments, memory_and_reader)
     options = parsed(kind, arguments, "memspan evaluate")
     own = given_to(load_config(options.run).model, options, EvaluateArguments, memory_and_reader)
+    from memspan.data.corpora import is_there, load_corpus
+
     if options.corpus is not None and not is_there(options.corpus):
         # Says what is wrong with it, before torch is imported and a model is built.
         load_corpus(options.corpus)
