@@ -494,7 +494,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["evaluate", "run"])
     assert "memory of constant size" in capsys.readouterr().out
     for option, reason in (
-        (["evaluate", "run", "--memory-length", "5"], "memory_length is no option"),
+        (["evaluate", "run", "--memory-length", "5"], "no option --memory-length"),
         (["train", "--model", "fast-weights", "--model.nu", "99"], "nu must lie"),
     ):
         with pytest.raises(SystemExit) as stop:
