@@ -45,3 +45,8 @@ def own_folders(
     if request.node.get_closest_marker("plots") is None:
         monkeypatch.setattr(metrics, "plot", lambda *_: [])
     return tmp_path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that start processes come first: a long test that comes last is waited for."""
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)

@@ -1,29 +1,28 @@
-"""What each process of a test runs: trainings one after the other, as a JSON file lists them.
-
-Started by torchrun, so that many short trainings share the time that starting a process takes.
-"""
+"""What each process of a test runs: trainings one after the other."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import signal
-import sys
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-
 import torch
 
 from memspan.data.streams import Segment, Streams
-from memspan.distributed.processes import ALONE, Processes, joined
+from memspan.distributed.processes import ALONE, Processes, _end_with_launcher, joined
+from memspan.distributed.reports import BY_US
 from memspan.nn import NOT_SCORED
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.feedback import compiled as feedback_loop
 from memspan.runs.config_files import read_config
 from memspan.training import metrics, start, trainer, updates
+from warm import Child
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
@@ -84,11 +83,38 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
         Streams.next = next_segment  # type: ignore[method-assign]
 
 
-if __name__ == "__main__":
+def together(n_processes: int, jobs: list[dict[str, Any]]) -> None:
+    """Run ``jobs`` in so many processes that meet as those of one run."""
+    # A new file to meet at each time.
+    meeting = os.path.join(tempfile.mkdtemp(dir="."), "processes")
+    common = {"WORLD_SIZE": str(n_processes), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    common |= {BY_US: os.path.abspath(meeting)}
+    children = [
+        Child(f"rank-{rank}", work, jobs, RANK=str(rank), LOCAL_RANK=str(rank), **common)
+        for rank in range(n_processes)
+    ]
+    results = [child.ended() for child in children]
+    assert all(status == 0 for status, _ in results), results
+
+
+def work(jobs: list[dict[str, Any]]) -> None:
+    """What each process does."""
     torch.set_num_threads(1)
     trainer.LOG_EVERY = 1
-    # Pictures take seconds.
     metrics.plot = lambda *_: []
     with joined() as processes:
-        for job in json.loads(Path(sys.argv[1]).read_text()):
+        for job in jobs:
             run(job, processes)
+
+
+def wait_with_a_child() -> None:
+    """Start a process that ends with this one, and write its number into ``pid``."""
+    if not os.fork():
+        _end_with_launcher()
+        Path("pid").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+# In the process that others are forks of: loops in C are compiled once for all.
+for loop in (delta_rule_loop, feedback_loop):
+    loop.available(torch.zeros(()))

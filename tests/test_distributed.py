@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
-import json
 import os
 import re
 import shutil
 import signal
 import struct
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.run import main as torchrun
 
 import memspan
+import warm
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
@@ -39,7 +39,8 @@ from memspan.runs.options import RunConfig
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
-from several_processes import run
+from several_processes import run, together, wait_with_a_child
+from warm import Child
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=8)
@@ -58,22 +59,38 @@ SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fs
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
 KINDS = ("ddp", "fsdp")
 several = pytest.mark.processes
+one_worker = pytest.mark.xdist_group("learned")
 UNSCORED = (("transformer-xl", "ddp"), ("fast-weights", "fsdp"))
-"""Where one process scores fewer tokens than the other: each token has the same weight all the same."""
-STEPS, CUT = 6, 3
+"""Where one process scores fewer tokens than the other."""
+STEPS, CUT = 5, 3
+SOURCE = str(Path(memspan.__file__).parents[1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forks() -> None:
+    warm.begin()
+
+
+def begin(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(trainer, "LOG_EVERY", 1)
+    sentence = "what was read is kept, and what is kept is read again; "
+    Path("text.txt").write_text("".join(sentence[: 9 + n % 40] for n in range(90)))
 
 
 @pytest.fixture(autouse=True)
 def _text(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "LOG_EVERY", 1)
-    sentence = "what was read is kept, and what is kept is read again; "
-    Path("text.txt").write_text("".join(sentence[: 9 + n % 40] for n in range(90)))
+    begin(monkeypatch)
 
 
 def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunConfig[Any]:
     usual, embedding, more = MODELS[name]
     settings: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "segment_length": 6}
-    settings |= {"evaluate_every": 4, "evaluate_tokens": 90, "save_every": 0, "sample_tokens": 0}
+    settings |= {
+        "evaluate_every": STEPS,
+        "evaluate_tokens": 90,
+        "save_every": 0,
+        "sample_tokens": 0,
+    }
     return RunConfig(
         model=model or usual,
         architecture=name,  # type: ignore[arg-type]
@@ -87,32 +104,6 @@ def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunC
 def written(options: RunConfig[Any], name: str) -> str:
     Path(f"{name}.toml").write_text(to_toml(options))
     return f"{name}.toml"
-
-
-def torchrun(n_processes: int, *command: str) -> subprocess.CompletedProcess[str]:
-    # A port that the system finds: tests run side by side.
-    launcher = ["-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
-    launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(n_processes)]
-    # Processes that wait for one another for ever are a failure; they end with their launcher.
-    return subprocess.run(
-        [sys.executable, *launcher, *command],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
-def environment() -> dict[str, str]:
-    source = str(Path(memspan.__file__).parents[1])
-    return os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-
-
-def together(n_processes: int, jobs: list[dict[str, Any]]) -> None:
-    Path("jobs.json").write_text(json.dumps(jobs))
-    script = Path(__file__).with_name("several_processes.py")
-    done = torchrun(n_processes, str(script), "jobs.json")
-    assert done.returncode == 0, done.stderr
 
 
 def losses(folder: str) -> list[tuple[int, str, float]]:
@@ -137,40 +128,65 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
     return checkpoints.latest(Path(folder)).load().weights
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs: ``NAME-1`` in one process, ``NAME-KIND`` in two; the others as tests say."""
+    folder = tmp_path_factory.mktemp("learned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSPAN_CACHE", str(folder / "cache"))
+        patch.setattr(metrics, "plot", lambda *_: [])
+        patch.chdir(folder)
+        begin(patch)
+        jobs = []
+        for name in MODELS:
+            run({"config": written(config(name), name), "folder": f"{name}-1"})
+            for kind in KINDS:
+                options = written(config(name, kind), f"{name}-{kind}")
+                jobs.append({"config": options, "folder": f"{name}-{kind}"})
+        for name, kind in SPOILT:
+            options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
+            jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
+            alone = written(config(name, non_finite="skip"), f"{name}-skip")
+            run({"config": alone, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
+        for name, kind in UNSCORED:
+            shared = written(config(name, kind), f"{name}-{kind}")
+            jobs.append({"config": shared, "folder": f"{name}-{kind}-unscored", "unscored": 4})
+            alone = written(config(name), name)
+            run({"config": alone, "folder": f"{name}-{kind}-unscored-1", "unscored": 4})
+        together(2, jobs)
+    return folder
+
+
 @several
-def test_two_processes_learn_as_one() -> None:
-    """Every architecture, replicated and sharded."""
-    jobs = []
-    for name in MODELS:
-        run({"config": written(config(name), name), "folder": f"{name}-1"})
-        for kind in KINDS:
-            options = written(config(name, kind), f"{name}-{kind}")
-            jobs.append({"config": options, "folder": f"{name}-{kind}"})
-    for name, kind in SPOILT:
-        options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
-        jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
-        alone = written(config(name, non_finite="skip"), f"{name}-skip")
-        run({"config": alone, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
-    for name, kind in UNSCORED:
-        shared, alone = written(config(name, kind), f"{name}-{kind}"), written(config(name), name)
-        jobs.append({"config": shared, "folder": f"{name}-{kind}-unscored", "unscored": 4})
-        run({"config": alone, "folder": f"{name}-{kind}-unscored-1", "unscored": 4})
-    together(2, jobs)
-    for name, kind in UNSCORED:
-        assert_same_losses(f"{name}-{kind}-unscored-1", f"{name}-{kind}-unscored")
-    for name, kind in SPOILT:
-        spoilt = f"{name}-{kind}-spoilt"
-        assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)
-        health = checkpoints.latest(Path(spoilt)).state["health"]
-        assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
-        assert checkpoints.latest(Path(f"{spoilt}-1")).state["health"] == health
-    for name in MODELS:
-        one = weights(f"{name}-1")
-        for kind in KINDS:
-            assert_same_losses(f"{name}-1", f"{name}-{kind}")
-            for key, tensor in weights(f"{name}-{kind}").items():
-                # AdamW divides by the gradient's size: where that is rounding, so is the quotient.
-                torch.testing.assert_close(tensor, one[key], rtol=1e-3, atol=1e-4)
+@one_worker
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_two_processes_learn_as_one(name: str, kind: str, learned: Path) -> None:
+    assert_same_losses(f"{learned}/{name}-1", f"{learned}/{name}-{kind}")
+    one = weights(f"{learned}/{name}-1")
+    for key, tensor in weights(f"{learned}/{name}-{kind}").items():
+        # AdamW divides by the gradient's size: where that is rounding, so is the quotient.
+        torch.testing.assert_close(tensor, one[key], rtol=1e-3, atol=1e-4)
+
+
+@several
+@one_worker
+@pytest.mark.parametrize(("name", "kind"), UNSCORED)
+def test_every_scored_token_has_the_same_weight(name: str, kind: str, learned: Path) -> None:
+    """Where one process scores fewer tokens than the other."""
+    unscored = f"{learned}/{name}-{kind}-unscored"
+    assert_same_losses(f"{unscored}-1", unscored)
+
+
+@several
+@one_worker
+@pytest.mark.parametrize(("name", "kind"), SPOILT)
+def test_all_skip_an_update_that_is_not_finite_in_one(name: str, kind: str, learned: Path) -> None:
+    spoilt = f"{learned}/{name}-{kind}-spoilt"
+    assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)
+    health = checkpoints.latest(Path(spoilt)).state["health"]
+    assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
+    assert checkpoints.latest(Path(f"{spoilt}-1")).state["health"] == health
 
 
 @several
@@ -178,7 +194,7 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     """Losses go on as those of one process; with dropout, those of two bit for bit."""
     dropout = dataclasses.replace(MODELS["transformer-xl"][0], dropout=0.2)
     chosen = {
-        "sharded": config("transformer-xl", "fsdp", save_every=2),
+        "sharded": config("transformer-xl", "fsdp", save_every=2, evaluate_every=4),
         "replicated": config("compressive", save_every=2),
         "random": config("transformer-xl", model=dropout),
     }
@@ -243,21 +259,21 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     """A killed process and Ctrl-C, neither of which harms the run; nobody else can reach it."""
     options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
     path = written(options, "r")
-    begun = launched("--preset", path, "--out", "r")
+    begun = launched("begun", "--preset", path, "--out", "r")
     pids = wait_for(lambda: Path("r/checkpoints/latest").exists() and workers(begun.pid), begun)
     listening = {address for pid in (begun.pid, *pids) for address in listeners(pid)}
     assert listening
     assert not [address for address in listening if not address.is_loopback]
     os.kill(pids[1], signal.SIGKILL)
-    _, said = begun.communicate(timeout=60)
-    assert begun.returncode == 1
+    status, said = begun.ended(60)
+    assert status == 1
     assert said == (
         "memspan: process 1 of the run ended with SIGKILL, and the others were stopped: go on from "
         "the last checkpoint with --resume\n"
     )
 
     before = checkpoints.latest(Path("r")).state["step"]
-    again = launched("--resume", "r")
+    again = launched("again", "--resume", "r")
     wait_for(lambda: checkpoints.latest(Path("r")).state["step"] > before, again)
     with (
         pytest.raises(MemspanError, match="another process is training"),
@@ -265,17 +281,16 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     ):
         pass
     again.send_signal(signal.SIGINT)
-    _, said = again.communicate(timeout=60)
-    assert (again.returncode, said) == (0, "")
+    assert again.ended(60) == (0, "")
     newest = checkpoints.latest(Path("r")).state["step"]
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
 
-    early = launched("--resume", "r")
+    early = launched("early", "--resume", "r")
     wait_for(lambda: workers(early.pid), early)
     early.send_signal(signal.SIGINT)
-    _, said = early.communicate(timeout=60)
-    assert early.returncode == 130
+    status, said = early.ended(60)
+    assert status == 130
     assert said.count("memspan: interrupted") == 1
     assert checkpoints.latest(Path("r")).state["step"] == newest
 
@@ -283,29 +298,15 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
 @several
 def test_processes_end_with_their_launcher() -> None:
     """Or they would write on, beside the run that goes on from there."""
-    child = (
-        "import time; from memspan.distributed.processes import _end_with_launcher as end; end(); "
-        "print(flush=True); time.sleep(60)"
-    )
-    parent = (
-        "import subprocess, sys, time; "
-        f"p = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE); "
-        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", parent], env=environment(), stdout=subprocess.PIPE, text=True
-    ) as launcher:
-        assert launcher.stdout is not None
-        pid = int(launcher.stdout.readline())
-        launcher.kill()
+    launcher = Child("launcher", wait_with_a_child)
+    pid = wait_for(lambda: Path("pid").exists() and Path("pid").read_text(), launcher)
+    launcher.send_signal(signal.SIGKILL)
     wait_for(lambda: not Path(f"/proc/{pid}/cmdline").exists(), None)
 
 
-def launched(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "memspan", "train", *arguments, "--nproc", "2"]
-    return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+def launched(name: str, *arguments: str) -> Child:
+    """``memspan train`` with two processes, by its own launcher."""
+    return Child(name, cli.main, ["train", *arguments, "--nproc", "2"], PYTHONPATH=SOURCE)
 
 
 def workers(launcher: int) -> list[int]:
@@ -330,7 +331,7 @@ def listeners(pid: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     return found
 
 
-def wait_for(condition: Any, process: subprocess.Popen[str] | None) -> Any:
+def wait_for(condition: Any, process: Child | None) -> Any:
     for _ in range(1200):
         if found := condition():
             return found
@@ -342,10 +343,14 @@ def wait_for(condition: Any, process: subprocess.Popen[str] | None) -> Any:
 @several
 def test_a_mistake_of_all_processes_is_said_once() -> None:
     path = written(config("transformer-xl", batch_size=3), "r")
-    done = torchrun(2, "-m", "memspan", "train", "--preset", path, "--out", "r")
-    assert done.returncode == 1
+    # A port that the system finds: tests run side by side.
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command = ["-m", "memspan", "train", "--preset", path, "--out", "r"]
+    arguments = [*meeting, "--nproc-per-node", "2", *command]
+    status, said = Child("torchrun", torchrun, arguments, PYTHONPATH=SOURCE).ended()
+    assert status == 1
     # Beside it stands what torchrun says itself.
-    assert len(re.findall("^memspan: 3 batch rows", done.stderr, re.MULTILINE)) == 1
+    assert len(re.findall("^memspan: 3 batch rows", said, re.MULTILINE)) == 1
     assert not Path("r").exists()
 
 
@@ -373,7 +378,7 @@ def test_rows_are_contiguous_and_cover_the_batch() -> None:
 
 def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
     """A name that is not there is passed over: every folder is a whole checkpoint."""
-    start.train(config("transformer-xl", save_every=2), Path("r"))
+    start.train(config("transformer-xl", steps=6, save_every=2), Path("r"))
     pointer = Path("r/checkpoints/latest")
     for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
         pointer.write_text(text)
@@ -386,7 +391,7 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one of its step, trained with other options, would not be written in its place."""
-    start.train(config("transformer-xl", save_every=2), Path("r"))
+    start.train(config("transformer-xl", steps=6, save_every=2), Path("r"))
     folder = Path("r/checkpoints/step-00000006")
     state = checkpoints.latest(Path("r")).state
     Path("r/checkpoints/latest").write_text("step-00000004\n")

@@ -33,7 +33,11 @@ LOOP = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+# One worker has all tests of a folder.
+GROUPS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MODELS]
+
+
+@pytest.fixture(scope="module", params=GROUPS)
 def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:

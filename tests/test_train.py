@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 import memspan
+import warm
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
@@ -38,6 +39,7 @@ from memspan.training.saves import Saves
 from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState
 from memspan.training.summary import prompt_from
+from warm import Child
 
 MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
 COMPRESSIVE = CompressiveConfig(
@@ -136,42 +138,21 @@ def test_resume_continues_bit_for_bit(
     assert losses("whole") == losses("cut")
 
 
+@pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
-    arguments = [
-        *["train", "--data.corpus", "text.txt", "--model.n-layers", "1", "--model.d-model", "16"],
-        *["--model.n-heads", "2", "--model.d-ff", "32", "--model.memory-length", "8"],
-        *["--train.batch-size", "2", "--train.segment-length", "8", "--train.steps", "400"],
-        *[
-            "--train.evaluate-every",
-            "100",
-            "--train.evaluate-tokens",
-            "64",
-            "--train.save-every",
-            "5",
-        ],
-        *["--train.sample-tokens", "0", "--train.device", "cpu", "--model.dropout", "0.1"],
-    ]
-    program = [sys.executable, "-m", "memspan"]
-    # One thread in each: the order of sums, and so the last bit, is the same.
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen(
-        [*program, *arguments, "--out", "killed"], env=env, stdout=subprocess.DEVNULL
-    )
-    steps = Path("killed/checkpoints")
-    while killed.poll() is None and not (steps.exists() and len(list(steps.iterdir())) >= 2):
+    warm.begin()
+    options = config(steps=120, save_every=5, evaluate_every=60)
+    killed = Child("killed", start.train, options, Path("run"))
+    checkpoints_of = Path("run/checkpoints")
+    while killed.poll() is None and not len(list(checkpoints_of.glob("step-*"))) >= 2:
         time.sleep(0.01)
     time.sleep(random.random() * 0.5)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    if killed.returncode == -signal.SIGKILL:
-        done = subprocess.run(
-            [*program, "train", "--resume", "killed"], env=env, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    subprocess.run(
-        [*program, *arguments, "--out", "whole"], env=env, check=True, stdout=subprocess.DEVNULL
-    )
-    assert_same(final("whole"), final("killed"))
+    status, errors = killed.ended()
+    assert status == -signal.SIGKILL, errors
+    start.resume(Path("run"))
+    start.train(options, Path("whole"))
+    assert_same(final("whole"), final("run"))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
