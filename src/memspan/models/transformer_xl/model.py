@@ -199,5 +199,10 @@ def memory_after(
 
 
 def check_slots(slots: int, span: Span) -> None:
+    """Refuse a memory that is too short for the span.
+
+    Raises:
+        MemspanError: a fixed span needs a slot, which is the token itself.
+    """
     if slots < (span.attention == "fixed"):
         raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")

@@ -58,6 +58,7 @@ class Folded:
 
     @property
     def n_groups(self) -> int:
+        """Groups of layers that have keys and values of their own."""
         n_heads, _, width = self.query.shape[1:]
         return self.memory.shape[1] // (2 * n_heads * width)
 

@@ -65,6 +65,7 @@ class CompiledLoop:
         weakref.finalize(self, code.release, self._weights)
 
     def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+        """Set these fields of the C structure; tensors by their addresses, and they are kept alive."""
         for name, integer in integers.items():
             setattr(self._loop, name, integer)
         for name, tensor in tensors.items():
