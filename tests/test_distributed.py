@@ -378,7 +378,7 @@ def test_rows_are_contiguous_and_cover_the_batch() -> None:
 
 def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
     """A name that is not there is passed over: every folder is a whole checkpoint."""
-    start.train(config("transformer-xl", steps=6, save_every=2), Path("r"))
+    start.train(config("transformer-xl", steps=6, save_every=2, evaluate_every=4), Path("r"))
     pointer = Path("r/checkpoints/latest")
     for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
         pointer.write_text(text)
@@ -391,7 +391,7 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one of its step, trained with other options, would not be written in its place."""
-    start.train(config("transformer-xl", steps=6, save_every=2), Path("r"))
+    start.train(config("transformer-xl", steps=6, save_every=2, evaluate_every=4), Path("r"))
     folder = Path("r/checkpoints/step-00000006")
     state = checkpoints.latest(Path("r")).state
     Path("r/checkpoints/latest").write_text("step-00000004\n")
