@@ -37,3 +37,24 @@ def test_the_example(own_folders: Path, capsys: pytest.CaptureFixture[str]) -> N
         cli.main(["evaluate", "mine"])
     (line,) = capsys.readouterr().err.splitlines()
     assert "--import MODULE" in line
+
+
+def test_an_entry_point_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(EXAMPLE, tmp_path / "installed_package.py")
+    distribution = tmp_path / "installed_package-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Name: installed-package\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text(
+        "[memspan.architectures]\ngated-recurrence = installed_package\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(SystemExit):
+            cli.main(["train", "--model", "gated-recurrence", "--help"])
+    finally:
+        registered = MODELS.pop("gated-recurrence", None)
+    assert registered is not None
+    assert registered.__module__ == "installed_package"
+    assert "--model.half-life" in capsys.readouterr().out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -26,7 +24,13 @@ MODELS: dict[str, type[BackboneConfig]] = {
 
 def load_plugins() -> None:
     """Import the modules that installed packages name in the entry point group
-    ``memspan.architectures``; they call :func:`register`."""
+    ``memspan.architectures``; they call :func:`register`.
+
+    The command line calls this before it parses anything, since help lists every architecture.
+    """
+    # Slow to import, and a program that builds models does without.
+    from importlib.metadata import entry_points
+
     for entry in entry_points(group="memspan.architectures"):
         entry.load()
 
