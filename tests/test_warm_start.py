@@ -20,7 +20,7 @@ from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
-from memspan.ops.feedback.attention import attend
+from memspan.ops.feedback.attention import Distances, attend
 from memspan.ops.relative_attention import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
@@ -61,8 +61,8 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
             mask=(torch.arange(7) < 6)[None, None], implementation="reference",
         )  # fmt: skip
         ours = attend(
-            q[:, :, 0], k, v, layer.position_keys, layer.position_scores, layer.content_bias,
-            torch.ones(1, 6, dtype=torch.bool),
+            q[:, :, 0], k, v, Distances(layer.position_keys, layer.position_scores),
+            layer.content_bias, torch.ones(1, 6, dtype=torch.bool),
         )  # fmt: skip
         assert_same(ours, expected[:, :, 0], 1e-5, "attention")
 

@@ -26,7 +26,7 @@ from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.feedback.attention import attend, span_mask
+from memspan.ops.feedback.attention import Distances, attend, span_mask
 from memspan.ops.feedback.buffers import Folded
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
@@ -95,12 +95,10 @@ class FeedbackLayer(nn.Module):
             self.query(z).unflatten(-1, (-1, self.head_width)),
             keys,
             values,
-            self.position_keys,
-            self.position_scores,
+            Distances(self.position_keys, self.position_scores, span_mask),
             self.content_bias,
             visible,
             self.attention_dropout if self.training else 0.0,
-            span_mask,
         )
         attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
         if self.pre:

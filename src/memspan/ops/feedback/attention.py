@@ -15,6 +15,8 @@ autograd function.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,43 +25,53 @@ EPSILON = 1e-8
 """Added to the sum of weights that a learned span divides by."""
 
 
+class Distances(NamedTuple):
+    """What depends on the distance alone; row ``d - 1`` belongs to distance ``d``, ``P >= S`` rows."""
+
+    keys: Tensor
+    """``R``, ``[P, H, K]``."""
+    scores: Tensor
+    """``S_d``, ``[P, H]``."""
+    span_mask: Tensor | None = None
+    """``m``, ``[H, P]``, from :func:`span_mask` (None: 1 everywhere)."""
+
+
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    position_keys: Tensor,
-    position_scores: Tensor,
+    distances: Distances,
     content_bias: Tensor,
     visible: Tensor,
     dropout: float = 0.0,
-    span_mask: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token per row (Fan et al. 2020, section 3).
 
     Args:
         q: queries ``[B, H, K]``.
         k: keys ``[B, H, S, K]`` of the tokens before, newest last; likewise ``v``.
-        position_keys: ``R``, ``[P, H, K]`` with ``P >= S``; row ``d - 1`` belongs to distance ``d``.
-        position_scores: ``S_d``, ``[P, H]``, likewise.
+        distances: the terms ``R``, ``S`` and ``m``.
         content_bias: ``u``, ``[H, K]``.
         visible: bool ``[B, S]``, true where there is a token. A row without any gets zero.
         dropout: probability with which an attention weight is dropped.
-        span_mask: ``m``, ``[H, P]``, in the order of ``R`` (None: 1 everywhere), from
-            :func:`span_mask`.
 
     Returns:
         ``[B, H, K]``.
     """
     slots, width = k.shape[2:]
-    by_distance = position_keys[:slots].flip(0), position_scores[:slots].flip(0)
+    # Farthest first, as the keys are.
+    position_keys, position_scores = (
+        distances.keys[:slots].flip(0),
+        distances.scores[:slots].flip(0),
+    )
     scores = torch.einsum("bhk,bhsk->bhs", q + content_bias, k)
-    scores = scores + torch.einsum("bhk,shk->bhs", q, by_distance[0]) + by_distance[1].t()
+    scores = scores + torch.einsum("bhk,shk->bhs", q, position_keys) + position_scores.t()
     scores = scores * width**-0.5
     # The lowest number, not -inf: a row without tokens must not become NaN.
     scores = scores.masked_fill(~visible[:, None], torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1)
-    if span_mask is not None:
-        weights = weights * span_mask[:, :slots].flip(1)
+    if distances.span_mask is not None:
+        weights = weights * distances.span_mask[:, :slots].flip(1)
         weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
     weights = F.dropout(weights, dropout) * visible.any(-1)[:, None, None]
     return torch.einsum("bhs,bhsk->bhk", weights, v)

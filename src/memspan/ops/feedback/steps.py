@@ -1,8 +1,10 @@
-"""The Feedback Transformer's recurrence step by step, in PyTorch: forward, backward, single tokens."""
+"""The Feedback Transformer's recurrence step by step, in PyTorch: forward, backward, and single tokens
+without gradients. ``README.md`` has the derivation; names and order here follow it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,222 +13,329 @@ from torch import Tensor
 from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, by_slot
 
 
+class _Past(NamedTuple):
+    """What one step attends to; ``n`` slots, ``low`` the first. A list has an entry per layer."""
+
+    n_keys: int
+    low: int
+    keys: Sequence[Tensor]
+    """Forward ``[H * B, K, n]``, backward ``[H * B, n, K]``."""
+    values: Sequence[Tensor]
+    """Forward ``[H * B, n, K]``, backward ``[H * B, K, n]``."""
+    position_keys: Sequence[Tensor]
+    """``[H, K, n]``; backward ``[H, n, K]``."""
+    weights: Sequence[Tensor]
+    """Attention weights ``[H * B, 1, n]``."""
+
+
 def forward(saved: Saved, w: Folded, call: Call) -> None:
-    """Compute all steps into ``saved``."""
-    span, activation, eps, n_old = call.span, call.activation, call.eps, call.n_old
-    additive_mask, has_memory = call.additive_mask, call.has_memory
-    states, middles, queries = saved.states, saved.middles, saved.queries
-    attended, activated, vectors, kv = saved.attended, saved.activated, saved.vectors, saved.kv
-    n_layers, n_steps, batch, d_model = middles.shape
-    n_heads, _, width = w.query.shape[1:]
-    d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
-    inner_width, size, new = n_heads * width, (d_model,), states.new_empty
-
-    # One view per step of everything: cheaper than to select step by step.
-    state, middle = _views(states), _views(middles)
-    heads = attended[..., :inner_width].unflatten(-1, (n_heads, width)).transpose(-3, -2)
-    head, out, act = _views(heads), _views(attended), _views(activated)
-    pre, post = _views(saved.before), _views(activated[..., :d_ff])
-    query = [step.unbind(0) for step in queries.unbind(0)]
-    query_heads = _views(queries.view(n_steps, n_layers, n_heads, batch, width))
-    slots = by_slot(kv[..., n_old:, :], batch).unbind(0)
-    step_states = states.view(n_layers + 1, n_steps, -1).unbind(1)
-    q_w, q_b, o_w = w.query.unbind(0), w.query_bias.unbind(0), w.output.unbind(0)
-    i_w, i_b, f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
-    scratch = new(batch, 2 * groups * inner_width)
-    scratch_slot = scratch.view(batch, 2, groups, n_heads, width)
-    read = new(rows, 1, width)
-    read_heads = read.view(n_heads, batch, width)
-    mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
-    rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * n_layers)]
-    probabilities: list[Any] = []
-
-    # The first layer's queries do not depend on the recurrence.
-    z, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
-    mean[0], rstd[0] = list(mean0.unbind(0)), list(rstd0.unbind(0))
-    first = torch.baddbmm(q_b[0], z.view(1, -1, d_model).expand(n_heads, -1, -1), q_w[0])
-    queries[:, 0].view(n_steps, n_heads, batch, width).copy_(
-        first.view(n_heads, n_steps, batch, width).transpose(0, 1)
-    )
-
+    """Compute all steps into ``saved``. README.md has the derivation."""
+    n_layers, n_steps = saved.middles.shape[:2]
+    loop = _Forward(saved, w, call)
+    loop.first_queries()
     for t in range(n_steps):
-        low, high = max(0, n_old + t - span), n_old + t
-        n_keys = high - low
-        if n_keys:
-            keys = kv[0, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
-            values = kv[1, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
-            r_keys = w.position_keys[..., span - n_keys :].unbind(0)
-            r_scores = w.position_scores[..., span - n_keys :].unbind(0)
-            weights = new(n_layers, rows, 1, n_keys)
-            weight = weights.unbind(0)
-            probabilities.append(weights)
-        else:
-            probabilities.append(None)
+        past = loop.past(t)
         for n in range(n_layers):
-            h = state[n][t]
-            if n_keys:
-                q = query[t][n].unsqueeze(1)
-                if n:
-                    z, mean[2 * n][t], rstd[2 * n][t] = torch.native_layer_norm(
-                        h, size, None, None, eps
-                    )
-                    torch.baddbmm(q_b[n], z.expand(n_heads, -1, -1), q_w[n], out=query_heads[t][n])
-                scores = torch.baddbmm(r_scores[n], query_heads[t][n], r_keys[n])
-                if additive_mask is not None and low < n_old:
-                    scores[..., : n_old - low].add_(additive_mask[:, low:])
-                scores = scores.view(rows, 1, n_keys).baddbmm_(q, keys[n])
-                torch.softmax(scores, -1, out=weight[n])
-                torch.bmm(weight[n], values[n], out=read)
-                head[n][t].copy_(read_heads)
-                if t == 0 and has_memory is not None:
-                    head[n][t].mul_(has_memory[:, None])
-                torch.addmm(h, out[n][t], o_w[n], out=middle[n][t])
-            else:
-                middle[n][t].copy_(h)
-            z, mean[2 * n + 1][t], rstd[2 * n + 1][t] = torch.native_layer_norm(
-                middle[n][t], size, None, None, eps
+            loop.attention(n, t, past)
+            loop.feed_forward(n, t)
+        loop.memory_vector(t)
+    saved.mean, saved.rstd, saved.probabilities = loop.mean, loop.rstd, loop.probabilities
+
+
+class _Forward:
+    """The parts of one step forward, ``n`` a layer and ``t`` a step.
+
+    Every buffer is cut into views of all its steps at once, which is cheaper than to select step by
+    step.
+    """
+
+    def __init__(self, saved: Saved, w: Folded, call: Call) -> None:
+        self.saved, self.w, self.call = saved, w, call
+        self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
+        self.n_heads, _, self.width = w.query.shape[1:]
+        self.size, self.gelu = (d_model,), call.activation == "gelu"
+        heads, inner_width = (self.n_heads, self.width), self.n_heads * self.width
+        new = saved.states.new_empty
+
+        self.state, self.middle = _views(saved.states), _views(saved.middles)
+        self.states_of_step = saved.states.view(self.n_layers + 1, n_steps, -1).unbind(1)
+        head = saved.attended[..., :inner_width].unflatten(-1, heads).transpose(-3, -2)
+        self.head, self.attended = _views(head), _views(saved.attended)
+        self.pre, self.activated = _views(saved.before), _views(saved.activated)
+        self.post = _views(saved.activated[..., : w.inner.shape[2]])
+        self.query = [step.unbind(0) for step in saved.queries.unsqueeze(3).unbind(0)]
+        by_head = saved.queries.view(n_steps, self.n_layers, self.n_heads, self.batch, self.width)
+        self.query_heads = _views(by_head)
+        self.slot = by_slot(saved.kv[..., call.n_old :, :], self.batch).unbind(0)
+        self.vector, self.moments = (
+            saved.vectors.unbind(0),
+            saved.memory_moments[..., None].unbind(0),
+        )
+        self.q_w, self.q_b, self.o_w = w.query.unbind(0), w.query_bias.unbind(0), w.output.unbind(0)
+        self.i_w, self.i_b, self.f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
+
+        self.projected = new(self.batch, w.memory.shape[1])
+        self.projected_slot = self.projected.view(self.batch, 2, w.n_groups, *heads)
+        self.read = new(self.n_heads * self.batch, 1, self.width)
+        self.read_heads = self.read.view(self.n_heads, self.batch, self.width)
+        self.mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * self.n_layers)]
+        self.rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * self.n_layers)]
+        self.probabilities: list[Tensor | None] = []
+
+    def first_queries(self) -> None:
+        """The first layer's queries, for all steps at once: they do not depend on the recurrence."""
+        n_steps, states = len(self.saved.queries), self.saved.states
+        z, mean, rstd = torch.native_layer_norm(states[0], self.size, None, None, self.call.eps)
+        self.mean[0], self.rstd[0] = list(mean.unbind(0)), list(rstd.unbind(0))
+        z = z.view(1, -1, *self.size).expand(self.n_heads, -1, -1)
+        first = torch.baddbmm(self.q_b[0], z, self.q_w[0])
+        self.saved.queries[:, 0].view(n_steps, self.n_heads, self.batch, self.width).copy_(
+            first.view(self.n_heads, n_steps, self.batch, self.width).transpose(0, 1)
+        )
+
+    def past(self, t: int) -> _Past | None:
+        """What the token attends to, with room for the weights; None: nothing."""
+        low, high = max(0, self.call.n_old + t - self.call.span), self.call.n_old + t
+        n_keys, every = high - low, (self.n_layers, -1, -1, -1)
+        if not n_keys:
+            self.probabilities.append(None)
+            return None
+        kept_keys, kept_values = self.saved.kv.narrow(3, low, n_keys).unbind(0)
+        first = self.call.span - n_keys
+        weights = self.read.new_empty(self.n_layers, len(self.read), 1, n_keys)
+        self.probabilities.append(weights)
+        self.position_scores = self.w.position_scores.narrow(3, first, n_keys).unbind(0)
+        return _Past(
+            n_keys,
+            low,
+            keys=kept_keys.transpose(2, 3).expand(every).unbind(0),
+            values=kept_values.expand(every).unbind(0),
+            position_keys=self.w.position_keys.narrow(3, first, n_keys).unbind(0),
+            weights=weights.unbind(0),
+        )
+
+    def attention(self, n: int, t: int, past: _Past | None) -> None:
+        """``middle = h + W_o softmax(q . k + q . R + S) v``; ``h`` itself where there is no past."""
+        h, call = self.state[n][t], self.call
+        if past is None:
+            self.middle[n][t].copy_(h)
+            return
+        query, n_keys, weights = self.query_heads[t][n], past.n_keys, past.weights[n]
+        if n:
+            z, self.mean[2 * n][t], self.rstd[2 * n][t] = torch.native_layer_norm(
+                h, self.size, None, None, call.eps
             )
-            torch.addmm(i_b[n], z, i_w[n], out=pre[n][t])
-            if activation == "gelu":
-                post[n][t].copy_(F.gelu(pre[n][t]))
-            else:
-                pre[n][t].relu_()
-            torch.addmm(middle[n][t], act[n][t], f_w[n], out=state[n + 1][t])
-        torch.mv(step_states[t].t(), w.mix, out=vectors[t].view(-1))
-        vector = vectors[t]
+            torch.baddbmm(self.q_b[n], z.expand(self.n_heads, -1, -1), self.q_w[n], out=query)
+        scores = torch.baddbmm(self.position_scores[n], query, past.position_keys[n])
+        if call.additive_mask is not None and past.low < call.n_old:
+            scores[..., : call.n_old - past.low].add_(call.additive_mask[:, past.low :])
+        scores = scores.view(-1, 1, n_keys).baddbmm_(self.query[t][n], past.keys[n])
+        torch.softmax(scores, -1, out=weights)
+        torch.bmm(weights, past.values[n], out=self.read)
+        head = self.head[n][t]
+        head.copy_(self.read_heads)
+        if t == 0 and call.has_memory is not None:
+            head.mul_(call.has_memory[:, None])
+        torch.addmm(h, self.attended[n][t], self.o_w[n], out=self.middle[n][t])
+
+    def feed_forward(self, n: int, t: int) -> None:
+        """The state above: ``middle + W_2 f(W_1 z + b_1) + b_2``."""
+        middle, pre = self.middle[n][t], self.pre[n][t]
+        z, self.mean[2 * n + 1][t], self.rstd[2 * n + 1][t] = torch.native_layer_norm(
+            middle, self.size, None, None, self.call.eps
+        )
+        torch.addmm(self.i_b[n], z, self.i_w[n], out=pre)
+        if self.gelu:
+            self.post[n][t].copy_(F.gelu(pre))
+        else:
+            pre.relu_()
+        torch.addmm(middle, self.activated[n][t], self.f_w[n], out=self.state[n + 1][t])
+
+    def memory_vector(self, t: int) -> None:
+        """``m(t)``, the mix of the token's states, and its keys and values."""
+        w, vector = self.w, self.vector[t]
+        torch.mv(self.states_of_step[t].t(), w.mix, out=vector.view(-1))
         if w.norms_memory:
-            vector, m, r = torch.native_layer_norm(vector, size, None, None, eps)
-            saved.memory_moments[t, 0], saved.memory_moments[t, 1] = m[:, 0], r[:, 0]
-        torch.addmm(w.memory_bias, vector, w.memory, out=scratch)
-        slots[t].copy_(scratch_slot)
-    saved.mean, saved.rstd, saved.probabilities = mean, rstd, probabilities
+            vector, *moments = torch.native_layer_norm(vector, self.size, None, None, self.call.eps)
+            torch.stack(moments, out=self.moments[t])
+        torch.addmm(w.memory_bias, vector, w.memory, out=self.projected)
+        self.slot[t].copy_(self.projected_slot)
 
 
 def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
-    """From the last step to the first; gradients of shapes as in :class:`Gradients`."""
-    span, activation, eps, n_old = call.span, call.activation, call.eps, call.n_old
-    has_memory = call.has_memory
-    states, middles, queries, kv = saved.states, saved.middles, saved.queries, saved.kv
-    mean, rstd, probabilities = saved.mean, saved.rstd, saved.probabilities
-    assert mean is not None
-    assert rstd is not None
-    n_layers, n_steps, batch, d_model = middles.shape
-    n_heads, _, width = w.query.shape[1:]
-    d_ff, rows, groups = w.inner.shape[2], n_heads * batch, w.n_groups
-    inner_width, size = n_heads * width, (d_model,)
-    mix = w.mix.unbind(0)
+    """Gradients by all steps, from last to first. README.md has the derivation.
 
-    new = states.new_empty
-    d_states = new(n_layers, n_steps, batch, d_model)
-    d_middles = new(n_layers, n_steps, batch, d_model)
-    d_inner = new(n_layers, n_steps, batch, d_ff)
-    d_query = new(n_layers, n_steps, batch, inner_width)
-    if n_old == 0:
-        d_query[:, 0] = 0
-    d_mixed = new(n_steps, batch, d_model)
-    d_projected = new(n_steps, batch, 2 * groups * inner_width)
-    d_kv = torch.zeros_like(kv)
-    d_position_keys = torch.zeros_like(w.position_keys).transpose(2, 3).contiguous()
-    d_position_scores = torch.zeros_like(w.position_scores)
-
-    d_state, d_middle, d_pre, d_q = map(_views, (d_states, d_middles, d_inner, d_query))
-    d_first = new(n_steps, batch, d_model)
-    d_q_heads = _views(d_query.unflatten(-1, (n_heads, width)).transpose(-3, -2))
-    post = _views(saved.before)
-    state, middle = _views(states), _views(middles)
-    query = queries.unbind(0)
-    d_slot = by_slot(d_kv[..., n_old:, :], batch).unbind(0)
-    d_slot_flat = d_projected.view(n_steps, batch, 2, groups, n_heads, width).unbind(0)
-    # The transposes, laid out once.
-    f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
-    i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
-    o_w = w.output[:, :inner_width].unflatten(1, (n_heads, width)).transpose(2, 3)
-    o_w = o_w.contiguous().unbind(0)
-    q_w = w.query.transpose(2, 3).reshape(n_layers, inner_width, d_model).unbind(0)
-    m_w = w.memory.t().contiguous()
-    r_keys_all = w.position_keys.transpose(2, 3).contiguous()
-    d_read_all = new(n_layers, rows, 1, width)
-    d_read = d_read_all.unbind(0)
-    d_read_heads = d_read_all.view(n_layers, n_heads, batch, width).unbind(0)
-    d_q_step = new(rows, 1, width)
-    d_q_step_heads = d_q_step.view(n_heads, batch, width)
-
+    Args:
+        saved: what :func:`forward` computed.
+        w: as in forward, and ``call``.
+        d_out: gradient of the last layer's output, ``[T, B, D]``.
+        d_vectors: of the memory vectors, ``[T, B, D]``.
+    """
+    n_layers, n_steps = saved.middles.shape[:2]
+    loop, mix = _Backward(saved, w, call), w.mix.unbind(0)
     for t in range(n_steps - 1, -1, -1):
-        low, high = max(0, n_old + t - span), n_old + t
-        n_keys = high - low
-        if n_keys:
-            keys = kv[0, :, :, low:high].expand(n_layers, -1, -1, -1).unbind(0)
-            values = kv[1, :, :, low:high].transpose(2, 3).expand(n_layers, -1, -1, -1).unbind(0)
-            r_keys = r_keys_all[:, :, span - n_keys :].unbind(0)
-            weight = probabilities[t].unbind(0)
-            d_scores_all = new(n_layers, rows, 1, n_keys)
-            d_scores = d_scores_all.unbind(0)
-            d_scores_heads = d_scores_all.view(n_layers, n_heads, batch, n_keys).unbind(0)
-        # The gradients that later tokens gave this one's keys and values reach its memory vector.
-        d_slot_flat[t].copy_(d_slot[t])
-        if w.norms_memory:
-            g = torch.mm(d_projected[t], m_w)
-            m, r = saved.memory_moments[t].unsqueeze(-1)
-            g = _through_norm(g, saved.vectors[t], m, r)
-            d_vector = torch.add(d_vectors[t], g, out=d_mixed[t])
-        else:
-            d_vector = torch.addmm(d_vectors[t], d_projected[t], m_w, out=d_mixed[t])
-        torch.addcmul(d_out[t], d_vector, mix[-1], out=d_state[-1][t])
+        past = loop.past(t)
+        d_vector = loop.memory_vector(t, d_vectors[t])
+        torch.addcmul(d_out[t], d_vector, mix[-1], out=loop.d_state[-1][t])
         for n in range(n_layers - 1, -1, -1):
-            g = torch.mm(d_state[n][t], f_w[n], out=d_pre[n][t])
-            _through_activation(g, post[n][t], activation)
-            g = _through_norm(
-                torch.mm(g, i_w[n]), middle[n][t], mean[2 * n + 1][t], rstd[2 * n + 1][t]
-            )
-            g = torch.add(d_state[n][t], g, out=d_middle[n][t])
-            if n_keys:
-                torch.bmm(g.expand(n_heads, -1, -1), o_w[n], out=d_read_heads[n])
-                if t == 0 and has_memory is not None:
-                    d_read_heads[n].mul_(has_memory[:, None])
-                d_weight = torch.bmm(d_read[n], values[n])
-                torch._softmax_backward_data(
-                    d_weight, weight[n], -1, g.dtype, grad_input=d_scores[n]
-                )
-                torch.bmm(d_scores[n], keys[n], out=d_q_step)
-                d_q_step_heads.baddbmm_(d_scores_heads[n], r_keys[n])
-                d_q_heads[n][t].copy_(d_q_step_heads)
-                if n:
-                    g = g + _through_norm(
-                        torch.mm(d_q[n][t], q_w[n]), state[n][t], mean[2 * n][t], rstd[2 * n][t]
-                    )
-            below = d_state[n - 1][t] if n else d_first[t]
+            g = loop.feed_forward(n, t)
+            if past is not None:
+                g = loop.attention(n, t, g, past)
+            below = loop.d_state[n - 1][t] if n else loop.d_first[t]
             torch.addcmul(g, d_vector, mix[n], out=below)
-        if n_keys:
-            # All layers at once; with shared projections their sum is the product's inner sum.
-            d_a = d_scores_all.view(n_layers, n_heads * batch, n_keys)
-            d_s = _summed(d_a, query[t], groups)
-            d_kv[0, :, :, low:high] += d_s
-            d_kv[1, :, :, low:high] += _summed(
-                probabilities[t].squeeze(2), d_read_all.squeeze(2), groups
-            )
-            by_head = d_scores_all.view(n_layers * n_heads, batch, n_keys)
-            d_position_keys[:, :, span - n_keys :] += torch.bmm(
-                by_head.transpose(1, 2), query[t].view(n_layers * n_heads, batch, width)
-            ).view(n_layers, n_heads, n_keys, width)
-            d_position_scores[..., span - n_keys :] += by_head.sum(1).view(
-                n_layers, n_heads, 1, n_keys
-            )
+        if past is not None:
+            loop.keys_and_values(t, past)
+    loop.first_queries()
+    return loop.gradients()
 
-    # The first layer's norm and query, for all steps at once.
-    _, mean0, rstd0 = torch.native_layer_norm(states[0], size, None, None, eps)
-    d_first += _through_norm(torch.matmul(d_query[0], q_w[0]), states[0], mean0, rstd0)
-    return Gradients(
-        d_states,
-        d_middles,
-        d_inner,
-        d_query,
-        d_first,
-        d_mixed,
-        d_projected,
-        d_kv,
-        d_position_keys.transpose(2, 3),
-        d_position_scores,
-    )
+
+class _Backward:
+    """The parts of one step backward, named as those of :class:`_Forward`."""
+
+    def __init__(self, saved: Saved, w: Folded, call: Call) -> None:
+        self.saved, self.w, self.call = saved, w, call
+        self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
+        self.n_heads, _, self.width = w.query.shape[1:]
+        heads, inner_width = (self.n_heads, self.width), self.n_heads * self.width
+        self.rows, d_ff = self.n_heads * self.batch, w.inner.shape[2]
+        assert saved.mean is not None
+        assert saved.rstd is not None
+        self.mean, self.rstd = saved.mean, saved.rstd
+
+        new, steps = saved.states.new_empty, (n_steps, self.batch)
+        self.d_states = new(self.n_layers, *steps, d_model)
+        self.d_middles = new(self.n_layers, *steps, d_model)
+        self.d_inner = new(self.n_layers, *steps, d_ff)
+        self.d_query = new(self.n_layers, *steps, inner_width)
+        if call.n_old == 0:
+            self.d_query[:, 0] = 0
+        self.d_first, self.d_mixed = new(*steps, d_model), new(*steps, d_model)
+        self.d_projected = new(*steps, w.memory.shape[1])
+        self.d_kv = torch.zeros_like(saved.kv)
+        self.d_position_keys = torch.zeros_like(w.position_keys).transpose(2, 3).contiguous()
+        self.d_position_scores = torch.zeros_like(w.position_scores)
+
+        self.state, self.middle = _views(saved.states), _views(saved.middles)
+        self.post, self.query = _views(saved.before), saved.queries.unbind(0)
+        self.d_state, self.d_middle = _views(self.d_states), _views(self.d_middles)
+        self.d_pre, self.d_q = _views(self.d_inner), _views(self.d_query)
+        self.d_q_heads = _views(self.d_query.unflatten(-1, heads).transpose(-3, -2))
+        self.d_slot = by_slot(self.d_kv[..., call.n_old :, :], self.batch).unbind(0)
+        self.d_slot_flat = self.d_projected.view(*steps, 2, w.n_groups, *heads).unbind(0)
+        # The transposes, laid out once.
+        self.f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
+        self.i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
+        o_w = w.output[:, :inner_width].unflatten(1, heads).transpose(2, 3)
+        self.o_w = o_w.contiguous().unbind(0)
+        self.q_w = w.query.transpose(2, 3).reshape(self.n_layers, inner_width, d_model).unbind(0)
+        self.m_w = w.memory.t().contiguous()
+        self.position_keys = w.position_keys.transpose(2, 3).contiguous()
+        # Of one step: gradients of what the heads read, of queries and of scores.
+        self.d_read_all = new(self.n_layers, self.rows, 1, self.width)
+        self.d_read = self.d_read_all.unbind(0)
+        self.d_read_heads = self.d_read_all.view(-1, self.n_heads, self.batch, self.width).unbind(0)
+        self.d_q_step = new(self.rows, 1, self.width)
+        self.d_q_step_heads = self.d_q_step.view(self.n_heads, self.batch, self.width)
+
+    def past(self, t: int) -> _Past | None:
+        """What the token attended to, with room for the gradients of its scores; None: nothing."""
+        low, high = max(0, self.call.n_old + t - self.call.span), self.call.n_old + t
+        n_keys, every = high - low, (self.n_layers, -1, -1, -1)
+        if not n_keys:
+            return None
+        kept_keys, kept_values = self.saved.kv.narrow(3, low, n_keys).unbind(0)
+        self.d_scores_all = self.d_q_step.new_empty(self.n_layers, self.rows, 1, n_keys)
+        self.d_scores = self.d_scores_all.unbind(0)
+        self.d_scores_heads = self.d_scores_all.view(
+            self.n_layers, self.n_heads, self.batch, n_keys
+        ).unbind(0)
+        return _Past(
+            n_keys,
+            low,
+            keys=kept_keys.expand(every).unbind(0),
+            values=kept_values.transpose(2, 3).expand(every).unbind(0),
+            position_keys=self.position_keys.narrow(2, self.call.span - n_keys, n_keys).unbind(0),
+            weights=self.saved.probabilities[t].unbind(0),
+        )
+
+    def memory_vector(self, t: int, d_vector: Tensor) -> Tensor:
+        """``dm(t)``: through keys and values from the tokens after, and from outside."""
+        self.d_slot_flat[t].copy_(self.d_slot[t])
+        d_projected, out = self.d_projected[t], self.d_mixed[t]
+        if not self.w.norms_memory:
+            return torch.addmm(d_vector, d_projected, self.m_w, out=out)
+        m, r = self.saved.memory_moments[t].unsqueeze(-1).unbind(0)
+        g = _through_norm(torch.mm(d_projected, self.m_w), self.saved.vectors[t], m, r)
+        return torch.add(d_vector, g, out=out)
+
+    def feed_forward(self, n: int, t: int) -> Tensor:
+        """``g + norm'(W_1^T da)`` with ``da = f'(...) W_2^T g``: the gradient of the middle."""
+        above = self.d_state[n][t]
+        g = torch.mm(above, self.f_w[n], out=self.d_pre[n][t])
+        _through_activation(g, self.post[n][t], self.call.activation)
+        mean, rstd = self.mean[2 * n + 1][t], self.rstd[2 * n + 1][t]
+        g = _through_norm(torch.mm(g, self.i_w[n]), self.middle[n][t], mean, rstd)
+        return torch.add(above, g, out=self.d_middle[n][t])
+
+    def attention(self, n: int, t: int, g: Tensor, past: _Past) -> Tensor:
+        """``g + norm'(W_q^T dq)``, but for the first layer; scores' gradients stay for the end."""
+        read = self.d_read_heads[n]
+        torch.bmm(g.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
+        if t == 0 and self.call.has_memory is not None:
+            read.mul_(self.call.has_memory[:, None])
+        d_weight, d_scores = torch.bmm(self.d_read[n], past.values[n]), self.d_scores[n]
+        torch._softmax_backward_data(d_weight, past.weights[n], -1, g.dtype, grad_input=d_scores)
+        torch.bmm(d_scores, past.keys[n], out=self.d_q_step)
+        self.d_q_step_heads.baddbmm_(self.d_scores_heads[n], past.position_keys[n])
+        self.d_q_heads[n][t].copy_(self.d_q_step_heads)
+        if not n:
+            return g
+        d_z = torch.mm(self.d_q[n][t], self.q_w[n])
+        return g + _through_norm(d_z, self.state[n][t], self.mean[2 * n][t], self.rstd[2 * n][t])
+
+    def keys_and_values(self, t: int, past: _Past) -> None:
+        """``dk``, ``dv``, ``dR`` and ``dS`` of all that the token attended to.
+
+        All layers at once; with shared projections their sum is the product's inner sum.
+        """
+        n_layers, n_heads, n_keys = self.n_layers, self.n_heads, past.n_keys
+        first = self.call.span - n_keys
+        query, weights, groups = self.query[t], self.saved.probabilities[t], self.w.n_groups
+        d_scores, d_read = self.d_scores_all.squeeze(2), self.d_read_all.squeeze(2)
+        d_keys, d_values = self.d_kv.narrow(3, past.low, n_keys).unbind(0)
+        d_keys.add_(_summed(d_scores, query, groups))
+        d_values.add_(_summed(weights.squeeze(2), d_read, groups))
+        by_head = d_scores.view(n_layers * n_heads, self.batch, n_keys)
+        by_distance = torch.bmm(
+            by_head.transpose(1, 2), query.view(n_layers * n_heads, self.batch, self.width)
+        )
+        self.d_position_keys.narrow(2, first, n_keys).add_(
+            by_distance.view(n_layers, n_heads, n_keys, self.width)
+        )
+        self.d_position_scores.narrow(3, first, n_keys).add_(
+            by_head.sum(1).view(n_layers, n_heads, 1, n_keys)
+        )
+
+    def first_queries(self) -> None:
+        """The first layer's norm and query, for all steps at once."""
+        x = self.saved.states[0]
+        _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, self.call.eps)
+        self.d_first += _through_norm(torch.matmul(self.d_query[0], self.q_w[0]), x, mean, rstd)
+
+    def gradients(self) -> Gradients:
+        """All that was found."""
+        return Gradients(
+            states=self.d_states,
+            middles=self.d_middles,
+            inner=self.d_inner,
+            query=self.d_query,
+            first=self.d_first,
+            mixed=self.d_mixed,
+            projected=self.d_projected,
+            kv=self.d_kv,
+            position_keys=self.d_position_keys.transpose(2, 3),
+            position_scores=self.d_position_scores,
+        )
 
 
 class TokenStep:
