@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models import LanguageModel
+from memspan.models import Backbone, LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
@@ -222,3 +223,16 @@ CASES: dict[str, Case] = {
         forgets_segments=True,
     ),
 }
+
+
+def implementations(backbone: Backbone[Any]) -> list[str]:
+    """Those that can run here, in training, with the backbone's options and type."""
+    nothing = next(backbone.parameters()).detach().new_zeros(1, 1, backbone.config.d_model)
+    found = []
+    for name in backbone.implementations:
+        try:
+            backbone(nothing.requires_grad_(torch.is_grad_enabled()), implementation=name)
+            found.append(name)
+        except MemspanError:
+            pass
+    return found

@@ -346,7 +346,7 @@ def test_compression_has_a_learning_rate_of_its_own() -> None:
     for name, p in model.named_parameters():
         step = 2.5e-3 if ".compression." in name else 1e-2
         torch.testing.assert_close(before[name] - p, torch.full_like(p, step))
-    with pytest.raises(MemspanError, match="belongs to architecture compressive"):
+    with pytest.raises(MemspanError, match="transformer-xl has none"):
         RunConfig(TransformerXLConfig(), optim=OptimConfig(compression_learning_rate=2.0))
 
 

@@ -5,6 +5,7 @@ The CPU stands for it. Two functions need float64: they move to the CPU first, a
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -66,10 +67,9 @@ def test_the_check_notices() -> None:
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_a_training_step(architecture: str) -> None:
-    small: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 12}
-    options = MODELS[architecture](**small)
+    options = MODELS[architecture](n_layers=1, d_model=8)
     if isinstance(options, FastWeightsConfig):
-        options = FastWeightsConfig(**small, positions="sinusoidal")
+        options = dataclasses.replace(options, positions="sinusoidal")
     model, tokens = LanguageModel(11, options), torch.zeros(2, 6, dtype=torch.int64)
     output = model(tokens, targets=tokens)
     output = model(tokens, output.memory.detach(), targets=tokens)

@@ -14,21 +14,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from architectures import CASES, VOCABULARY, Case, fast_weights
+from architectures import CASES, VOCABULARY, Case, fast_weights, implementations
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.feedback.config import FeedbackConfig
-from memspan.models.lstm.config import LSTMConfig
-from memspan.models.transformer.config import TransformerConfig
 from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.feedback import compiled as feedback_loop
 
 TOLERANCE, SMALL = 1e-4, 1e-3
 ROUNDING = 1e-6
@@ -46,19 +40,6 @@ EVERY = CASES | MORE
 
 EXCEPTIONS: dict[tuple[str, str, int], float] = {}
 """Bounds of cases that cannot meet the law, by initialisation and factor, with the reason."""
-
-
-def implementations(config: Any) -> list[str]:
-    """All that an architecture has with these options, the reference first."""
-    if isinstance(config, FastWeightsConfig):
-        compiled = ["compiled"] if delta_rule_loop.available(torch.zeros(())) else []
-        return ["reference"] + (["chunked", *compiled] if config.rule != "outer-product" else [])
-    if isinstance(config, FeedbackConfig):
-        compiled = ["compiled"] if feedback_loop.available(torch.zeros(())) else []
-        return ["reference"] + (["fused", *compiled] if config.normalisation == "pre" else [])
-    if isinstance(config, TransformerConfig):
-        return ["reference", "sdpa"]
-    return ["reference"] if isinstance(config, LSTMConfig) else ["reference", "fused"]
 
 
 def model_of(case: Case, scheme: str, factor: int) -> LanguageModel:
@@ -138,7 +119,8 @@ def test_every_parameter_has_its_gradient_in_float32(
     monkeypatch.setattr(delta_rule_loop, "SAVE_EVERY_RECOMPUTING", 7)
     case, bound = EVERY[name], EXCEPTIONS.get((name, scheme, factor), TOLERANCE)
     model = model_of(case, scheme, factor).double()
-    reference, *fast = implementations(case.backbone)
+    fast = [name for name in implementations(model.float().backbone) if name != "reference"]
+    model.double()
     for seed in range(50):
         before, tokens, targets = text(seed)
         with torch.no_grad():
@@ -150,9 +132,9 @@ def test_every_parameter_has_its_gradient_in_float32(
             break
     else:
         raise AssertionError("no text without kinks and ties")
-    exact = gradients(model, *given, reference)
+    exact = gradients(model, *given, "reference")
     model, wrong = model.float(), {}
-    for implementation in (reference, *fast):
+    for implementation in ("reference", *fast):
         for parameter, error in errors(gradients(model, *given, implementation), exact).items():
             # Not `>`: a NaN has to fail.
             if not error <= bound:

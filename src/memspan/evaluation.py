@@ -219,8 +219,8 @@ def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:
     data = run.config.data
     if corpus is None and not is_there(data.corpus):
         raise MemspanError(
-            f"the corpus of {run.folder} is not at {data.corpus}: give its path as corpus "
-            "(--corpus PATH)"
+            f"the corpus of {run.folder} is not at {data.corpus}: say where it is with --corpus "
+            "PATH, or the argument corpus"
         )
     return prepare(
         corpus or data.corpus,

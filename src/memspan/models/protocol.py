@@ -63,6 +63,9 @@ class Backbone(nn.Module, Generic[M]):
     memory_type: type[M]
     """A frozen dataclass, see :class:`memspan.memory.Memory`."""
     layers: nn.ModuleList
+    implementations: tuple[str, ...] = ("reference",)
+    """What ``implementation`` may be. Some of them cannot run with every option or on every machine,
+    which the attempt says."""
     tables: tuple[str, ...] = ()
     """Last parts of the names of parameters with one row per distance, nearest first. A longer table
     means the same in its first rows."""

@@ -5,7 +5,7 @@ To add one, write it beside the others and give it an entry in its operation's t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -47,7 +47,7 @@ def choose(
     return table[name].run
 
 
-def refuse_unknown_implementation(name: str | None, known: Mapping[str, object]) -> None:
+def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> None:
     """Raise :class:`MemspanError` unless ``name`` is None or one of ``known``."""
     if name is not None and name not in known:
         raise MemspanError(f"there is no implementation {name!r}: use {', '.join(known)}")

@@ -258,6 +258,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
     feature_id: Tensor
 
     memory_type = FastWeightsMemory
+    implementations = tuple(IMPLEMENTATIONS)
     config: FastWeightsConfig
 
     def __init__(self, config: FastWeightsConfig) -> None:
@@ -370,7 +371,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         return read_in_pieces(read, x, memory, starts, lengths, padding)
 
     def _check_implementation(self, name: str | None) -> None:
-        refuse_unknown_implementation(name, IMPLEMENTATIONS)
+        refuse_unknown_implementation(name, self.implementations)
         if self.config.rule == "outer-product" and name not in (None, "reference"):
             raise MemspanError(
                 f"the outer-product rule has no {name} implementation: use the reference"

@@ -119,6 +119,7 @@ class Feedback(Backbone[FeedbackMemory]):
     """
 
     memory_type = FeedbackMemory
+    implementations = ("reference", *IMPLEMENTATIONS)
     config: FeedbackConfig
     tables = ("position_keys", "position_scores")
 
@@ -299,7 +300,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
     def _check_implementation(self, wanted: str | None) -> None:
-        refuse_unknown_implementation(wanted, {**IMPLEMENTATIONS, "reference": None})
+        refuse_unknown_implementation(wanted, self.implementations)
         if wanted in IMPLEMENTATIONS and not self.can_fuse():
             raise MemspanError(
                 f"the {wanted} implementation knows neither dropout, normalisation post nor adaptive "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, refuse_unknown
+from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
@@ -18,6 +17,7 @@ from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import dropout_layer
+from memspan.ops.implementations import refuse_unknown_implementation
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +62,7 @@ class LSTM(Backbone[LSTMMemory]):
         implementation: str | None = None,
     ) -> BackboneOutput[LSTMMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`."""
-        refuse_unknown("implementation", implementation, Literal["reference"])
+        refuse_unknown_implementation(implementation, self.implementations)
         memory = self.initial_memory(len(x)) if memory is None else memory
         wanted = (len(x), self.config.n_layers, self.config.d_model)
         if memory.cell.shape != wanted:

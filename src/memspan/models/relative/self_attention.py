@@ -221,6 +221,7 @@ class RelativeLayer(nn.Module):
 class RelativeBackbone(Backbone[M]):
     """A stack of layers and the biases and position codes of their attention."""
 
+    implementations = tuple(IMPLEMENTATIONS)
     tables = ("position_keys", "position_scores")
 
     def __init__(self, config: RelativeConfig, layers: Iterable[RelativeLayer]) -> None:
@@ -287,7 +288,7 @@ class RelativeBackbone(Backbone[M]):
         weights: list[Tensor] | None,
     ) -> AttentionPass:
         """Of a segment after ``slots`` columns of memory, the right-most ``used [B]`` valid."""
-        refuse_unknown_implementation(implementation, IMPLEMENTATIONS)
+        refuse_unknown_implementation(implementation, self.implementations)
         codes = self.position_codes(slots + n_tokens, slots)
         return AttentionPass(
             codes=self.dropout(codes) if codes.is_floating_point() else codes,

@@ -7,13 +7,11 @@ tokens are read one at a time, as in generation, each sees itself alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.errors import refuse_unknown
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
@@ -22,6 +20,7 @@ from memspan.models.segments import Padding, documents_of
 from memspan.models.sizes import refuse_oversized_model
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.ops.implementations import refuse_unknown_implementation
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,6 +69,7 @@ class Transformer(Backbone[TransformerMemory]):
     """The stack over vectors, see :class:`memspan.models.Backbone`. Reading depends on the cuts."""
 
     memory_type = TransformerMemory
+    implementations = ("reference", "sdpa")
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -97,7 +97,7 @@ class Transformer(Backbone[TransformerMemory]):
         implementation: str | None = None,
     ) -> BackboneOutput[TransformerMemory]:
         """Read a segment; ``implementation``: ``reference`` or ``sdpa``, PyTorch's fused attention."""
-        refuse_unknown("implementation", implementation, Literal["reference", "sdpa"])
+        refuse_unknown_implementation(implementation, self.implementations)
         seen = (self.initial_memory(len(x)) if memory is None else memory).tokens_seen
         x, documents = documents_of(x, starts, lengths, padding)
         position = torch.arange(x.shape[1], device=x.device)
