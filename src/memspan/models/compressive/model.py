@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,15 +23,13 @@ from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.output import BackboneOutput
+from memspan.models.protocol import BackboneReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
     RelativeBackbone,
     RelativeLayer,
 )
 from memspan.models.segments import Documents, Padding, documents_of, in_use, padding_mask
-
-if TYPE_CHECKING:
-    from memspan.models.compressive.reader import CompressiveReader
 
 
 @dataclass(frozen=True, repr=False)
@@ -379,7 +377,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         *,
         attention_span: str | None = None,
         clamp_length: int | None = None,
-    ) -> CompressiveReader:
+    ) -> BackboneReader[CompressiveMemory]:
         """Reads on without gradients, keeping the keys and values of both memories.
 
         Args:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone
+from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import BYTES, refuse_oversized, refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer, sinusoids
@@ -44,9 +44,6 @@ from memspan.ops.delta_rule.rules import (
     sum_rule,
 )
 from memspan.ops.implementations import refuse_unknown_implementation
-
-if TYPE_CHECKING:
-    from memspan.models.fast_weights.reader import FastWeightsReader
 
 FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
 """How parameters begin that write and read, where not as in other architectures: found by trial."""
@@ -400,7 +397,9 @@ class FastWeights(Backbone[FastWeightsMemory]):
             h.new_zeros(()),
         )
 
-    def reader(self, memory: FastWeightsMemory | None, batch_size: int) -> FastWeightsReader:
+    def reader(
+        self, memory: FastWeightsMemory | None, batch_size: int
+    ) -> BackboneReader[FastWeightsMemory]:
         """Reads on without gradients: constant memory and time per token."""
         from memspan.models.fast_weights.reader import FastWeightsReader
 

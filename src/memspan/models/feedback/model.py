@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone
+from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer
@@ -30,9 +30,6 @@ from memspan.ops.feedback.attention import Distances, attend, span_mask
 from memspan.ops.feedback.buffers import Folded
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
-
-if TYPE_CHECKING:
-    from memspan.models.feedback.reader import FeedbackReader
 
 
 @dataclass(frozen=True, repr=False)
@@ -417,7 +414,9 @@ class Feedback(Backbone[FeedbackMemory]):
         """Whether the loop over tokens can run in C here."""
         return feedback_loop.available(next(self.stack()).content_bias)
 
-    def reader(self, memory: FeedbackMemory | None, batch_size: int) -> FeedbackReader:
+    def reader(
+        self, memory: FeedbackMemory | None, batch_size: int
+    ) -> BackboneReader[FeedbackMemory]:
         """Reads on without gradients, keeping the keys and values of memory."""
         if memory is None:
             memory = self.initial_memory(batch_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
+from memspan.models.protocol import BackboneReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
     RelativeBackbone,
@@ -24,9 +25,6 @@ from memspan.models.relative.self_attention import (
 )
 from memspan.models.segments import Documents, Padding, documents_of, in_use
 from memspan.models.transformer_xl.config import TransformerXLConfig
-
-if TYPE_CHECKING:
-    from memspan.models.transformer_xl.reader import TransformerXLReader
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +156,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         *,
         attention_span: str | None = None,
         clamp_length: int | None = None,
-    ) -> TransformerXLReader:
+    ) -> BackboneReader[TransformerXLMemory]:
         """Reads on without gradients, keeping the keys and values of memory.
 
         Args:
