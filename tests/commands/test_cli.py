@@ -540,7 +540,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_presets_and_sources_in_c_are_in_the_wheel() -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel")
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     files = {f.distribution_path for f in wheel.WheelBuilder(str(root)).recurse_included_files()}
     source = root / "src"
     needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_train import MODEL
 
 from memspan import cli
 from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
@@ -16,7 +17,6 @@ from memspan.evaluation import Scores, score_tokens
 from memspan.models import LanguageModel
 from memspan.training import metrics
 from memspan.training.loggers import loggers
-from test_train import MODEL
 
 KNOWN = "the quick brown fox jumps over the lazy dog\n" * 200
 UNSEEN = "the quick brown fox jumps over the lazy cät\n" * 20

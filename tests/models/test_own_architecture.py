@@ -10,7 +10,7 @@ import pytest
 from memspan import cli
 from memspan.models.registry import MODELS
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "own_architecture.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
 SMALL = """--model gated-recurrence --model.half-life 8 --model.d-model 8 --data.corpus text.txt
 --train.steps 4 --train.batch-size 2 --train.segment-length 8 --train.evaluate-every 2
 --train.evaluate-tokens 32 --train.sample-tokens 4 --train.device cpu --out mine"""

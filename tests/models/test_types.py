@@ -17,7 +17,7 @@ import memspan
 
 
 def test_annotations_are_true() -> None:
-    folders = [str(Path(memspan.__file__).parents[1]), str(Path(__file__).parent)]
+    folders = [str(Path(memspan.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     done = subprocess.run(
         [sys.executable, __file__], env=environment, capture_output=True, text=True

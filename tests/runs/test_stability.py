@@ -1,4 +1,4 @@
-"""Run folders and memory files of earlier versions load for good: see ``tests/data/0.1.0/README.md``.
+"""Run folders and memory files of earlier versions load for good: see ``tests/saved/0.1.0/README.md``.
 
 The numbers were recorded by the version that wrote the files. If one of these tests fails, the code is
 wrong, not the recording.
@@ -18,7 +18,7 @@ from memspan.cli import main
 from memspan.runs import checkpoints
 from memspan.training import metrics
 
-SAVED = Path(__file__).parent / "data" / "0.1.0"
+SAVED = Path(__file__).parents[1] / "saved" / "0.1.0"
 TEXT = b"Memory is what remains of what was read."
 EVALUATED = {
     "transformer-xl": 3.2944908905774355,

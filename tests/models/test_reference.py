@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from test_laws import some_memory, text
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from architectures import CASES, Case
 from golden import assert_same
 from memspan.models.options import EmbeddingConfig
-from test_laws import some_memory, text
 
 LENGTH = 4
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
