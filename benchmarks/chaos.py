@@ -1,19 +1,19 @@
-"""The fault campaign: real training processes are killed, starved, damaged and misled; what is left
-must resume to the very weights of an undisturbed run, or be refused in one line.
+"""Fault trials: real training processes are killed, starved, damaged and misled; what is left
+must resume to exactly the weights of an undisturbed run, or be refused in one line.
 
     python benchmarks/chaos.py [--seed 1] [--workers 2] [--only KIND ...]     -> results/chaos.json
 
-Every trial is seeded and starts processes of its own: forks of this one, which has imported torch
-already, that run `memspan train` and the other verbs by the command line's entry. A fault counts as
+Every trial is seeded and starts its own processes: forks of this one, which has already imported
+torch, that run `memspan train` and the other verbs through the command line's entry point. Verdicts:
 
     survived    the weights, the optimiser, the memory and all scores are bit for bit those of an
-                undisturbed run, and no half-written file is left
-    refused     a verb ended with status 2 and one line, nothing was changed, and where the line names a
-                remedy, that remedy led to the same weights
-    failed      anything else: a traceback, another result, a checkpoint that was there and is not
+                undisturbed run, and no half-written file remains
+    refused     a verb ended with status 2 and one line, nothing was changed, and if the line names a
+                remedy, following it led to the same weights
+    failed      anything else: a traceback, a different result, a lost checkpoint
 
-"Torn saves" are cut before each single operation that a save does to the file system (counted first),
-by SIGKILL and by an error of the system.
+"Torn saves" are interrupted before each of a save's file system operations (counted first), by SIGKILL
+and by a system error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # which making an optimiser imports: here once, not in every process
+import torch._dynamo  # Making an optimiser imports it: here once, not in every process.
 
 from faults.mounts import can_be_immutable, own_mounts
 from faults.runs import ARCHITECTURES, BY_TWO, COMPILED, Failure, Reference, make_reference
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the folders of failed trials")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    # As where the extra is not installed: a picture takes longer than these runs.
+    # As if the extra were not installed: a picture takes longer than these runs.
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
     begin = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="memspan-chaos-", dir=options.folder))

@@ -1,10 +1,9 @@
 """Delta rule against sum rule against Transformer-XL: equal parameters, equal tokens, several seeds.
 
-All train on Tiny Shakespeare by memspan's trainer, memory carried from segment to segment, with the
-optimiser of the Fast Weights preset. Each is scored on the whole last tenth of the text twice: every
+All are trained on Tiny Shakespeare by memspan's trainer, memory carried from segment to segment, with
+the optimiser of the Fast Weights preset. Each is scored on the last tenth of the text twice: every
 segment by itself, and as one stream with the memory carried from the first byte to the last. Runs of
-other seeds or models that the JSON file holds already, for as many steps, stay in it: the table may be
-made in pieces.
+other seeds or models in the JSON file, with as many steps, stay in it: the table can be made in pieces.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def contestants(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
-    """Three models of nearly the same number of parameters."""
+    """The models, with nearly equal numbers of parameters."""
     delta = preset.model
-    # The width that Fast Weights' feed-forward has more is Transformer-XL's position projection.
+    # Fast Weights' wider feed-forward makes up for Transformer-XL's position projection.
     xl = TransformerXLConfig(
         n_layers=delta.n_layers,
         d_model=delta.d_model,
@@ -92,7 +91,7 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of a run each (default: 1 2 3)"
     )
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="some only (default: all)")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these (default: all)")
     parser.add_argument(
         "--output",
         type=Path,
@@ -130,7 +129,7 @@ def main() -> None:
 
 
 def keep(path: Path, tokens: int, row: dict[str, Any], order: list[str]) -> None:
-    """Add a row to the file, in the place of an earlier one of the same model and seed."""
+    """Add a row to the file, replacing an earlier one of the same model and seed."""
 
     def place(row: dict[str, Any]) -> tuple[int, int]:
         return order.index(row["model"]), row["seed"]

@@ -4,9 +4,8 @@
 
 One row through one layer of width 128 with 4 heads, dpfp 1, feed-forward 512, forward and backward.
 Microseconds of CPU time per token on one thread, the median of the rounds, lengths taking turns; and
-the memory that it takes beyond the model and its input, in bytes per token, each in a process of its
-own.
-Once keeping what the backward pass needs, once recomputing a part of it.
+peak memory beyond the model and its input, in bytes per token, each in its own process. Measured with
+everything saved for backward, and with a part of it recomputed.
 """
 
 from __future__ import annotations

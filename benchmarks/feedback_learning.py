@@ -6,11 +6,11 @@ and what a curriculum, or a start from the Transformer-XL, saves.
 
 Sides: `feedback`, the preset without its curriculum; `transformer-xl`, with twice as many layers
 and the width that gives as many parameters; `curriculum`, the preset; `from transformer-xl`, a
-Feedback of projections per layer that starts from a Transformer-XL of its own shape, the time of
-whose training counts. Every side is trained by memspan's trainer for `--seconds` of CPU time.
+Feedback with projections per layer that starts from a Transformer-XL of the same shape, whose training
+time counts. Every side is trained by memspan's trainer for `--seconds` of CPU time.
 Validation: the first 32,768 bytes of the text's last tenth, in bits per byte, memory carried, 16
-streams. The table also says when each side reached what the first one ended with. Runs of as many
-seconds that the results already hold are not repeated: it may be stopped, and goes on.
+streams. The table also shows when each side reached the first one's final score. Runs of as many
+seconds in the results file are not repeated: the script can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIDES = ("feedback", "transformer-xl", "curriculum", "from transformer-xl")
 POINTS = 16
 VALIDATION = 32_768
 FIRST = 0.3
-"""Share of the time that goes to the Transformer-XL which another side starts from."""
+"""Share of the time spent on the Transformer-XL that another side starts from."""
 
 
 def parameters(config: RunConfig[Any]) -> int:
@@ -110,7 +110,7 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
         updater = Updater(state)
         loop, before = state.config.train, 0
         begun, step = clock, 0
-        # The schedules count steps: how many there will be is measured first.
+        # The schedules count steps, so their number is estimated first.
         while clock < until:
             start = time.process_time()
             updater.update()

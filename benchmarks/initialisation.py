@@ -1,15 +1,15 @@
-"""How weights should begin: sizes of activations over widths and depths, then training.
+"""How weights are best initialised: sizes of activations over widths and depths, and training.
 
     python benchmarks/initialisation.py look [--models transformer-xl ...] [--rules papers scaled ...]
     python benchmarks/initialisation.py train [--models ...] [--rules ...] [--sizes preset large]
                                               [--seeds 1 2 3] [--steps 600] [--workers 2]
 
-A rule is `papers`, `scaled`, or `scaled` with other factors, see memspan/initialisation.py:
-"scaled embedding=1 residual=0.5". `look` takes seconds each: the root mean square of the residual
-stream and of what the layers add to it, as initialised and after eight updates, and the loss.
-`train` trains the presets, and models of twice their width, on the first 81 % of Tiny Shakespeare and
-scores the 4.5 % after them, memory carried. The last tenth, on which results are reported, is left
-alone. Runs that benchmarks/results/initialisation.json holds already are not repeated.
+A rule is `papers`, `scaled`, or `scaled` with other factors, see memspan/models/initialisation.py:
+"scaled embedding=1 residual=0.5". `look` takes seconds for each: the root mean square of the residual
+stream and of what the layers add to it, right after initialisation and after eight updates, and the
+loss. `train` trains the presets, and models of twice their width, on the first 81 % of Tiny Shakespeare
+and scores the 4.5 % after them, memory carried. The last tenth, on which results are reported, is not
+used. Runs that are in benchmarks/results/initialisation.json already are not repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from timing import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "initialisation.json"
 SHAPES = ((64, 4), (256, 4), (512, 4), (128, 2), (128, 12))
-"""Widths and depths that `look` looks at."""
+"""Widths and depths for `look`."""
 
 
 def factors(rule: str) -> tuple[str, dict[str, float]]:
@@ -78,7 +78,7 @@ def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
 
 
 def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
-    """A line of what is seen in eight updates."""
+    """A line of statistics before and after eight updates."""
     config = preset(name, rule)
     heads = width // 32
     model = dataclasses.replace(
@@ -107,7 +107,7 @@ def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
     memory, line = None, f"{name:<15}{width:>5}{depth:>4}  {rule:<34}"
     for step in range(9):
         rows = text.view(4, -1)[:, step * 32 : step * 32 + 33]
-        # The reference calls the modules that are watched.
+        # The reference calls the modules that have hooks.
         out = net(rows[:, :-1], memory, targets=rows[:, 1:], implementation="reference")
         memory = out.memory.detach()
         if step in (0, 8):

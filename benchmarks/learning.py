@@ -1,10 +1,10 @@
 """How fast memspan learns: Transformer-XL with memory against a plain GPT, on Tiny Shakespeare.
 
-Both train in one process on one thread, in alternating slices so that whatever else the machine does
-hits both, and for the same process CPU time. The plain GPT follows nanoGPT's recipe for a CPU: 4
+Both are trained in one process on one thread, in alternating slices so that other work on the machine
+affects both, and for the same process CPU time. The plain GPT follows nanoGPT's recipe for a CPU: 4
 layers, 4 heads, width 128, context 64, batch 12, 2,000 steps, learning rate 1e-3 to 1e-4, 100 steps
-of warm-up, no dropout. Transformer-XL is a preset of ours, trained by memspan's own trainer, for as
-many steps as fit the GPT's time. Both are scored on the whole last tenth of the text in nats per
+of warm-up, no dropout. Transformer-XL is one of memspan's presets, trained by its own trainer, for as
+many steps as fit the GPT's time. Both are scored on the last tenth of the text in nats per
 character: the GPT in windows of its context, Transformer-XL with its memory carried throughout.
 """
 
@@ -74,7 +74,7 @@ class GPTRun:
     def score(self, text: np.ndarray, stride: int = CONTEXT) -> float:
         """Nats per character in windows of ``CONTEXT``, of which the last ``stride`` count.
 
-        A stride of ``CONTEXT`` is nanoGPT's own way: each character once, half a context on average.
+        A stride of ``CONTEXT`` is what nanoGPT does: each character once, half a context on average.
         A smaller one gives each character nearly a full context, at a multiple of the cost.
         """
         characters = torch.from_numpy(text.astype(np.int64))
@@ -96,7 +96,7 @@ class GPTRun:
 
 
 class TransformerXLRun:
-    """A preset of memspan's, trained by memspan's trainer, scored with memory carried."""
+    """One of memspan's presets, trained by its trainer, scored with memory carried."""
 
     def __init__(self, config: RunConfig[Any], text: Path) -> None:
         torch.manual_seed(1)
@@ -150,7 +150,7 @@ def main() -> None:
         "--preset",
         type=Path,
         default=preset_file("tiny-shakespeare"),
-        help="ours (default: the preset tiny-shakespeare)",
+        help="memspan's preset (default: tiny-shakespeare)",
     )
     parser.add_argument("--steps", type=int, default=2000, help="steps of the GPT (default: 2000)")
     parser.add_argument(
@@ -170,7 +170,7 @@ def main() -> None:
     preset = read_config(options.preset)
 
     theirs, ours = seconds_per_step(preset, options.text, train)
-    # The preset's steps are for the recipe's whole time; 1% less, so that ours ends first.
+    # The preset's steps are for all of the recipe's time; 1% less, so that ours ends first.
     steps = int(0.99 * options.steps * theirs / ours)
     config = dataclasses.replace(preset, train=dataclasses.replace(preset.train, steps=steps))
     print(f"CPU seconds per step: GPT {theirs:.4f}, Transformer-XL {ours:.4f}: {steps:,} steps")

@@ -3,11 +3,11 @@
     python benchmarks/long_streams.py                       # about 40 minutes on one core
     python benchmarks/long_streams.py --architectures fast-weights --tokens 1000000
 
-Every architecture, in a process of its own, reads one stream of the standard library's sources (again
-and again) as evaluation does, and reports its resident memory after a tenth and at the end. Then the
-Fast Weights transformer, briefly trained, reads a million tokens in float32 and in float64 side by
-side; the drift is the largest difference of what the layers' memories hold, over the largest value in
-them. Written: results/long-streams.json and .png.
+Every architecture, in its own process, reads one stream of the standard library's sources (repeated)
+as evaluation does, and reports its resident memory after a tenth and at the end. Then the Fast Weights
+transformer, briefly trained, reads a million tokens in float32 and in float64 side by side; the drift
+is the largest difference between the layers' memories, relative to the largest value in them. Written:
+results/long-streams.json and .png.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def segments(tokens: np.ndarray, n_tokens: int, length: int = SEGMENT) -> Any:
 
 
 def read(architecture: str, n_tokens: int, report: Any) -> None:
-    """In a process of its own: sends ``(tokens, resident bytes, bytes of memory, CPU seconds)``."""
+    """In its own process: sends ``(tokens, resident bytes, bytes of memory, CPU seconds)``."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     tokens = text()
@@ -57,7 +57,7 @@ def read(architecture: str, n_tokens: int, report: Any) -> None:
     reader = model.reader()
     every = max(n_tokens // SAMPLES // SEGMENT, 1)
     for n, segment in enumerate(segments(tokens, n_tokens), 1):
-        # Targets: what evaluation asks for. The values do not matter here.
+        # With targets, as in evaluation; their values do not matter here.
         reader.read(segment, targets=segment)
         if n % every == 0:
             report.send((n * SEGMENT, resident(), reader.memory.nbytes, time.process_time()))
@@ -112,7 +112,7 @@ def briefly_trained(config: FastWeightsConfig, tokens: np.ndarray) -> LanguageMo
 
 
 def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
-    """How far float32 is from float64, a hundred times on the way."""
+    """The difference between float32 and float64, recorded a hundred times on the way."""
     tokens = text()
     # The delta rule with normalised keys; the sum rule with the denominator it needs.
     normalisation = "sum" if rule == "delta" else "attention"

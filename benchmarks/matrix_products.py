@@ -1,8 +1,8 @@
-"""How much faster than labml training could be if all but its matrix products were free.
+"""How much faster than labml training could be if everything but its matrix products were free.
 
 Both sides compute the same function, so both need these products. They are recorded from one step of
-ours and replayed alone: no bias, no activation, results written where memory is there already. In every
-round the products, our step and labml's take turns.
+ours and replayed alone: no bias, no activation, results written to memory that is already allocated. In
+every round the products, our step and labml's take turns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from throughput import SIZES, prepared, side_class
 from timing import interleaved, ratio, write
 
 aten = torch.ops.aten
-# The product, and which of the arguments are its factors.
+# The product, and which of its arguments are the factors.
 PRODUCTS = {
     aten.mm.default: (torch.mm, 0),
     aten.addmm.default: (torch.mm, 1),
@@ -38,7 +38,7 @@ MEASURED = [
 
 
 class Recorded(TorchDispatchMode):
-    """The matrix products of what is called within, as calls that compute them alone."""
+    """Records the matrix products of the calls inside it, as calls that compute them alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Recorded(TorchDispatchMode):
 
 
 def _like(factor: Tensor) -> Tensor:
-    """Another matrix that lies in memory the same way."""
+    """Another matrix with the same memory layout."""
     return torch.empty_strided(factor.shape, factor.stride(), dtype=factor.dtype).normal_()
 
 

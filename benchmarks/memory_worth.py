@@ -1,4 +1,4 @@
-"""What memory is worth: each preset beside itself with its memory emptied at every segment.
+"""What memory is worth: each preset against itself with its memory emptied at every segment.
 
     python benchmarks/memory_worth.py [--models transformer-xl gpt ...] [--sides ...] [--seeds 1 2 3]
                                       [--steps N] [--workers 2]
@@ -6,14 +6,14 @@
 Sides of every architecture, with the recipe, the seed and the order of the text unchanged:
 
     carried              the preset: memory goes from segment to segment
-    emptied              emptied before every segment, in training and in scoring; as many steps
+    emptied              emptied before every segment, in training and scoring; the same number of steps
     emptied, equal time  the same for as many steps as fit the CPU time of `carried`
     long segments        Transformer-XL: no memory, segments of T + M tokens, as many tokens a step
 
 `gpt` is the plain GPT by nanoGPT's recipe for a CPU; `gpt, scaled` with our initialisation. All are
 trained on the first nine tenths of Tiny Shakespeare and scored once, at the end, on the last tenth:
-nats per byte, one stream, windows of their segments where memory is emptied. Runs that
-benchmarks/results/memory-worth.json holds already are not repeated: it may be stopped, and goes on.
+nats per byte, in one stream, segment by segment where memory is emptied. Runs that are already in
+benchmarks/results/memory-worth.json are not repeated: the script can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[
 
 
 def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:
-    """Of `carried` and of `emptied`, taking turns; full segments."""
+    """CPU seconds per step of `carried` and `emptied`, taking turns; full segments."""
     config = config_of(model, "carried", None, seed)
     loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
     config = dataclasses.replace(config, train=loop)
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=names, choices=names, metavar="NAME")
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES, metavar="SIDE")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, help="per run (default: the preset's)")
+    parser.add_argument("--steps", type=int, help="steps per run (default: the preset's)")
     parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
     add_text(parser)
     options = parser.parse_args()
@@ -190,7 +190,7 @@ def main() -> None:
 
 
 def earlier() -> list[dict[str, Any]]:
-    """The runs that were made before."""
+    """The runs in the results file."""
     runs: list[dict[str, Any]] = (
         json.loads(RESULTS.read_text())["runs"] if RESULTS.is_file() else []
     )

@@ -1,4 +1,4 @@
-"""The precisions of matrix products that are measured, and what a processor has use for.
+"""The precisions of matrix products that are measured, and those that a processor benefits from.
 
 ``float32`` is torch's default; ``medium`` is ``torch.set_float32_matmul_precision("medium")``;
 ``bfloat16`` is autocast, its remaining float32 products as by default. Each is applied to every library
@@ -22,21 +22,21 @@ PRECISIONS = ("float32", "medium", "bfloat16")
 
 @dataclass(frozen=True)
 class Processor:
-    """What decides how fast its matrix products are."""
+    """The properties that decide how fast its matrix products are."""
 
     capability: str
-    """The instructions that torch's own kernels are chosen by, such as AVX2."""
+    """The instruction set that torch selects its own kernels for, such as AVX2."""
     multiplies_bfloat16: bool
-    """Whether torch's library of products takes bfloat16: AVX-512, or bfloat16 instructions."""
+    """Whether torch's library of products supports bfloat16: AVX-512, or bfloat16 instructions."""
     flags: tuple[str, ...]
-    """Its vector and matrix instructions, as Linux names them; none where it does not say."""
+    """Its vector and matrix instructions, as Linux names them; none where unknown."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those that it has use for.
+        """Those that it benefits from.
 
-        Where that library does not take bfloat16, ``medium`` changes nothing, and products in bfloat16
-        are many times slower than in float32.
+        Where that library does not support bfloat16, ``medium`` changes nothing, and products in
+        bfloat16 are many times slower than in float32.
         """
         return PRECISIONS if self.multiplies_bfloat16 else ("float32",)
 
@@ -76,10 +76,10 @@ def autocast(precision: str) -> torch.autocast:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which precisions a row sets against each other."""
+    """The precisions that a row compares."""
 
     setting: str
-    """``same``, or ``as-it-comes``: each library by its own defaults."""
+    """``same``, or ``as-it-comes``: each library with its own defaults."""
     precision: str
     peer_precision: str
     as_it_comes: bool
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def comparisons(precisions: Sequence[str], own: str, peer_own: str) -> list[Comparison]:
-    """The same setting for both in every precision, and as they come where that is none of these."""
+    """The same setting for both in every precision, and the defaults where they are none of these."""
     same = [Comparison("same", p, p, own == p == peer_own) for p in precisions]
     if any(c.as_it_comes for c in same):
         return same

@@ -1,4 +1,4 @@
-"""One process against several that share a batch: do the losses agree, and what is gained?
+"""One process against several that share a batch: do the losses agree, and is it faster?
 
     python benchmarks/processes.py                    # 1 process; 2 with DDP; 2 with FSDP2
     python benchmarks/processes.py --steps 60 --model feedback

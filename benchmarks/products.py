@@ -1,4 +1,4 @@
-"""Matrix products: how many operations a call's are, and how fast this processor makes a large one."""
+"""Matrix products: operations in those of a call, and how fast this processor computes a large one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-# What torch's formulas leave out: the same operations by another name.
+# Missing from torch's formulas: the same operations by other names.
 SAME_AS = {
     aten.addmm_: aten.addmm,
     aten.baddbmm_: aten.baddbmm,
@@ -31,7 +31,7 @@ class _Counting(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled in here, and to load the compiler takes seconds.
+        # Nothing is compiled in here, and loading the compiler takes seconds.
         return False
 
     def __torch_dispatch__(
@@ -55,7 +55,7 @@ def operations(call: Callable[[], object]) -> int:
 
 
 def large_product(precision: str) -> Callable[[], object]:
-    """A product that nothing holds up, for use with float32 products set to ``precision``."""
+    """A large product, for use with float32 products set to ``precision``."""
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     a, b = torch.randn(2, SIDE, SIDE).to(dtype)
     return lambda: torch.mm(a, b)

@@ -1,10 +1,10 @@
-"""What a remembered token costs, and how fast tokens are generated: Feedback beside Transformer-XL.
+"""What a token in memory costs, and how fast tokens are generated: Feedback against Transformer-XL.
 
     python benchmarks/remembering.py [--span 256] [--rounds 7]
 
 Both have the same size, a full memory of `--span` tokens, and generate one row at a time on one thread.
-Bytes are per remembered token: in the memory that is carried and saved, and of the keys and values that
-a reader keeps beside it. Tokens per second are those of the median round, in CPU time, sides taking
+Bytes are per token in memory: in the memory that is carried and saved, and in the keys and values that
+a reader stores beside it. Tokens per second are those of the median round, in CPU time, sides taking
 turns.
 """
 

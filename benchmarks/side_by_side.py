@@ -1,7 +1,7 @@
 """Two architectures side by side on Tiny Shakespeare: equal parameters, equal tokens, several seeds.
 
 Both sides are trained by memspan's trainer from the architecture's preset; Transformer-XL's inner
-feed-forward width is chosen so that it has as many parameters. Validation is the whole last tenth of
+feed-forward width is chosen so that it has as many parameters. Validation is the entire last tenth of
 the text, in bits per byte, memory carried; the final score reads it as one stream.
 """
 
@@ -62,7 +62,7 @@ def transformer_xl(preset: RunConfig[Any]) -> RunConfig[Any]:
 
 
 def with_table(preset: RunConfig[Any]) -> RunConfig[Any]:
-    """Learned positions for the span that is in use."""
+    """Learned positions for the span in use."""
     model = preset.model
     span = model.memory_length + model.compressed_length + preset.train.segment_length
     return dataclasses.replace(preset, model=dataclasses.replace(model, max_distance=span))

@@ -1,7 +1,7 @@
-"""Evaluation with memory against a transformer that slides by one token (Dai et al. 2019, table 9).
+"""Evaluation with memory against a window that slides by one token (Dai et al. 2019, table 9).
 
-To give every token the same left context, a transformer without memory reads its whole window anew for
-each token. Transformer-XL reads segments and keeps what it has read. Both sides have the same sizes and
+To give every token the same left context, a transformer without memory reads its entire window again
+for each token. Transformer-XL reads segments and carries its memory. Both sides have the same sizes and
 attention length; time is CPU time per scored token, one thread, batch of one, sides taking turns.
 """
 

@@ -1,11 +1,11 @@
-"""Half an hour of training, validation and generation in one process: do memory and speed stay?
+"""Half an hour of training, validation and generation in one process: are memory and speed stable?
 
     python benchmarks/soak.py                                # 30 minutes
     python benchmarks/soak.py --minutes 5 --architecture feedback
 
-`memspan train` as it is, with its defaults on the standard library's sources, in this process: every
-100 steps a validation and a sample of text, every 200 a checkpoint. A thread notes the resident memory
-and the process's CPU time once per second; when the time is over, it stops the run as Ctrl-C does. The
+`memspan train` with its defaults on the standard library's sources, in this process: every
+100 steps a validation and a sample of text, every 200 a checkpoint. A thread records resident memory
+and CPU time once per second; when the time is over, it stops the run as Ctrl-C does. The
 first tenth is warm-up. Written: results/soak.json and soak.png.
 """
 
@@ -37,7 +37,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 class Watch(threading.Thread):
-    """Notes memory, CPU time and progress once per second, and ends the run in time."""
+    """Records memory, CPU time and progress once per second, and ends the run in time."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         super().__init__(daemon=True)
@@ -59,7 +59,7 @@ class Watch(threading.Thread):
 
 
 def speed(points: list[dict[str, float]]) -> float:
-    """Tokens trained on per CPU second, everything else included."""
+    """Tokens trained on per CPU second of the process, validation and saves included."""
     first, last = points[0], points[-1]
     return (last["tokens"] - first["tokens"]) / (last["cpu_seconds"] - first["cpu_seconds"])
 

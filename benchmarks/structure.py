@@ -1,4 +1,4 @@
-"""Figures of the code's structure: what a newcomer walks through. To report, not to aim at.
+"""Figures about the code's structure, as a newcomer meets it. To be reported, not optimised.
 
     python benchmarks/structure.py
 

@@ -8,8 +8,8 @@ peer computes the same function, its weights are copied into our model first and
 gradient are compared in float32: on a difference nothing is measured. Peak memory is what training
 takes beyond the model itself, each side in a process of its own.
 
-Two views of the same rounds. The same setting: every library in one precision of matrix products, for
-each of --precision. As it comes: every library by its own defaults, memspan's being its auto.
+Two views of the same rounds. The same setting: every library with one precision of matrix products, for
+each of --precision. As it comes: every library with its own defaults, memspan's being `auto`.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def side_class(architecture: str, name: str) -> type[Side]:
 
 
 def own_precision(name: str, work: str) -> str:
-    """What a library computes in without options: torch's default, and memspan what ``auto`` is on this
-    CPU, where only training may be in bfloat16."""
+    """A library's precision without options: torch's default, and memspan's ``auto`` on this CPU, where
+    only training may be in bfloat16."""
     if name != "memspan":
         return "float32"
     auto = automatic(torch.device("cpu"))
@@ -137,13 +137,13 @@ def own_precision(name: str, work: str) -> str:
 
 @contextlib.contextmanager
 def at(precision: str, work: str) -> Iterator[None]:
-    """Around many calls of one work. What trains has its autocast in every call: it caches weights."""
+    """Around many calls of one work. Training enters autocast in each, since it caches weights."""
     with products_in(precision), autocast(precision if work in READING else "float32"):
         yield
 
 
 def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Segments of one random text, again and again: inputs and targets ``[B, T]``."""
+    """Segments of one random text, repeated: inputs and targets ``[B, T]``."""
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(VOCAB_SIZE, (batch, 16 * length + 1), generator=generator)
     at = -1
@@ -197,7 +197,7 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
 
 
 def prepared(side: Side, work: str, precision: str = "float32") -> Callable[[], object]:
-    """One call of the work, memory being full. For use within :func:`at`, as this."""
+    """One call of the work, with full memory. For use within :func:`at`, like this function."""
     size = side.size
     if work == "train":
         side.model.train()
@@ -270,7 +270,7 @@ def report_peak(architecture: str, name: str, size: str, precision: str) -> None
     """The process that :func:`peak_megabytes` starts."""
     torch.set_num_threads(1)
     side = side_class(architecture, name)(SIZES[architecture][size])
-    # Libraries that load at the first backward pass and step are nobody's memory.
+    # Libraries loaded at the first backward pass and step do not count.
     x = torch.nn.Linear(8, 8)
     torch.nn.functional.cross_entropy(x(torch.ones(1, 8)), torch.zeros(1).long()).backward()
     torch.optim.AdamW(x.parameters(), fused=True).step()
@@ -284,7 +284,7 @@ def report_peak(architecture: str, name: str, size: str, precision: str) -> None
 
 
 def reset_peak() -> None:
-    """Linux: what the imports once held is no longer the peak."""
+    """Linux: forget the peak that imports may have caused."""
     gc.collect()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
@@ -293,7 +293,7 @@ def reset_peak() -> None:
 def peak_bytes() -> int:
     """The process's largest resident size.
 
-    Linux's ``ru_maxrss`` is not it: after fork and exec it starts with the parent's.
+    Not Linux's ``ru_maxrss``: after fork and exec that starts with the parent's.
     """
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text()
@@ -363,7 +363,7 @@ def compared(
     peaks: Mapping[Key, float],
     multiplied: int,
 ) -> list[Row]:
-    """The rows of one work: every precision, all peers in it, then what comes without options.
+    """The rows of one kind of work: every precision with all peers, then without options.
 
     Args:
         label: what all rows begin with.

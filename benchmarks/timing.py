@@ -42,7 +42,7 @@ def seconds_per_call(work: Callable[[], object], calls: int) -> float:
 
 
 def no_setting(side: object) -> AbstractContextManager[object]:
-    """All sides as they are."""
+    """All sides, unchanged."""
     return nullcontext()
 
 
@@ -54,10 +54,10 @@ def interleaved(
 ) -> dict[Key, list[float]]:
     """Seconds per call of every side, one value per round.
 
-    Sides take turns in every round, so that whatever the machine does in the meantime hits all of
-    them; a turn lasts about ``seconds``, or a tenth of the slowest side's call where that is more. The
-    order turns round with every round. Five rounds are the most where a single call takes ten seconds.
-    ``within`` is entered for each turn, outside of what is timed.
+    Sides take turns in every round, so that other work on the machine affects all of
+    them; a turn lasts about ``seconds``, or a tenth of the slowest side's call if that is more. The
+    order is reversed in every other round. Where a single call takes ten seconds, there are at most
+    five rounds. ``within`` is entered for each turn, outside of what is timed.
     """
 
     def turn(name: Key, calls: int) -> float:

@@ -4,9 +4,9 @@
     memspan evaluate --import own_architecture mine --carried-share 0.5
     memspan generate --import own_architecture mine --prompt "The "
 
-In every layer ``s_t = a_t * s_(t-1) + (1 - a_t) * v_t``, and ``x_t + W_o s_t`` goes on, with
-``a_t = sigmoid(W_a x_t + b)``. A package can do without ``--import``: it names the module in the entry
-point group ``memspan.architectures``.
+Each layer computes ``s_t = a_t * s_(t-1) + (1 - a_t) * v_t`` with ``a_t = sigmoid(W_a x_t + b)``, and
+passes ``x_t + W_o s_t`` on. An installed package needs no ``--import``: it names the module in the
+entry point group ``memspan.architectures``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memspan.models.segments import Padding, read_in_pieces
 
 @dataclass(frozen=True)
 class CarriedShare:
-    """What evaluation may change."""
+    """The options that evaluation may change."""
 
     carried_share: float | None = None
     """Part of the state that is carried from token to token, 0 to 1 (None: as in training)."""
@@ -50,9 +50,9 @@ class GatedConfig(BackboneConfig):
     half_life: float = 16.0
     """Tokens after which half of the state is forgotten, before training."""
     carried_share: float = 1.0
-    """Part of the state that is carried from token to token, beside the gate."""
+    """Part of the state that is carried from token to token, besides the gate."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How the embedding begins."""
+    """How the embedding is initialised."""
 
     reader_options: ClassVar[type] = CarriedShare
     plots: ClassVar[tuple[Plot, ...]] = (
@@ -64,7 +64,7 @@ class GatedConfig(BackboneConfig):
         return Gated(self)
 
     def least_parameters(self) -> int:
-        """All matrices."""
+        """The numbers in all matrices."""
         return 3 * self.n_layers * self.d_model**2
 
 
@@ -77,7 +77,7 @@ class GatedMemory(Memory):
 
 
 class Gated(Backbone[GatedMemory]):
-    """The stack. It has no reader of its own, and reading does not depend on how a text is cut."""
+    """The stack. It has no reader of its own; results do not depend on where a text is cut."""
 
     memory_type = GatedMemory
     config: GatedConfig
@@ -92,7 +92,7 @@ class Gated(Backbone[GatedMemory]):
             nn.init.constant_(layer.bias[:d], math.log(a / (1 - a)))
 
     def units(self) -> list[nn.Module]:
-        """Every matrix is used in its own forward."""
+        """Every linear layer is used in its own forward pass only."""
         return [*self.layers, *self.outputs]
 
     def initial_memory(self, batch_size: int) -> GatedMemory:
@@ -104,7 +104,7 @@ class Gated(Backbone[GatedMemory]):
     def reader(
         self, memory: GatedMemory | None, batch_size: int, *, carried_share: float | None = None
     ) -> BackboneReader[GatedMemory]:
-        """The reader that every backbone has, of this one with another option."""
+        """The reader that every backbone has, for a copy of this one with the changed option."""
         if carried_share is None:
             return super().reader(memory, batch_size)
         other = copy.copy(self)

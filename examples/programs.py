@@ -5,13 +5,12 @@
     python examples/programs.py --variables 5
 
 Both models read random programs (see `memspan.data.synthetic.Programs`) for the same CPU time, with
-the same options and about as many parameters, and learn to say what is printed. In the first quarter of
-the time programs get longer, from 16 words to `--tokens`, and get more variables, from one to
-`--variables`. The score is the share of printed values that are right in 64 programs, twice as long as
-those of training. Beside it: the share that is right if the last value known, assigned or printed, is
-said again. Written: a JSON file with the curves, and a picture where matplotlib is installed. With two
-cores, `--models feedback` and `--models transformer-xl` may run at once: a file keeps what it holds of
-the same options.
+the same options and about as many parameters, and learn to predict what is printed. In the first
+quarter of the time programs get longer, from 16 words to `--tokens`, and get more variables, from one
+to `--variables`. The score is the share of printed values predicted correctly in 64 programs, twice as
+long as those of training. The baseline repeats the last known value, assigned or printed. Written: a
+JSON file with the curves, and a picture if matplotlib is installed. With two cores, run `--models
+feedback` and `--models transformer-xl` at once: results with the same options stay in the file.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEGMENT = 64
 SHORTEST = 16
 """Words of the first programs."""
 GROWING = 0.25
-"""Share of the time until programs have full length and all variables."""
+"""Share of the time after which programs have full length and all variables."""
 
 
 def model_of(name: str, options: argparse.Namespace) -> LanguageModel:
@@ -54,13 +53,13 @@ def model_of(name: str, options: argparse.Namespace) -> LanguageModel:
 
 
 def examination(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Always the same programs; where they print."""
+    """The test programs, always the same, and where they print."""
     return Programs(options.variables).batch(64, 2 * options.tokens + 1, np.random.default_rng(7))
 
 
 @torch.no_grad()
 def accuracy(model: LanguageModel, options: argparse.Namespace) -> float:
-    """Share of the printed values that are likeliest to the model."""
+    """Share of the printed values that the model finds likeliest."""
     model.eval()
     tokens, printed = examination(options)
     memory, right, asked = None, 0, 0
@@ -75,7 +74,7 @@ def accuracy(model: LanguageModel, options: argparse.Namespace) -> float:
 
 
 def unchanged(options: argparse.Namespace) -> float:
-    """Share of the printed values that are what was last assigned or printed."""
+    """Share of the printed values that equal the value last assigned or printed."""
     right = asked = 0
     tokens, printed = examination(options)
     for row, mask in zip(tokens.tolist(), printed.tolist(), strict=True):
@@ -90,7 +89,7 @@ def unchanged(options: argparse.Namespace) -> float:
 
 
 def stage(done: float, options: argparse.Namespace) -> tuple[int, int]:
-    """Variables and words of the programs when this share of the time is over."""
+    """Variables and words of the programs after this share of the time."""
     grown = min(done / GROWING, 1.0)
     doublings = int(math.log2(options.tokens / SHORTEST))
     return (
@@ -100,7 +99,7 @@ def stage(done: float, options: argparse.Namespace) -> tuple[int, int]:
 
 
 def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """For `--seconds` of CPU time; the curve of the accuracy."""
+    """Train for `--seconds` of CPU time; returns the curve of the accuracy."""
     torch.manual_seed(options.seed)
     random = np.random.default_rng(options.seed)
     model = model_of(name, options)
@@ -123,13 +122,13 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
         memory = model.initial_memory(rows)
         for at in range(0, words, segment):
             here = slice(at + 1, at + segment + 1)
-            # What else comes next is chance: only printed values are learned.
+            # Everything else is random: only printed values are learned.
             targets = tokens[:, here].masked_fill(~printed[:, here], -100)
             out = model(tokens[:, at : at + segment], memory, targets=targets)
             memory = out.memory.detach()
             out.loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            # Level until half of the time is over, then down to a tenth.
+            # Constant for half of the time, then down to a tenth.
             rate = min(1.0, (step + 1) / 50, 2 * (1.05 - done))
             optimizer.param_groups[0]["lr"] = options.learning_rate * rate
             optimizer.step()

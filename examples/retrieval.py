@@ -4,11 +4,11 @@
     python examples/retrieval.py updates
     python examples/retrieval.py capacity --width 64 --keys 100 200 600     # the authors' size
 
-A sequence of key-value pairs is written into fast weights; then one key is asked for. Keys and queries
-are learned, values are one-hot and are written as they are. Loss: half the squared distance from the
-right value, on held-out sequences, every key asked for. As the authors do: Adam 1e-3, batches of 32,
-a test every 100 steps, an end at a loss of 0.001 or after ten tests without progress, the best test
-counts. Rows that the JSON file holds already, made with the same options, stay in it.
+A sequence of key-value pairs is written into fast weights; then the value of one key is retrieved. Keys
+and queries are learned, values are one-hot vectors. Loss: half the squared distance from the right
+value, on held-out sequences, over all keys. As the authors do: Adam 1e-3, batches of 32, a test every
+100 steps, stopping at a loss of 0.001 or after ten tests without progress; the best test counts. Rows
+in the JSON file that were made with the same options stay in it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Retriever(nn.Module):
             nn.init.uniform_(layer.weight, -(width**-0.5), width**-0.5)
 
     def forward(self, batch: Batch) -> Tensor:
-        """What is read, ``[B, n_keys]``. One sequence may serve all queries."""
+        """The value read, ``[B, n_keys]``. All queries may share one sequence."""
         values = F.one_hot(batch.values, self.n_keys).float()
         pairs = torch.cat([values, self.embedding(batch.keys)], -1)
         k, q = self.key(pairs)[:, None], self.query(self.embedding(batch.query))[:, None, None]
@@ -74,7 +74,7 @@ class Retriever(nn.Module):
             return (features(q) @ memory)[:, 0, 0]
         features = self.feature_map()
         k, q = features(k), features(q)
-        # Without a loop: only the last memory is asked for.
+        # Without a loop: only the last memory is needed.
         memory = k.mT @ v
         read = q @ memory / ((q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + EPSILON)
         return read[:, 0, 0]
@@ -92,7 +92,7 @@ def loss_of(model: Retriever, batch: Batch) -> Tensor:
 
 
 def once(batch: Batch) -> Batch:
-    """The sequence, which is the same in all rows, written once."""
+    """The sequence, which is the same in all rows, as one row."""
     return dataclasses.replace(batch, keys=batch.keys[:1], values=batch.values[:1])
 
 
@@ -150,7 +150,7 @@ def plot(rows: list[dict], setting: str, width: int, favor_features: int, path: 
 
 
 def earlier(path: Path, shown: dict[str, int]) -> list[dict]:
-    """Rows that the file holds already, made with the same options."""
+    """Rows in the file that were made with the same options."""
     if not path.exists():
         return []
     found = json.loads(path.read_text())
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", help="numbers of unique keys")
     known = sorted({name for names in MODELS.values() for name in names})
     parser.add_argument(
-        "--models", nargs="+", choices=known, metavar="NAME", help="some of the models only"
+        "--models", nargs="+", choices=known, metavar="NAME", help="only these models"
     )
     parser.add_argument("--favor-features", type=int, default=64, help="random projections")
     parser.add_argument("--steps", type=int, default=1000, help="at most, per model and size")

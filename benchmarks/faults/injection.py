@@ -1,4 +1,4 @@
-"""Faults inside a process: hooks that run in a fork before its `memspan` does."""
+"""Faults inside a process: hooks that run in a fork before `memspan` does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memspan.training.updates import Updater
 
 
 def at_operations(before: Callable[[str], None]) -> None:
-    """Call `before` ahead of everything that this process does to a file system to write."""
+    """Call `before` ahead of every write operation of this process on a file system."""
 
     def wrapped(name: str, original: Any) -> Any:
         def operation(*arguments: Any, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def die(*_: object) -> None:
 
 
 def after(count: int, fault: Callable[[str], None], lasting: bool = False) -> Callable[[str], None]:
-    """`fault` at the operation after `count` others, or at all from there on."""
+    """`fault` at the operation after `count` others, or at that one and all later ones."""
     done = 0
 
     def before(name: str) -> None:

@@ -1,4 +1,4 @@
-"""File systems that are small or read-only, where this process may mount them."""
+"""Small and read-only file systems, where this process is allowed to mount them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mounted(kind: str, place: Path, options: str) -> Iterator[None]:
 
 
 def own_mounts() -> bool:
-    """Give this process mounts of its own, which end with it; whether that is allowed."""
+    """Give this process its own mounts, which end with it; returns whether that is allowed."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare") or libc.unshare(0x20000) != 0:
         return False

@@ -1,4 +1,4 @@
-"""`memspan` in other processes: forks of this one, which has imported torch already, or new ones."""
+"""`memspan` in other processes: forks of this one, which has already imported torch, or new ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memspan import cli
 LIMIT = 300
 """Seconds after which a process counts as hanging."""
 MARK = "MEMSPAN_CHAOS"
-"""What the processes of one start have in their environment."""
+"""Environment variable that marks the processes of one start."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Done:
 
     @property
     def refused(self) -> str | None:
-        """The line, where it is one and the status is 2."""
+        """The line, if there is exactly one and the status is 2."""
         lines = self.err.strip().splitlines()
         one = len(lines) == 1 and lines[0].startswith("memspan: ") and lines[0].isprintable()
         return lines[0] if self.code == 2 and one else None
@@ -103,7 +103,7 @@ def run(arguments: list[str], home: Path, hook: Callable[[], None] = lambda: Non
 
 @contextlib.contextmanager
 def new_process(arguments: list[str], home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A `memspan` of its own, and the mark of what it starts: all of that is killed at the end."""
+    """A new `memspan` and the mark of the processes it starts, which are all killed at the end."""
     mark = f"{home}/{next(numbers)}"
     process = subprocess.Popen(
         [sys.executable, "-m", "memspan", *arguments],
@@ -123,9 +123,9 @@ def new_process(arguments: list[str], home: Path) -> Iterator[tuple[subprocess.P
 
 
 def started_by(mark: str) -> dict[int, dict[str, str]]:
-    """The living processes that a `memspan` has started, and itself, with their environments.
+    """The living processes that a `memspan` has started, and its own, with their environments.
 
-    The launcher gives each a session of its own, so they are known by what they inherit.
+    The launcher puts each into its own session, so they are identified by what they inherit.
     """
     found = {}
     for entry in Path("/proc").iterdir():

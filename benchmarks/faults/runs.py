@@ -1,4 +1,4 @@
-"""The runs that faults are done to: how they are trained, what they come to, and how they go on."""
+"""The runs that faults are applied to: how they are trained, their results, and how they continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "../text.txt"
 COMPILED = ("feedback", "fast-weights")
 """Architectures with loops in C."""
 BY_TWO = ("transformer-xl", "fast-weights")
-"""Architectures that two processes train, which takes them longer to start than to train."""
+"""Architectures trained by two processes, which take longer to start than to train."""
 
 
 def train_arguments(architecture: str) -> list[str]:
@@ -58,7 +58,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All of a run that must not depend on what happened to it."""
+    """Everything about a run that must not depend on what happened to it."""
     found: dict[str, Any] = {
         p.relative_to(folder).as_posix(): p.read_bytes()
         for p in folder.rglob("*")
@@ -88,16 +88,16 @@ def difference(folder: Path, reference: dict[str, Any], ignore: tuple[str, ...] 
 
 
 class Failure(Exception):
-    """A promise that was not kept."""
+    """A broken promise."""
 
 
 def finish(
     home: Path, architecture: str, reference: dict[str, Any], newest: int = 0, two: bool = False
 ) -> str:
-    """Go on as a user would until the run is done, then compare; what was said on the way.
+    """Continue as a user would until the run is done, then compare; returns the lines printed.
 
-    `newest`: the step of the last checkpoint before the fault, which must not be lost. `two`: by two
-    processes, which are no forks of this one.
+    `newest`: the step of the last checkpoint before the fault, which must not be lost. `two`: with two
+    processes, which are not forks of this one.
     """
     execute, more = (run_new, TWO) if two else (run, [])
     said = []
@@ -135,16 +135,16 @@ class Reference:
     home: Path
     seconds: float
     operations: int
-    """Of one save in the middle."""
+    """File system operations of one save in the middle."""
     result: dict[str, Any]
     scores: str
     text: str
     of_two: dict[str, Any]
-    """What two processes come to, where that is tried."""
+    """The result of two processes, where that is tried."""
 
 
 def scores_of(done: Done) -> str:
-    """What an evaluation came to, without its speed."""
+    """An evaluation's result, without its speed."""
     values = json.loads(done.out)
     return json.dumps({k: v for k, v in values.items() if "second" not in k}, sort_keys=True)
 
@@ -154,7 +154,7 @@ def make_reference(root: Path, architecture: str) -> Reference:
     home.mkdir(parents=True)
     words = random.Random(7).choices(["memory", "segment", "the", "of", "a", "\n"], k=4000)
     (home / TEXT).write_text(" ".join(words))
-    run(["data", "prepare", TEXT], home)  # so that all runs find the tokens prepared
+    run(["data", "prepare", TEXT], home)  # so that all runs find prepared tokens
     begin = time.monotonic()
     whole = run(train_arguments(architecture), home)
     seconds = time.monotonic() - begin
@@ -180,7 +180,7 @@ def make_reference(root: Path, architecture: str) -> Reference:
         run(train_arguments(architecture), home, in_saves(lambda s: s == MIDDLE, count)).code == 0
     )
     shutil.rmtree(home / "run")
-    # The run that damage is done to was killed in the middle, so that all of its files are in use.
+    # The run to be damaged was killed in the middle, so that all of its files are in use.
     assert run(train_arguments(architecture), home, stop_at(STOPPED_AT)).code == -signal.SIGKILL
     evaluated = run(EVALUATE, home)
     assert evaluated.code == 0, evaluated

@@ -68,7 +68,7 @@ def kill_in_a_save(home: Path, reference: Reference, name: str, draw: random.Ran
 
 
 def torn_by(number: int | None, at: int) -> Callable[..., str]:
-    """A save that is cut before operation `at` by SIGKILL (None) or fails there with `number`."""
+    """A save that is killed before operation `at` (`number` None) or fails there with `number`."""
 
     def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
         fresh(home, reference)
@@ -94,7 +94,7 @@ def full_disk(home: Path, reference: Reference, name: str, draw: random.Random) 
     size = sum(p.stat().st_size for p in (reference.home / "whole").rglob("*") if p.is_file())
     disk = home / "run"
     disk.mkdir()
-    # The system counts in pages, and renaming needs no space: from nothing to nearly enough.
+    # The system counts in pages, and renaming needs no space: from none to almost enough.
     pages = 1 + draw.randrange(int(0.95 * size) // 4096)
     with mounted("tmpfs", disk, f"size={4096 * pages}"):
         done = run(train_arguments(name), home)
@@ -123,7 +123,7 @@ def file_size_limit(home: Path, reference: Reference, name: str, draw: random.Ra
 
 
 def read_only(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """A read-only mount: using the run works, training on is refused, and works again after."""
+    """A read-only mount: the run can be used, resuming is refused, and works again afterwards."""
     fresh(home, reference, stopped=True)
     before, newest = outcome(home / "run"), max(steps_of(home / "run"))
     with mounted("bind", home / "run", ""):
@@ -160,7 +160,7 @@ def becomes_read_only(home: Path, reference: Reference, name: str, draw: random.
 
 
 def fails_from(number: int) -> Callable[..., str]:
-    """From a random operation on every further one fails, the clean-up's too."""
+    """From a random operation on, all operations fail, including those of the clean-up."""
 
     def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
         fresh(home, reference)
@@ -179,7 +179,7 @@ def fails_from(number: int) -> Callable[..., str]:
 
 
 def damage(path: Path, how: str, draw: random.Random) -> None:
-    """In place, as a disk does it: every name of the file sees it."""
+    """In place, as on a failing disk: all hard links of the file are affected."""
     content = bytearray(path.read_bytes())
     if how == "flip":
         bit = draw.randrange(8 * len(content))
@@ -227,7 +227,7 @@ def damaged(file: str, how: str) -> Callable[..., str]:
 
 
 def training_until(home: Path, name: str, draw: random.Random) -> Process:
-    """A training process that is stopped (SIGSTOP) after a few checkpoints."""
+    """A training process, stopped (SIGSTOP) after a few checkpoints."""
     process = start(train_arguments(name), home)
     wanted, end = draw.randrange(1, 6) * SAVE_EVERY, time.monotonic() + LIMIT
     while max(steps_of(home / "run"), default=0) < wanted:
@@ -283,7 +283,7 @@ def moved_while_training(home: Path, reference: Reference, name: str, draw: rand
 
 
 def corpus_changed(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """One byte of the text, in any split, or a border between two documents."""
+    """One byte of the text, in any split, or a border between two documents, is changed."""
     fresh(home, reference, stopped=True)
     content = bytearray((home / TEXT).read_bytes())
     texts = home / "texts"
@@ -332,7 +332,7 @@ def undeletable_checkpoint(home: Path, reference: Reference, name: str, draw: ra
 
 
 def spoiled_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """A file of the compiled code is damaged or replaced: it is compiled again, and said."""
+    """A file of compiled code is damaged or replaced: it is compiled again, and a line says so."""
     fresh(home, reference)
     path = draw.choice(sorted(home.glob("cache/code-*/*")))
     how = draw.choice(["bit", "gone", "pipe", "endless", "writable"])
@@ -357,7 +357,7 @@ def spoiled_code(home: Path, reference: Reference, name: str, draw: random.Rando
 
 
 def untrusted_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """The folder of compiled code is open to others, or a link: it is not used, and said once."""
+    """The folder of compiled code is open to others, or a link: it is not used; a line says so."""
     fresh(home, reference)
     (folder,) = home.glob("cache/code-*")
     if draw.choice([True, False]):
@@ -369,7 +369,7 @@ def untrusted_code(home: Path, reference: Reference, name: str, draw: random.Ran
     lines = [line for line in done.err.splitlines() if "compiled code cannot be kept" in line]
     if done.code != 0 or len(lines) != 1:
         raise Failure(str(done))
-    # PyTorch's loops round otherwise: the weights are those of the reference in a folder of one's own.
+    # PyTorch's loops round differently: the weights must be those of a reference run that uses them.
     shutil.rmtree(home / "run")
     shutil.rmtree(home / "cache")
     subprocess.run(["cp", "-a", str(reference.home / "cache"), str(home)], check=True)
@@ -381,7 +381,7 @@ def untrusted_code(home: Path, reference: Reference, name: str, draw: random.Ran
 
 
 def second_trainer(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """While one trains, a second is refused; when the first is killed, a third goes on at once."""
+    """While one trains, a second is refused; when the first is killed, a third continues at once."""
     fresh(home, reference)
     first = start(train_arguments(name), home)
     checkpoints, end = draw.randrange(1, 5), time.monotonic() + LIMIT
@@ -389,7 +389,7 @@ def second_trainer(home: Path, reference: Reference, name: str, draw: random.Ran
         if time.monotonic() > end:
             raise Failure(f"no checkpoint after {LIMIT} s: {first.kill()}")
         time.sleep(0.005)
-    os.kill(first.pid, signal.SIGSTOP)  # so that it surely trains still
+    os.kill(first.pid, signal.SIGSTOP)  # so that it is certainly still training
     for arguments in (RESUME, train_arguments(name)):
         done = run(arguments, home)
         if "another process is training" not in (done.refused or ""):
@@ -416,7 +416,7 @@ def started_together(home: Path, reference: Reference, name: str, draw: random.R
 
 
 def kill_of_two(which: str) -> Callable[..., str]:
-    """SIGKILL to one of two processes, or to the one that launched them. Nothing may be left over."""
+    """SIGKILL to one of two processes, or to their launcher. No process may be left."""
 
     def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
         fresh(home, reference)
@@ -447,8 +447,8 @@ def kill_of_two(which: str) -> Callable[..., str]:
 
 
 def output_that_fails(how: str) -> Callable[..., str]:
-    """Standard output's reader goes away after a few lines, its disk is full, or its encoding has
-    none of the characters that are printed."""
+    """Standard output's reader exits after a few lines, its disk is full, or its encoding lacks
+    the characters that are printed."""
 
     def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
         fresh(home, reference)
@@ -480,7 +480,7 @@ def output_that_fails(how: str) -> Callable[..., str]:
 
 
 def jumping_clock(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """The time of day jumps by years at every look, files carry dates of any year."""
+    """The clock jumps by years whenever it is read, and files have dates of any year."""
     fresh(home, reference)
 
     def hook() -> None:

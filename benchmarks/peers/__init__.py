@@ -1,1 +1,1 @@
-"""What memspan is measured against: one adapter per file."""
+"""The sides of comparisons, memspan's own and its peers': one adapter per file."""

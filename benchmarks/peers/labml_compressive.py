@@ -41,7 +41,7 @@ class AutoregressiveModel(nn.Module):
 
 
 class LabmlCompressive(LabmlXL):
-    """As it comes, position tables of 8,192 rows and all."""
+    """Unchanged, including its position tables of 8,192 rows."""
 
     def __init__(self, size: Size) -> None:
         Side.__init__(self, size)

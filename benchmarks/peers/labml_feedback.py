@@ -1,4 +1,4 @@
-"""labml's Feedback Transformer with shared keys and values, put together as in its experiment."""
+"""labml's Feedback Transformer with shared keys and values, assembled as in its experiment."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AutoregressiveModel(nn.Module):
 
 
 class LabmlFeedback(Side):
-    """It has no memory between calls, and no way of going on token by token. Single tokens are read
-    here by the body of its own loop over time, its stacks being what they are after a segment."""
+    """It has no memory between calls and cannot continue token by token. Here single tokens are read by
+    the body of its own loop over time, from its stacks as a segment leaves them."""
 
     same_function = True
 
@@ -46,7 +46,7 @@ class LabmlFeedback(Side):
         self.model = AutoregressiveModel(VOCAB_SIZE, size.d_model, stack)
         for block in stack.layers:
             attention = block.attn
-            # Zero at the start in labml: numbers, so that the comparison of both sides sees them.
+            # Initially zero in labml: filled with numbers, so that the comparison covers them.
             for table in (
                 attention.key_pos_embeddings,
                 attention.key_pos_bias,
@@ -123,7 +123,7 @@ class LabmlFeedback(Side):
             here, there = f"backbone.layers.{n}.", f"transformer.layers.{n}."
             for mine, theirs in names.items():
                 own[here + mine] = source[there + theirs]
-            # The nearest is their last row and our first.
+            # The nearest distance is their last row and our first.
             rows = slice(-self.size.memory_length, None)
             own[here + "position_keys"] = block.attn.key_pos_embeddings[rows].flip(0)
             own[here + "position_scores"] = block.attn.key_pos_bias[rows].flip(0)

@@ -1,4 +1,4 @@
-"""labml's Fast Weights transformer: its layers in training, its token-wise layers in reading."""
+"""labml's Fast Weights transformer: its layers in training, its token-wise layers in generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model(nn.Module):
 
 
 def stack(module, size: Size) -> nn.Module:
-    """From the module of whole sequences, or the one of single tokens: the same parameters."""
+    """From the module for sequences or the one for single tokens, which have the same parameters."""
     layer = module.FastWeightsAttentionTransformerLayer(
         d_model=size.d_model,
         attn=module.FastWeightsAttention(
@@ -38,7 +38,7 @@ def stack(module, size: Size) -> nn.Module:
 
 
 class LabmlFW(Side):
-    """As it comes. It has no memory between segments in training."""
+    """Unchanged. In training it has no memory between segments."""
 
     works = ("train", "attention", "generate")
     same_function = True
@@ -63,7 +63,7 @@ class LabmlFW(Side):
 
     @torch.no_grad()
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Token by token; the fast weights stay."""
+        """Token by token; the fast weights are carried."""
         found = []
         for x in self.model.src_embed(tokens.t()):
             for i, layer in enumerate(self.by_token.layers):

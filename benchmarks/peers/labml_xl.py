@@ -1,4 +1,4 @@
-"""labml's Transformer-XL, put together, masked and its memory merged as in its own experiment."""
+"""labml's Transformer-XL, assembled and masked, with its memory merged, as in its own experiment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AutoregressiveModel(nn.Module):
 
 
 class LabmlXL(Side):
-    """As it comes: its position tables have 8,192 rows in every layer, whatever the span."""
+    """Unchanged: its position tables have 8,192 rows in every layer, whatever the span."""
 
     same_function = True
 
@@ -61,7 +61,7 @@ class LabmlXL(Side):
     def number_tables(self) -> None:
         for block in self.model.transformer.layers:
             attention = block.self_attn
-            # Zero at the start in labml: numbers, so that the comparison of both sides sees them.
+            # Initially zero in labml: filled with numbers, so that the comparison covers them.
             for table in (
                 attention.key_pos_embeddings,
                 attention.key_pos_bias,
@@ -84,7 +84,7 @@ class LabmlXL(Side):
         return losses.view(logits.shape[:2]).t()
 
     def _forward(self, tokens: Tensor) -> Tensor:
-        """Batch first in, time first out, as labml has it."""
+        """Batch first in, time first out, as in labml."""
         logits, new = self.model(tokens.t(), self.memory)
         self.memory = self._merge(self.memory, new)
         return logits
@@ -143,7 +143,7 @@ class LabmlXL(Side):
 
 
 class LabmlShortTable(LabmlXL):
-    """The same with position tables cut to the span: what its users could make of it."""
+    """The same with position tables cut to the span, as its users could do."""
 
     works = ("train",)
 

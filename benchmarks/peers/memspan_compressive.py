@@ -26,7 +26,7 @@ class MemspanCompressive(MemspanXL):
                 memory_length=size.memory_length,
                 compressed_length=size.compressed_length,
                 auxiliary_loss="attention" if size.auxiliary_loss else "none",
-                # Without its own loss something has to train it, or the config is refused.
+                # Without its own loss, the task must train it, or the config is refused.
                 task_gradient=not size.auxiliary_loss,
                 positions="learned",
                 max_distance=size.span,

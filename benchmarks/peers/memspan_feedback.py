@@ -14,8 +14,8 @@ from peers.side import VOCAB_SIZE, Side, Size
 class MemspanFeedback(Side):
     """The model in training, its reader for evaluation and generation.
 
-    Every segment starts with an empty memory, as labml's. Single tokens go on from the last segment,
-    soon with a full memory of twice its length, where labml's start again.
+    Every segment starts with an empty memory, as labml's does. Single tokens continue from the last
+    segment, soon with a full memory of twice its length, where labml's start again.
     """
 
     def __init__(self, size: Size) -> None:

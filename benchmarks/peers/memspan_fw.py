@@ -12,7 +12,7 @@ from peers.side import VOCAB_SIZE, Side, Size
 
 
 class MemspanFW(Side):
-    """The model in training, every segment with an empty memory as labml's; its reader else."""
+    """The model in training, every segment with an empty memory as in labml; otherwise its reader."""
 
     works = ("train", "attention", "generate")
 

@@ -14,7 +14,7 @@ VOCAB_SIZE = 256
 
 @dataclass(frozen=True)
 class Size:
-    """A model's size and the work's."""
+    """Sizes of a model and of its work."""
 
     d_model: int
     n_heads: int
@@ -30,7 +30,7 @@ class Size:
     auxiliary_loss: bool = True
     """Whether training adds the compression's own loss, where there is one."""
     alone: bool = False
-    """Ours without peers, which would take too long."""
+    """memspan alone: peers would take too long."""
 
     @property
     def span(self) -> int:
@@ -38,12 +38,12 @@ class Size:
 
 
 class Side(ABC):
-    """A model, and the memory that it carries from call to call."""
+    """A model and the memory that it carries from call to call."""
 
     works: ClassVar[tuple[str, ...]] = ("train", "evaluate", "generate")
     """What this side can do."""
     same_function: ClassVar[bool] = False
-    """It computes the same numbers as ours after ``weights_to``; checked before any timing."""
+    """Whether it computes the same numbers as ours after ``weights_to``; checked before any timing."""
 
     model: nn.Module
 
@@ -52,7 +52,7 @@ class Side(ABC):
 
     @abstractmethod
     def forget(self, batch_size: int) -> None:
-        """Start with an empty memory, in the mode that ``model.train`` or ``eval`` has set."""
+        """Start with an empty memory, in the mode set by ``model.train`` or ``model.eval``."""
 
     @abstractmethod
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:

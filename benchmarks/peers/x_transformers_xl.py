@@ -11,7 +11,7 @@ from peers.side import VOCAB_SIZE, Side, Size
 
 
 class XTransformersXL(Side):
-    """It keeps memory in training; one-token steps with memory are not what it is made for."""
+    """It carries memory in training; it is not made for one-token steps with memory."""
 
     works = ("train", "evaluate")
 
