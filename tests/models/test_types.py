@@ -7,6 +7,7 @@ users run.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,9 @@ def main() -> None:
     packages = ("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models")
     beartype_packages(packages, conf=checked)
     # beartype looks for what a NamedTuple's annotations name in a module that does not exist.
-    for name in ("Positions", "_Inputs", "Loops"):
-        sys.modules[f"namedtuple_{name}"] = Anything(name)
+    for path in MODELS.parent.rglob("*.py"):
+        for name in re.findall(r"^class (\w+)\(NamedTuple\)", path.read_text(), re.M):
+            sys.modules[f"namedtuple_{name}"] = Anything(name)
 
     import torch
     from beartype.roar import BeartypeCallHintViolation
