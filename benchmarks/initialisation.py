@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import multiprocessing
 import tempfile
 import time
@@ -68,22 +69,23 @@ def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
     """The preset ``name`` with the rule's scheme; ``large``: twice as wide, with twice the heads."""
     config = read_config(PRESETS[name])
     times = 2 if size == "large" else 1
-    model = dataclasses.replace(
-        config.model,
-        initialisation=factors(rule)[0],
-        **{n: times * getattr(config.model, n) for n in ("d_model", "n_heads", "d_ff")},
-    )
+    widths = {n: times * getattr(config.model, n, 0) for n in ("d_model", "n_heads", "d_ff")}
+    model = resized(dataclasses.replace(config.model, initialisation=factors(rule)[0]), **widths)
     model = model.for_segments(config.train.segment_length)
     return dataclasses.replace(config, model=model)
+
+
+def resized(model: Any, **sizes: int) -> Any:
+    """The options with these sizes, as far as they have them: an LSTM has no heads."""
+    known = {field.name for field in dataclasses.fields(model)}
+    return dataclasses.replace(model, **{n: size for n, size in sizes.items() if n in known})
 
 
 def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
     """A line of statistics before and after eight updates."""
     config = preset(name, rule)
     heads = width // 32
-    model = dataclasses.replace(
-        config.model, d_model=width, n_layers=depth, n_heads=heads, d_ff=4 * width
-    )
+    model = resized(config.model, d_model=width, n_layers=depth, n_heads=heads, d_ff=4 * width)
     torch.manual_seed(1)
     with changed(rule):
         net = LanguageModel(256, model)
@@ -112,7 +114,8 @@ def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
         memory = out.memory.detach()
         if step in (0, 8):
             sizes = "".join(
-                f"{mean(seen[w]):8.2f}" for w in ("stream", "attention", "feed-forward")
+                f"{mean(seen[w] or [math.nan]):8.2f}"
+                for w in ("stream", "attention", "feed-forward")
             )
             line += f"  loss {out.loss.item():6.2f}{sizes}"
         seen.clear()

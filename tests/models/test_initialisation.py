@@ -10,7 +10,7 @@ import torch
 
 from architectures import CASES, Case
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
+from memspan.models import LanguageModel, LSTMConfig
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights import model as fast_weights
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -83,3 +83,9 @@ def test_an_unknown_scheme_is_refused() -> None:
         initialise(torch.nn.Linear(2, 2), "xavier")  # type: ignore[arg-type]
     with pytest.raises(MemspanError, match="initialisation"):
         TransformerXLConfig(initialisation="xavier")  # type: ignore[arg-type]
+
+
+def test_forget_gates_of_an_lstm_begin_open() -> None:
+    for scheme, forget in (("scaled", 1), ("papers", 0)):
+        model: Any = LSTMConfig(n_layers=1, d_model=2, initialisation=scheme).build()
+        assert model.layers[0].bias_ih_l0.tolist() == [0, 0, forget, forget, 0, 0, 0, 0]

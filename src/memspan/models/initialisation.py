@@ -3,8 +3,9 @@
 ``papers``: matrices and tables from N(0, 0.02^2) whatever their size, as in the papers' code; it fits
 widths near 500 to 1,000. ``scaled``: N(0, (f / sqrt(n))^2), where n is the number of terms that one
 output sums over, so that activations begin alike at every width, and f depends on what the parameter
-is for (:data:`FACTORS`; docs/initialisation.md says how they were found); all biases 0. In both, the
-gains of normalisations begin at 1, and compression functions as mean pooling.
+is for (:data:`FACTORS`; docs/initialisation.md says how they were found); all biases 0, except
+that an LSTM's forget gates begin open. In both, gains of norms begin at 1 and compression functions as
+mean pooling.
 """
 
 from __future__ import annotations

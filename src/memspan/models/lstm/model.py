@@ -44,6 +44,10 @@ class LSTM(Backbone[LSTMMemory]):
         d = config.d_model
         self.layers = nn.ModuleList(nn.LSTM(d, d, batch_first=True) for _ in range(config.n_layers))
         initialise(self, config.initialisation, config.n_layers)
+        if config.initialisation == "scaled":
+            for layer in self.layers:
+                # The forget gates begin open (Jozefowicz et al. 2015); torch's order is i, f, g, o.
+                nn.init.ones_(layer.get_parameter("bias_ih_l0")[d : 2 * d])
 
     def initial_memory(self, batch_size: int) -> LSTMMemory:
         """A memory before the first token: zeros."""
