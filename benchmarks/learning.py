@@ -40,9 +40,10 @@ SLICE = 100
 class GPTRun:
     """nanoGPT's recipe: random crops, AdamW, cosine."""
 
-    CONTEXT, BATCH, HIGH, LOW, WARMUP = 64, 12, 1e-3, 1e-4, 100
+    CONTEXT, BATCH, RATE, WARMUP = 64, 12, 1e-3, 100
 
-    def __init__(self, text: np.ndarray, steps: int, seed: int = 1) -> None:
+    def __init__(self, text: np.ndarray, steps: int, seed: int = 1, rate: float = RATE) -> None:
+        self.rate = rate
         torch.manual_seed(seed)
         self.text, self.steps, self.step = torch.from_numpy(text.astype(np.int64)), steps, 0
         self.random = torch.Generator().manual_seed(seed)
@@ -90,9 +91,9 @@ class GPTRun:
 
     def _learning_rate(self) -> float:
         if self.step < self.WARMUP:
-            return self.HIGH * (self.step + 1) / self.WARMUP
+            return self.rate * (self.step + 1) / self.WARMUP
         done = (self.step - self.WARMUP) / (self.steps - self.WARMUP)
-        return self.LOW + (self.HIGH - self.LOW) * (1 + math.cos(math.pi * done)) / 2
+        return self.rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
 class TransformerXLRun:
