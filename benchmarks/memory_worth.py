@@ -10,9 +10,10 @@ Sides of every architecture, with the recipe, the seed and the order of the text
     emptied, equal time  the same for as many steps as fit the CPU time of `carried`
     long segments        Transformer-XL: no memory, segments of T + M tokens, as many tokens a step
 
-`gpt` is the plain GPT by nanoGPT's recipe for a CPU; `gpt, scaled` with our initialisation, and
-`gpt, scaled, tuned` with twice the learning rate as well, the best of three. All are trained on the first nine tenths of Tiny Shakespeare and scored once, at the end, on the last tenth:
-nats per byte, in one stream, segment by segment where memory is emptied. Runs that are already in
+`gpt` is the plain GPT by nanoGPT's recipe for a CPU; `gpt, scaled` with our initialisation;
+`gpt, scaled, tuned` with twice the learning rate as well, the best of three. All are trained on the
+first nine tenths of Tiny Shakespeare and scored once, at the end, on the last tenth: nats per byte,
+in one stream, segment by segment where memory is emptied. Runs that are already in
 benchmarks/results/memory-worth.json are not repeated: the script can be stopped and started again.
 """
 
