@@ -1,4 +1,4 @@
-"""What every architecture carries from one segment to the next: a value, batch first, of fixed size."""
+"""What an architecture carries from segment to segment: a value of fixed size, batch first."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from memspan.files.tensors import load_tensors, read_header, save_tensors
 class Memory:
     """Base of the architectures' memories: a frozen dataclass whose fields are all tensors.
 
-    Every field has the batch first, a fixed size, and all-zero rows where nothing was read, so that
-    the operations below need no knowledge of the architecture. No operation changes the memory it
-    is called on: a stream can be branched by keeping the old value.
+    Every field has the batch first, a fixed size, and all-zero rows where nothing was read, so the
+    operations below work for every architecture. None of them changes the memory it is called on: to
+    branch a stream, keep the old value.
     """
 
     tokens_seen: Tensor
-    """Tokens read since the row was last empty, int64 ``[B]``."""
+    """Tokens that each row has read since it was last empty, int64 ``[B]``."""
 
     def __repr__(self) -> str:
         seen = "tokens"
@@ -80,18 +80,18 @@ class Memory:
         empty = self._per_row(mask, torch.bool, wanted)
         if empty.shape != (self.batch_size,):
             raise MemspanError(f"{wanted}, not {list(empty.shape)}")
-        # where, not multiplication: a row that holds NaN is to be forgotten too.
+        # Not a multiplication, which would keep NaN.
         return self.map(
             lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
         )
 
     def _per_row(self, values: object, dtype: torch.dtype, wanted: str) -> Tensor:
-        """``values`` as a tensor ``[N]`` beside this memory, if they are of that type."""
+        """``values`` as a tensor ``[N]`` of that type, on this memory's device."""
         try:
             found = torch.as_tensor(values, device=self.tokens_seen.device)
         except (TypeError, ValueError, RuntimeError):
             raise MemspanError(f"{wanted}, not {values!r}") from None
-        # A list without entries has no type of its own.
+        # An empty list has no type of its own.
         found = found if found.numel() else found.to(dtype)
         if found.dtype != dtype or found.dim() != 1:
             kind = str(found.dtype).removeprefix("torch.")
@@ -111,22 +111,23 @@ class Memory:
 
     @property
     def batch_size(self) -> int:
+        """Rows, B."""
         return self.tokens_seen.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes; the same whatever the number of tokens read."""
+        """Size in bytes; independent of the number of tokens read."""
         return sum(t.nbytes for t in self.tensors().values())
 
     def save(self, path: str | Path, fingerprint: str) -> None:
         """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``.
 
         Raises:
-            MemspanError: at ``path`` is something other than a memory, or it cannot be written.
+            MemspanError: ``path`` holds something other than a memory, or cannot be written.
         """
         refuse_to_overwrite(Path(path), memories=False)
         header = {"kind": type(self).__name__, "fingerprint": fingerprint}
-        # Fields may be one tensor, as the counts of an empty memory are.
+        # Copies: fields may share one tensor, as the counts of an empty memory do.
         tensors = {name: tensor.clone() for name, tensor in self.tensors().items()}
         save_tensors(Path(path), tensors, header)
 
@@ -139,13 +140,13 @@ class Memory:
         """
         tensors, header = load_tensors(Path(path))
         if "kind" not in header or "fingerprint" not in header:
-            raise MemspanError(f"{path} holds no memory: give a file that --save-memory wrote")
+            raise MemspanError(f"{path} is no memory file: give one that --save-memory wrote")
         if header["kind"] != cls.__name__:
             raise MemspanError(
                 f"{path} is a {header['kind']}, and this model's is a {cls.__name__}: use it with "
                 "the run that wrote it"
             )
-        # Before the fingerprint, which cannot say what is different.
+        # Before the fingerprint, since it cannot say what differs.
         memory = cls.from_tensors(tensors, like)
         if header["fingerprint"] != fingerprint:
             raise MemspanError(
@@ -163,7 +164,10 @@ class Memory:
             MemspanError: other fields, other sizes than those of ``like``, or a count that cannot be.
         """
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
-            raise MemspanError(f"these are no fields of a {cls.__name__}: {sorted(tensors)}")
+            raise MemspanError(
+                f"a {cls.__name__} has other fields than {sorted(tensors)}: load a file that "
+                "memory.save wrote"
+            )
         for name, wanted in {} if like is None else like.tensors().items():
             found = tensors[name]
             kinds = (found.is_floating_point(), wanted.is_floating_point())
@@ -173,7 +177,7 @@ class Memory:
                     f"{wanted.dtype} {list(wanted.shape)}: use it with the run that wrote it"
                 )
         memory = cls(**tensors)
-        # The tokens that a row can have read before its count overflows are no limit in practice.
+        # No row reads 2^62 tokens; more would overflow when counted on.
         for name, most in {"tokens_seen": 1 << 62, **(memory.slots() if like else {})}.items():
             if ((tensors[name] < 0) | (tensors[name] > most)).any():
                 raise MemspanError(
@@ -182,7 +186,7 @@ class Memory:
         return memory
 
     def slots(self) -> dict[str, int]:
-        """Fields that count a row's valid slots, with the slots that there are."""
+        """For each field that counts a row's valid slots, the number of slots there are."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -191,18 +195,16 @@ class Memory:
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:
-    """Refuse a path where something other than a memory is; with ``memories``, a memory as well.
+    """Refuse a path that holds anything but a memory or, with ``memories``, anything at all.
 
     Raises:
-        MemspanError: which of them it is. A path that is free or an empty file is accepted.
+        MemspanError: the path is taken. A free path or an empty file is accepted.
     """
     if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
         return
     if not path.is_file() or not {"kind", "fingerprint"} <= read_header(path).keys():
-        raise MemspanError(
-            f"{path} exists and is no memory file, so it is not overwritten: choose another path"
-        )
+        raise MemspanError(f"{path} exists and is no memory file: choose another path")
     if memories:
         raise MemspanError(
-            f"{path} holds a memory already: choose another path, or overwrite it with --force"
+            f"{path} already holds a memory: choose another path, or overwrite it with --force"
         )

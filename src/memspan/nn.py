@@ -1,4 +1,4 @@
-"""What means the same in all architectures: feed-forward, sinusoids, dropout."""
+"""Parts that all architectures share: feed-forward sub-layer, sinusoids, dropout."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NOT_SCORED = -100
-"""A target that is not scored: its loss is 0. torch's own label for it."""
+"""The target of a token that is not scored: its loss is 0. PyTorch's own ``ignore_index``."""
 NO_FLOAT64 = ("mps",)
-"""Devices that have no float64: what needs it is computed on the CPU."""
+"""Device types without float64: what needs it is computed on the CPU."""
 
 
 def dropout_layer(probability: float) -> nn.Module:
-    """Dropout, or nothing where the probability is 0: decoding is made of small calls."""
+    """Dropout; an identity at probability 0, since decoding consists of many small calls."""
     return nn.Dropout(probability) if probability else nn.Identity()
 
 
-PART = 1024
-"""Rows that a processor is given at a time."""
+CHUNK = 1024
+"""Rows per chunk on a CPU."""
 
 
-def by_parts(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """``f(*rows)``, for ``rows [N, ...]`` that are independent of one another.
+def in_chunks(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """``f(*rows)``, where ``f`` maps each of the ``rows [N, ...]`` by itself.
 
-    On a CPU ``f`` is given a part of them at a time: what it makes on its way stays near the processor,
-    and memory that nothing keeps serves again for the next part.
+    On a CPU it is called for one chunk of rows at a time: intermediates stay in cache, and buffers that
+    autograd does not keep are reused.
     """
-    if rows[0].device.type != "cpu" or len(rows[0]) <= PART:
+    if rows[0].device.type != "cpu" or len(rows[0]) <= CHUNK:
         return f(*rows)
-    return torch.cat([f(*part) for part in zip(*(r.split(PART) for r in rows), strict=True)])
+    return torch.cat([f(*chunk) for chunk in zip(*(r.split(CHUNK) for r in rows), strict=True)])
 
 
 class FeedForward(nn.Module):
@@ -41,17 +41,16 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
-        # In place: nobody else needs what the inner layer makes.
+        # In place: nothing else uses the inner output.
         self.activation = torch.relu_ if activation == "relu" else F.gelu
         self.dropout = dropout_layer(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., D] -> [..., D]``."""
-        return by_parts(self._rows, x.reshape(-1, x.shape[-1])).view(x.shape)
+        return in_chunks(self._rows, x.reshape(-1, x.shape[-1])).view(x.shape)
 
     def _rows(self, x: Tensor) -> Tensor:
-        # As one list of rows: what the inner layer makes is then no view, and on the way back nothing
-        # is copied for what was done to it in place.
+        # Flattened, so that the inner output is no view and backward copies nothing.
         return self.outer(self.dropout(self.activation(self.inner(x))))
 
 

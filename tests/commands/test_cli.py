@@ -398,7 +398,7 @@ def test_a_saved_memory_overwrites_no_other_file(
         assert path.stat().st_mtime_ns == before
     Path("m").touch()
     cli.main([*save, "m"])
-    assert "holds a memory already" in refused(capsys, *save, "m")
+    assert "already holds a memory" in refused(capsys, *save, "m")
     cli.main([*save, "m", "--force"])
     assert "belongs to --save-memory" in refused(capsys, "generate", "run", "--force")
 

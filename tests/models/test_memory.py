@@ -200,7 +200,7 @@ def test_save_overwrites_memories_only(tmp_path: Path) -> None:
     text.write_text("Once upon a time")
     link.symlink_to(tmp_path / "nowhere")
     for path in (weights, text, link, tmp_path):
-        with pytest.raises(MemspanError, match="is no memory file, so it is not overwritten"):
+        with pytest.raises(MemspanError, match="exists and is no memory file"):
             memory().save(path, FINGERPRINT)
     assert text.read_text() == "Once upon a time"
 

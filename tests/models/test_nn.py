@@ -1,4 +1,4 @@
-"""Rows that are worked on part by part come out as all at once."""
+"""Rows that are computed in chunks come out as all at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from memspan.models.embedding import Embedding, Head
 from memspan.models.options import EmbeddingConfig
-from memspan.nn import PART, FeedForward
+from memspan.nn import CHUNK, FeedForward
 
-ROWS = [1, PART, PART + 1, 2 * PART + 3]
+ROWS = [1, CHUNK, CHUNK + 1, 2 * CHUNK + 3]
 
 
 @pytest.mark.parametrize("rows", ROWS)

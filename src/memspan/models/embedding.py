@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
-from memspan.nn import NOT_SCORED, by_parts
+from memspan.nn import NOT_SCORED, in_chunks
 
 
 class Embedding(nn.Module):
@@ -159,7 +159,7 @@ class Head(nn.Module):
 def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
     """``-log p(word)`` of ``words [N]`` by ``logits(x [N, D])``: ``[N]``, 0 for :data:`NOT_SCORED`."""
 
-    def part(x: Tensor, words: Tensor) -> Tensor:
+    def chunk(x: Tensor, words: Tensor) -> Tensor:
         return F.cross_entropy(logits(x), words, ignore_index=NOT_SCORED, reduction="none")
 
-    return by_parts(part, x, words)
+    return in_chunks(chunk, x, words)

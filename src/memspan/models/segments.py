@@ -110,6 +110,21 @@ class Documents:
         return x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))
 
 
+def count_after(count: Tensor, n_tokens: int, documents: Documents | None) -> Tensor:
+    """Tokens or slots ``count [B]`` after a segment of ``n_tokens``.
+
+    Where a document starts in it, those of the row's last document alone.
+    """
+    if documents is None:
+        return count + n_tokens
+    return documents.unless_fresh(count) + documents.n_last
+
+
+def newest_columns(x: Tensor, count: int, documents: Documents | None) -> Tensor:
+    """Of ``x [B, S, D]``, memory and segment, each row's last ``count`` before its padding."""
+    return x[:, x.shape[1] - count :] if documents is None else documents.newest(x, count)
+
+
 def documents_of(
     x: Tensor, starts: Tensor | None, lengths: Tensor | None = None, padding: Padding = "right"
 ) -> tuple[Tensor, Documents | None]:

@@ -29,7 +29,15 @@ from memspan.models.relative.self_attention import (
     RelativeBackbone,
     RelativeLayer,
 )
-from memspan.models.segments import Documents, Padding, documents_of, in_use, padding_mask
+from memspan.models.segments import (
+    Documents,
+    Padding,
+    count_after,
+    documents_of,
+    in_use,
+    newest_columns,
+    padding_mask,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,22 +139,25 @@ class CompressiveLayer(RelativeLayer):
         compressed: Tensor,
         step: Step,
         shared: AttentionPass,
-        content_bias: Tensor,
-        position_bias: Tensor | None,
+        biases: tuple[Tensor, Tensor | None],
         received: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read ``x [B, T, D]``.
+        """Read a segment.
 
         Args:
+            x: ``[B, T, D]``.
             memory: both memories in one row, ``[B, C+M, D]``.
             compressed: the compressed memory alone, ``[B, C, D]``.
+            step: what the segment does to the slots.
+            shared: what the attention of all layers shares.
+            biases: ``u`` and ``v``.
             received: counts the attention that each slot receives, ``[B, C+M+T]``.
 
         Returns:
             The output ``[B, T, D]``, the new compressed memory ``[B, C, D]``, the auxiliary loss.
         """
         q, k, v = self.project(x, memory)
-        attended = self.attention.attend(q, k, v, shared, content_bias, position_bias, received)
+        attended = self.attention.attend(q, k, v, shared, biases, received)
         loss = x.new_zeros(())
         if self.compression is not None and compressed.shape[1] and step.valid.shape[1]:
             # Detached: neither loss goes through what is compressed to what computed it.
@@ -296,26 +307,21 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         implementation: str | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
-        """Read a segment.
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
+
+        Of several documents in a row only the last is compressed and has an auxiliary loss, since
+        nothing of the others is kept.
 
         Args:
-            x: ``[B, T, D]``.
-            memory: what was read before (None: nothing). It is not changed.
-            starts: bool ``[B, T]``, true where a document begins (None: nowhere): it sees nothing
-                before, neither in the segment nor in memory. Only a row's last document is
-                compressed and has an auxiliary loss, for nothing of the others stays.
-            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
-            padding: the side that padding is on.
-            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
-            attention_weights: a list that is given each layer's weights, ``[B, H, T, C + M + T]``,
+            attention_weights: a list that receives each layer's weights, ``[B, H, T, C + M + T]``,
                 before dropout and without gradient; for inspection. Valid slots stand right-most before
                 the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Left
                 padding counts as right padding in it.
 
         Returns:
-            As every backbone; ``statistics`` has per layer the auxiliary loss and, in evaluation mode,
-            the share of attention that falls on compressed slots, memory and segment (not with
-            ``sdpa``, which keeps no weights).
+            ``statistics`` holds per layer the auxiliary loss and, in evaluation mode, the shares of
+            attention on compressed slots, memory and segment (not with ``sdpa``, which keeps no
+            weights).
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
@@ -335,26 +341,17 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
             both = torch.cat([old, h], 1)
-            recent = (
-                both[:, old_slots + n_tokens - slots :]
-                if documents is None
-                else documents.newest(both, slots)
-            )
+            recent = newest_columns(both, slots, documents)
             hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
             received = self._counter(h, old_slots + n_tokens, implementation)
-            h, older, loss = layer(h, old, older, step, shared, *self.biases(n), received)
+            h, older, loss = layer(h, old, older, step, shared, self.biases(n), received)
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens, documents))
 
-        tokens_seen = memory.tokens_seen
-        if documents is None:
-            tokens_seen = tokens_seen + n_tokens
-        else:
-            tokens_seen = documents.unless_fresh(tokens_seen) + documents.n_last
         memory = CompressiveMemory(
-            tokens_seen=tokens_seen,
+            tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
             hidden=torch.stack(hidden, 1),
             compressed=torch.stack(compressed, 1),
             length=step.after.length,
@@ -400,12 +397,13 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         return self.config.compression == "most-used" and self.config.compressed_length > 0
 
     def _counter(self, x: Tensor, span: int, implementation: str | None) -> Tensor | None:
-        """Where attention that is received is counted, if anybody asks."""
+        """Accumulator for received attention ``[B, span]``, or None."""
         counts_shares = not self.training and implementation != "sdpa"
         wanted = self.needs_received or counts_shares
         return x.new_zeros(len(x), span) if wanted else None
 
     def _step(self, memory: CompressiveMemory, n_tokens: int, documents: Documents | None) -> Step:
+        """What a segment of ``n_tokens`` does to the slots of ``memory``."""
         rate = self.config.compression_rate
         slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
         length, compressed_length = memory.length, memory.compressed_length

@@ -9,7 +9,7 @@ from memspan.models.compressive import compression as ops
 from memspan.models.compressive.model import Compressive, CompressiveMemory, in_one_row
 from memspan.models.relative.reader import ReaderAttention
 from memspan.models.relative.self_attention import Span
-from memspan.models.segments import Documents, documents_of, in_use
+from memspan.models.segments import Documents, count_after, documents_of, in_use
 
 
 class CompressiveReader:
@@ -97,10 +97,8 @@ class CompressiveReader:
     def _append(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
         """Count the new tokens, and compress what no longer fits."""
         added: int | Tensor = n_new
-        if documents is None:
-            self._tokens_seen = self._tokens_seen + n_new
-        else:
-            self._tokens_seen = documents.unless_fresh(self._tokens_seen) + documents.n_last
+        self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
+        if documents is not None:
             fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
             self._length = self._length.where(~fresh, 0)
             self._compressed = self._compressed.where(~fresh, 0)

@@ -86,7 +86,7 @@ class AttentionPass:
     implementation: str | None
     """Of :func:`relative_attention`."""
     weights: list[Tensor] | None
-    """Where each layer's attention weights ``[B, H, T, S]`` are put, if anybody asks for them."""
+    """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
 
 
 class RelativeSelfAttention(nn.Module):
@@ -153,16 +153,20 @@ class RelativeSelfAttention(nn.Module):
         k: Tensor,
         v: Tensor,
         shared: AttentionPass,
-        content_bias: Tensor,
-        position_bias: Tensor | None,
+        biases: tuple[Tensor, Tensor | None],
         received: Tensor | None = None,
     ) -> Tensor:
-        """From what :meth:`project` gave to the sub-layer's output ``[B, T, D]``.
+        """The sub-layer's output ``[B, T, D]`` from what :meth:`project` returned.
 
-        ``received [B, S]``: the attention that each key receives is added to it.
+        Args:
+            q: queries ``[B, H, T, K]``.
+            k: keys ``[B, H, S, K]`` of memory and segment; ``v`` likewise.
+            shared: what all layers share in this pass.
+            biases: ``u`` and ``v`` of :meth:`RelativeBackbone.biases`.
+            received: ``[B, S]``; the attention that each key receives is added to it.
         """
         keys, scores = self.distances(shared.codes)
-        positions = Positions(keys, scores, content_bias, position_bias)
+        positions = Positions(keys, scores, *biases)
         if shared.weights is not None:
             # Without a graph, which would live as long as the caller's list.
             with torch.no_grad():
@@ -210,7 +214,7 @@ class RelativeLayer(nn.Module):
         return self.attention.project(self.normalise_context(x), self.normalise_context(memory))
 
     def residual(self, x: Tensor, attended: Tensor) -> Tensor:
-        """All that follows the attention."""
+        """The rest of the layer: residual sums, norms and feed-forward, ``[B, T, D]``."""
         if self.pre:
             x = x + self.dropout(attended)
             return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
@@ -287,7 +291,19 @@ class RelativeBackbone(Backbone[M]):
         implementation: str | None,
         weights: list[Tensor] | None,
     ) -> AttentionPass:
-        """Of a segment after ``slots`` columns of memory, the right-most ``used [B]`` valid."""
+        """What all layers share in one pass.
+
+        Args:
+            used: valid slots of memory per row, counted from the right, int64 ``[B]``.
+            n_tokens: T, the segment's length.
+            slots: columns of memory.
+            documents: the segment's (None: no document starts, no row is padded).
+            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            weights: a list that receives each layer's attention weights (None: not wanted).
+
+        Raises:
+            MemspanError: no such implementation; a learned position table is too short.
+        """
         refuse_unknown_implementation(implementation, self.implementations)
         codes = self.position_codes(slots + n_tokens, slots)
         return AttentionPass(

@@ -16,7 +16,7 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
-from memspan.models.segments import Padding, documents_of
+from memspan.models.segments import Padding, count_after, documents_of
 from memspan.models.sizes import refuse_oversized_model
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, dropout_layer, sinusoids
@@ -103,13 +103,12 @@ class Transformer(Backbone[TransformerMemory]):
         position = torch.arange(x.shape[1], device=x.device)
         codes = sinusoids(position, self.config.d_model // self.config.n_heads, x.dtype)
         mask = (position <= position[:, None])[None]
-        if documents is None:
-            seen = seen + x.shape[1]
-        else:
-            seen, mask = documents.unless_fresh(seen) + documents.n_last, documents.mask(mask)
+        mask = mask if documents is None else documents.mask(mask)
         h = self.dropout(x)
         for layer in self.layers:
             h = layer(h, mask, codes, implementation == "reference")
         h = self.final_norm(h)
         h = h if documents is None else documents.put_back(h)
-        return BackboneOutput(h, TransformerMemory(seen), h.new_zeros(()))
+        return BackboneOutput(
+            h, TransformerMemory(count_after(seen, x.shape[1], documents)), h.new_zeros(())
+        )

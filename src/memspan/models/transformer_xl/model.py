@@ -23,7 +23,14 @@ from memspan.models.relative.self_attention import (
     RelativeLayer,
     Span,
 )
-from memspan.models.segments import Documents, Padding, documents_of, in_use
+from memspan.models.segments import (
+    Documents,
+    Padding,
+    count_after,
+    documents_of,
+    in_use,
+    newest_columns,
+)
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
 
@@ -48,12 +55,11 @@ class TransformerXLLayer(RelativeLayer):
         x: Tensor,
         memory: Tensor,
         shared: AttentionPass,
-        content_bias: Tensor,
-        position_bias: Tensor | None,
+        biases: tuple[Tensor, Tensor | None],
     ) -> Tensor:
         """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
         q, k, v = self.project(x, memory)
-        attended = self.attention.attend(q, k, v, shared, content_bias, position_bias)
+        attended = self.attention.attend(q, k, v, shared, biases)
         return self.residual(x, attended)
 
 
@@ -122,7 +128,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
             padding: the side that padding is on.
             implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
-            attention_weights: a list that is given each layer's weights, ``[B, H, T, M + T]`` over
+            attention_weights: a list that receives each layer's weights, ``[B, H, T, M + T]`` over
                 ``[memory | segment]``, before dropout and without gradient; for inspection. Left
                 padding counts as right padding in it.
         """
@@ -139,10 +145,8 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         for n, layer in enumerate(self.stack()):
             old = memory.hidden[:, n].to(h.dtype)
             both = torch.cat([old, h], 1)
-            recent.append(
-                both[:, n_tokens:] if documents is None else documents.newest(both, slots)
-            )
-            h = layer(h, old, shared, *self.biases(n))
+            recent.append(newest_columns(both, slots, documents))
+            h = layer(h, old, shared, self.biases(n))
         hidden = self.final_norm(h)
         memory = memory_after(memory, torch.stack(recent, 1), n_tokens, documents)
         if documents is not None:
@@ -180,18 +184,13 @@ def memory_after(
 ) -> TransformerXLMemory:
     """The memory whose last ``M`` columns are ``recent [B, L, M, D]``."""
     slots = recent.shape[2]
-    if documents is None:
-        return TransformerXLMemory(
-            tokens_seen=before.tokens_seen + n_tokens,
-            hidden=recent,
-            length=(before.length + n_tokens).clamp(max=slots),
-        )
-    length = (documents.unless_fresh(before.length) + documents.n_last).clamp(max=slots)
-    # What an earlier document left is forgotten.
-    valid = in_use(slots, length)[:, None, :, None]
+    length = count_after(before.length, n_tokens, documents).clamp(max=slots)
+    if documents is not None:
+        # What an earlier document left is forgotten.
+        recent = recent.where(in_use(slots, length)[:, None, :, None], recent.new_zeros(()))
     return TransformerXLMemory(
-        tokens_seen=documents.unless_fresh(before.tokens_seen) + documents.n_last,
-        hidden=recent.where(valid, recent.new_zeros(())),
+        tokens_seen=count_after(before.tokens_seen, n_tokens, documents),
+        hidden=recent,
         length=length,
     )
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from memspan.models.relative.reader import ReaderAttention
 from memspan.models.relative.self_attention import Span
-from memspan.models.segments import Documents, documents_of, in_use
+from memspan.models.segments import Documents, count_after, documents_of, in_use
 from memspan.models.transformer_xl.model import TransformerXL, TransformerXLMemory, check_slots
 
 
@@ -83,16 +83,12 @@ class TransformerXLReader:
         return self.backbone.final_norm(h)
 
     def _count(self, n_new: int, documents: Documents | None) -> None:
-        if documents is not None:
-            self._tokens_seen = documents.unless_fresh(self._tokens_seen) + documents.n_last
-            length = documents.unless_fresh(self._length.to(documents.n_last.device))
-            self._length = (length + documents.n_last).cpu().clamp(max=self.slots)
-            self._uniform = _uniform(self._length)
+        self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
+        if documents is None and self._uniform == self.slots:
             return
-        self._tokens_seen = self._tokens_seen + n_new
-        if self._uniform != self.slots:
-            self._length = (self._length + n_new).clamp(max=self.slots)
-            self._uniform = _uniform(self._length)
+        length = self._length if documents is None else self._length.to(documents.n_last.device)
+        self._length = count_after(length, n_new, documents).cpu().clamp(max=self.slots)
+        self._uniform = _uniform(self._length)
 
     def _make_room(self, n_new: int) -> None:
         if self._end + n_new <= self._hidden.shape[2]:

@@ -1,5 +1,5 @@
-"""What the loops of the Feedback Transformer's fast path share: folded weights, what forward saves for
-backward, and the gradients."""
+"""Data shared by the loops of the Feedback Transformer's fast path: folded weights, tensors saved for
+backward, and gradients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Folded:
-    """All weights of a stack, each the layers' one above the other, with the constant parts folded in.
+    """All weights of a stack, stacked over its layers, with constants folded in (README.md).
 
-    Folded are: each norm's gain and bias, into the product that follows; ``1 / sqrt(K)`` and ``u``,
-    into the query; ``u . R_d``, out of the position scores; biases that follow a product with a
-    residual sum, as a last row that meets a constant one. ``G`` is 1 where all layers share keys and
-    values, else ``L``.
+    Each norm's gain and bias go into the product that follows, ``1 / sqrt(K)`` and ``u`` into the
+    query, ``-u . R_d`` into the position scores. The bias of a product that is added to the residual
+    stream is a last row of its weights, which meets a column of ones. ``G`` is 1 where all layers share
+    keys and values, else ``L``.
     """
 
     query: Tensor
@@ -42,90 +42,94 @@ class Folded:
     memory_bias: Tensor
     """``[2 * G * H * K]``."""
     mix: Tensor
-    """Weights of a token's states in its memory vector, ``[L + 1]``."""
+    """Weights of a token's states in its memory vector, embedding first: ``[L + 1]``."""
     norms_memory: bool = False
     """Whether memory vectors are normalised before the projections."""
 
     def tensors(self) -> dict[str, Tensor]:
+        """The weights by name, in the order of the fields."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "norms_memory"}
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], norms_memory: bool) -> Folded:
-        """From the values of :meth:`tensors`."""
+        """The inverse of :meth:`tensors`, from its values."""
         names = [f.name for f in fields(cls) if f.name != "norms_memory"]
         named: dict[str, Any] = dict(zip(names, tensors, strict=True))
         return cls(**named, norms_memory=norms_memory)
 
     @property
     def n_groups(self) -> int:
-        """Groups of layers that have keys and values of their own."""
+        """Sets of keys and values, G."""
         n_heads, _, width = self.query.shape[1:]
         return self.memory.shape[1] // (2 * n_heads * width)
 
 
 @dataclass(frozen=True)
 class Call:
-    """The memory before a segment, and how the segment is read."""
+    """Options of one call, and which slots of memory are valid in it."""
 
     n_old: int
-    """Slots of memory before the first token."""
+    """Slots of memory before the first token, O."""
     span: int
+    """Earlier tokens that a token attends to, S."""
     activation: str
     eps: float
     additive_mask: Tensor | None = None
-    """Added to the scores of old slots, ``[B, O]``; None if all rows have all of them."""
+    """Additive mask over memory slots, ``[B, O]``; None if every row has all of them."""
     has_memory: Tensor | None = None
-    """Likewise: 1 for a row that has any old slot, else 0, ``[B]``."""
+    """1 for a row with any valid slot, else 0, ``[B]``; None likewise."""
 
 
 @dataclass
 class Saved:
-    """What forward saves for backward; time first, heads before rows."""
+    """Saved for backward; heads before rows."""
 
     states: Tensor
-    """Embedding and layers' outputs, ``[L + 1, T, B, D]``."""
+    """The input and every layer's output, ``[L + 1, T, B, D]``."""
     middles: Tensor
-    """Between the sub-layers, ``[L, T, B, D]``."""
+    """The residual stream between the sub-layers, ``[L, T, B, D]``."""
     queries: Tensor
     """``[T, L, H * B, K]``."""
     attended: Tensor
-    """What the heads read, and a one: ``[L, T, B, H * K + 1]``."""
+    """Attention output plus a column of ones for the bias: ``[L, T, B, H * K + 1]``."""
     activated: Tensor
-    """Inside the feed-forward, and a one: ``[L, T, B, F + 1]``."""
+    """Activations of the feed-forward plus a column of ones: ``[L, T, B, F + 1]``."""
     before: Tensor
-    """The same before gelu; relu needs no other than ``activated``."""
+    """Their inputs, ``[L, T, B, F]``, for gelu; for relu a view of ``activated``, which is enough."""
     vectors: Tensor
-    """``[T, B, D]``."""
+    """The tokens' memory vectors, ``[T, B, D]``."""
     kv: Tensor
-    """``[2, G, H * B, O + T, K]``; compiled, ``[2, G, H * B, K, O + T]``."""
+    """Keys and values, ``[2, G, H * B, O + T, K]``; compiled, ``[2, G, H * B, K, O + T]``."""
     memory_moments: Tensor
-    """Mean and ``rstd`` of memory vectors, where they are normalised, ``[T, 2, B]``."""
+    """Mean and ``rstd`` of memory vectors, ``[T, 2, B]``; set where they are normalised."""
     mean: list[list[Any]] | None = None
-    """Of each norm and step, ``[B, 1]``; likewise ``rstd``."""
+    """Means of each norm at each step, ``[B, 1]``: attention's, then feed-forward's, by layer."""
     rstd: list[list[Any]] | None = None
+    """Reciprocals of standard deviations, likewise."""
     moments: Tensor | None = None
-    """The same where compiled, ``[L, T, 4, B]``."""
+    """Both in one tensor, ``[L, T, 4, B]``, where compiled."""
     probabilities: Any = None
-    """Attention weights, for each step ``[L, H * B, 1, n]``; compiled, all in one tensor."""
+    """Attention weights of each step, ``[L, H * B, 1, n]``; compiled, all in one tensor."""
 
 
 @dataclass
 class Gradients:
-    """What the loop backwards finds; ``d`` of what :class:`Saved` has, in its layouts."""
+    """Gradients, named and laid out as in :class:`Saved`."""
 
     states: Tensor
-    """Of the layers' outputs only, ``[L, T, B, D]``."""
+    """The layers' outputs, ``[L, T, B, D]``."""
     middles: Tensor
+    """``[L, T, B, D]``."""
     inner: Tensor
-    """Before the activation, ``[L, T, B, F]``."""
+    """Inputs of the activation, ``[L, T, B, F]``."""
     query: Tensor
     """``[L, T, B, H * K]``."""
     first: Tensor
-    """Of the input, ``[T, B, D]``."""
+    """The input, ``[T, B, D]``."""
     mixed: Tensor
-    """Of the memory vectors, ``[T, B, D]``."""
+    """The memory vectors, ``[T, B, D]``."""
     projected: Tensor
-    """Of their keys and values, ``[T, B, 2 * G * H * K]``."""
+    """Their keys and values, ``[T, B, 2 * G * H * K]``."""
     kv: Tensor
     """``[2, G, H * B, O + T, K]``."""
     position_keys: Tensor
@@ -137,7 +141,7 @@ class Gradients:
 def mask_of_old_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``additive_mask`` and ``has_memory`` of :class:`Call`."""
     absent = torch.arange(n_old, device=length.device) < (n_old - length)[:, None]
-    # Large enough that its exponential is zero, and finite: see `attend`.
+    # Its exponential is zero, and it is finite: a row without tokens must not become NaN.
     additive_mask = torch.zeros_like(absent, dtype=dtype)
     additive_mask.masked_fill_(absent, torch.finfo(dtype).min / 4)
     return additive_mask, (length > 0).to(dtype)
