@@ -1,9 +1,9 @@
 """memspan: transformers with memory that read text of any length in constant memory.
 
 All names that users import are here and in :mod:`memspan.models`; other modules are private. A trained
-model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate` and
-:func:`generate`. They print nothing; what the user should know beside a result goes to the logger
-``memspan``.
+model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`,
+:func:`generate` and :func:`measure`. They print nothing; what the user should know beside a result goes
+to the logger ``memspan``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memspan.data.options import DataConfig
     from memspan.evaluation import Evaluation, evaluate
     from memspan.generation import Generation, Writer, generate
+    from memspan.measurement.measure import Measurement, measure
     from memspan.memory import Memory
     from memspan.models import LanguageModel
     from memspan.models.options import EmbeddingConfig
@@ -34,6 +35,7 @@ __all__ = [
     "Evaluation",
     "Generation",
     "LanguageModel",
+    "Measurement",
     "Memory",
     "MemspanError",
     "NonFiniteError",
@@ -47,6 +49,7 @@ __all__ = [
     "evaluate",
     "generate",
     "load",
+    "measure",
     "resume",
     "train",
 ]
@@ -58,6 +61,7 @@ _HOMES = {
     "Evaluation": "evaluation",
     "Generation": "generation",
     "LanguageModel": "models",
+    "Measurement": "measurement.measure",
     "Memory": "memory",
     "OptimConfig": "training.options",
     "Precision": "precision.products",
@@ -69,6 +73,7 @@ _HOMES = {
     "evaluate": "evaluation",
     "generate": "generation",
     "load": "runs.run",
+    "measure": "measurement.measure",
     "resume": "training.start",
     "train": "training.start",
 }

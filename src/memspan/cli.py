@@ -1,4 +1,4 @@
-"""The command line: ``memspan train | evaluate | generate | export | data``. The verbs import torch."""
+"""The command line: ``memspan VERB``. The verbs import torch."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   train              train a model; the defaults need no download and take minutes
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       continue a prompt or a saved memory
+  measure RUN ...    how far back it remembers: a report with intervals; several are compared
   export RUN         turn the checkpoints of several processes into plain ones (train --nproc)
   data list          the named corpora
   data prepare NAME  download and tokenise a corpus now
@@ -31,7 +32,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   --debug            show the traceback of an error
 """
 
-VERBS = ("train", "evaluate", "generate", "export", "data")
+VERBS = ("train", "evaluate", "generate", "measure", "export", "data")
 """Each is a function of its name in the module of its name in :mod:`memspan.commands`."""
 
 

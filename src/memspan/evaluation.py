@@ -172,21 +172,8 @@ def evaluate(
     run = opened(run)
     sizes, reading = options_of(run, options)
     precision = precision or precision_for(run)
-    log = logging.getLogger("memspan")
-    name = corpus or run.config.data.corpus
-    prepared = _prepared(run, corpus, progress is not None)
-    for line in prepared.notices():
-        log.warning(line)
-    ids, starts = _split(prepared, name, split)
-    changed = None
-    if known := is_whole(run.corpus):
-        among = None if split == ALL else [split]
-        changed = difference(run.corpus, identity(prepared.splits), among)
-    if changed and corpus is None:
-        log.warning(
-            f"{name} has changed since {run.folder} was trained on it ({changed}): the score is not "
-            "comparable with earlier ones, and the scored text may have been trained on"
-        )
+    text = text_of(run, corpus, split, progress is not None)
+    ids, starts = text.tokens, text.document_starts
     ids = ids[: tokens or None]
     if segment_length is None:
         per_stream = len(ids) // max(batch_size, 1)
@@ -206,12 +193,53 @@ def evaluate(
     return Evaluation(
         **vars(scores),
         run=str(run.folder),
-        corpus=name,
+        corpus=text.corpus,
         split=split,
-        as_in_training=changed is None if known else None,
+        as_in_training=text.as_in_training,
         precision=precision.products,
         matmul_precision=precision.matmul,
     )
+
+
+@dataclass(frozen=True)
+class RunText:
+    """A text in a run's tokens."""
+
+    corpus: str
+    """Its name or path."""
+    tokens: np.ndarray
+    """Integers, 1-D."""
+    document_starts: np.ndarray
+    """The index of each document's first token."""
+    as_in_training: bool | None
+    """Whether this is the text that the run was trained on (None: an old run did not record it)."""
+
+
+def text_of(run: Run, corpus: str | None, split: str, progress: bool) -> RunText:
+    """A split of a corpus (None: the run's own) in the run's tokens.
+
+    What the user should know about it is logged as a warning of the logger ``memspan``. ``progress``:
+    show a bar while it is tokenised.
+
+    Raises:
+        MemspanError: there is no such text or split.
+    """
+    log = logging.getLogger("memspan")
+    name = corpus or run.config.data.corpus
+    prepared = _prepared(run, corpus, progress)
+    for line in prepared.notices():
+        log.warning(line)
+    tokens, starts = _split(prepared, name, split)
+    changed = None
+    if known := is_whole(run.corpus):
+        among = None if split == ALL else [split]
+        changed = difference(run.corpus, identity(prepared.splits), among)
+    if changed and corpus is None:
+        log.warning(
+            f"{name} has changed since {run.folder} was trained on it ({changed}): the score is not "
+            "comparable with earlier ones, and the scored text may have been trained on"
+        )
+    return RunText(name, tokens, starts, changed is None if known else None)
 
 
 def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:

@@ -37,7 +37,7 @@ class Segment:
         )
 
 
-def _segment(
+def segment_at(
     tokens: np.ndarray, first: np.ndarray, n: int, document_starts: np.ndarray | None
 ) -> Segment:
     """The segment whose targets are, in each row, the ``n`` tokens from position ``first [B]`` on."""
@@ -121,7 +121,7 @@ class Streams:
     def next(self) -> Segment:
         """The next segment; after the last one, every row starts again."""
         first = np.arange(self.batch_size) * self.row_length + self.offset + self._skipped
-        segment = _segment(self.tokens, first, self.segment_length, self._starts)
+        segment = segment_at(self.tokens, first, self.segment_length, self._starts)
         if self.offset == 0 and self.position > 0:
             starts = segment.starts
             if starts is None:
@@ -207,7 +207,7 @@ def evaluation_segments(
     length = -(-len(tokens) // batch_size)
     rows = np.arange(batch_size) * length
     return (
-        _segment(tokens, rows + at, min(segment_length, length - at), document_starts)
+        segment_at(tokens, rows + at, min(segment_length, length - at), document_starts)
         for at in range(0, length, segment_length)
     )
 

@@ -1,0 +1,70 @@
+"""Relative effective context length of a group of models (Dai et al. 2019, section 4.4, appendix C).
+
+With ``l_i(c, t)`` the loss of model ``i`` on token ``t`` with ``c`` tokens of context, the baseline is
+the best short-context model token by token, ``b(c, t) = min_i l_i(c, t)``, and the gain of model ``i``
+from ``c`` to a longer ``c'`` is::
+
+    1 - exp(mean_t l_i(c', t)) / exp(mean_t b(c, t))      over the r hardest tokens by b(c, t)
+
+The context is lengthened as long as the gain is at least :data:`THRESHOLD`; where it ends is the
+model's length. Models that share a baseline can be compared, whatever they know from short contexts.
+
+Differs from the paper: contexts double from step to step, where the paper adds a constant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memspan.measurement.span import Span
+
+THRESHOLD = 0.01
+SHARES = (0.1, 0.5, 1.0)
+"""The paper's r: only so many of the tokens, the hardest ones, are looked at."""
+
+
+@dataclass(frozen=True)
+class EffectiveContext:
+    """Of one run among the group."""
+
+    run: str
+    tokens: dict[float, int]
+    """By r, the length; at most the longest history that was measured."""
+
+
+def effective_context(spans: dict[str, Span]) -> list[EffectiveContext]:
+    """Of every run, by its folder, on the targets and histories that all were measured with.
+
+    Empty if they share none.
+    """
+    n_points = min(len(span.points) for span in spans.values())
+    shared = set.intersection(*(set(span.first.tolist()) for span in spans.values()))
+    if not shared or len({span.losses.shape[1] for span in spans.values()}) > 1:
+        return []
+    scale = [point.history for point in next(iter(spans.values())).points[:n_points]]
+    losses = np.stack([_of_blocks(span, sorted(shared), n_points) for span in spans.values()])
+    return [
+        EffectiveContext(run, {r: scale[_length(losses, i, r)] for r in SHARES})
+        for i, run in enumerate(spans)
+    ]
+
+
+def _of_blocks(span: Span, blocks: list[int], n_points: int) -> np.ndarray:
+    """Nats ``[targets, n_points]`` of the blocks, in their order."""
+    place = {int(first): i for i, first in enumerate(span.first)}
+    rows = span.losses[[place[block] for block in blocks], :, :n_points]
+    return rows.reshape(-1, n_points)
+
+
+def _length(losses: np.ndarray, i: int, share: float) -> int:
+    """The step at which model ``i`` gains no more. ``losses``: ``[models, targets, steps]``."""
+    n_hard = max(1, round(share * losses.shape[1]))
+    for step in range(losses.shape[2] - 1):
+        baseline = losses[:, :, step].min(0)
+        hard = np.argsort(-baseline, kind="stable")[:n_hard]
+        gain = 1 - np.exp(losses[i, hard, step + 1].mean() - baseline[hard].mean())
+        if gain < THRESHOLD:
+            return step
+    return losses.shape[2] - 1

@@ -1,0 +1,242 @@
+"""Everything that is measured of one run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memspan.errors import MemspanError
+from memspan.evaluation import text_of
+from memspan.measurement import memory_length, repeats, span
+from memspan.measurement.budget import Budget
+from memspan.measurement.memory_length import MemoryLength
+from memspan.measurement.repeats import Repeats
+from memspan.measurement.span import Span
+from memspan.measurement.subject import Subject
+from memspan.precision.products import Precision
+from memspan.runs.reading import opened, precision_for
+from memspan.runs.run import Run
+
+T = TypeVar("T")
+LEAST_TOKENS = 32
+"""A text that has fewer tokens is not measured."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How far back a run remembers."""
+
+    run: str
+    """The run's folder."""
+    architecture: str
+    parameters: int
+    corpus: str
+    """Name or path of the text."""
+    split: str
+    """The part of it that was read."""
+    tokenizer: str
+    """Its kind."""
+    vocabulary: str
+    """SHA-256 of the tokeniser: distances in tokens can be compared where it is the same."""
+    segment_length: int
+    """Tokens per step, T, as in training."""
+    longest: int
+    """Tokens, the longest distance that was measured."""
+    budget: float
+    """CPU seconds that there were."""
+    span: Span | None = None
+    memory_lengths: tuple[MemoryLength, ...] = ()
+    """One per size that the architecture's memory has."""
+    repeats: Repeats | None = None
+    left_out: tuple[str, ...] = ()
+    """What was not measured, and why."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it."""
+    seconds: float = 0.0
+    """CPU seconds that were spent."""
+
+    def as_dict(self) -> dict[str, object]:
+        """All numbers, plain JSON values; of the span's losses only their means."""
+        found = _plain(self)
+        assert isinstance(found, dict)
+        return found
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        # Fields without a repr are arrays, from which the numbers beside them are computed.
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.repr}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def measure(
+    run: Run | str | Path,
+    corpus: str | None = None,
+    *,
+    split: str = "validation",
+    longest: int = 2048,
+    budget: float = 45.0,
+    precision: Precision | None = None,
+    progress: Callable[[float, float], None] | None = None,
+) -> Measurement:
+    """Measure how far back a trained model remembers, as ``memspan measure`` does.
+
+    More CPU time means more tokens and narrower intervals. After Ctrl-C, what is done is returned.
+
+    Args:
+        run: the run, or its folder.
+        corpus: a named corpus, file, folder or glob (None: the run's own).
+        split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
+        longest: tokens, the longest distance to measure; a short text allows less.
+        budget: CPU seconds to spend on measuring, of all threads together.
+        precision: of matrix products (None: float32, multiplied as in training).
+        progress: called with the CPU seconds spent so far and ``budget`` (None: nothing is shown).
+
+    Raises:
+        MemspanError: there is no such run, text or split; the text is too short, or the budget too
+            small, for anything.
+        NonFiniteError: a loss is NaN or infinite.
+
+    Example::
+
+        measurement = memspan.measure("runs/book", budget=300)
+        print(measurement.span.tokens, measurement.span.low, measurement.span.high)
+    """
+    if longest < 2:
+        raise MemspanError(f"longest must be at least 2 tokens, not {longest}")
+    if not budget > 0:
+        raise MemspanError(f"budget must be more than 0 seconds, not {budget:g}")
+    run = opened(run)
+    text = text_of(run, corpus, split, progress is not None)
+    n_tokens, left_out = len(text.tokens), []
+    if n_tokens < LEAST_TOKENS:
+        raise MemspanError(
+            f"{text.corpus}, {split} has only {n_tokens} tokens, and measuring needs at least "
+            f"{LEAST_TOKENS}: give a longer text (--corpus)"
+        )
+    fits = 1 << (min(longest, n_tokens // 2).bit_length() - 1)
+    if fits <= longest // 2:
+        left_out.append(
+            f"distances over {fits:,}: {text.corpus}, {split} has only {n_tokens:,} tokens"
+        )
+    subject = Subject(
+        run.model,
+        run.tokenizer,
+        text.tokens,
+        run.config.train.segment_length,
+        text.document_starts if run.config.data.document_reset else None,
+        precision or precision_for(run),
+    )
+    measuring = _Measuring(subject, fits, budget, progress, left_out)
+    found = Measurement(
+        run=str(run.folder),
+        architecture=run.config.architecture,
+        parameters=sum(p.numel() for p in run.model.parameters()),
+        corpus=text.corpus,
+        split=split,
+        tokenizer=run.tokenizer.kind,
+        vocabulary=run.tokenizer.vocabulary_hash,
+        segment_length=subject.segment_length,
+        longest=fits,
+        budget=budget,
+        **measuring.all(),
+    )
+    if not measuring.found and not found.interrupted:
+        raise MemspanError(
+            f"a budget of {budget:g} CPU seconds is too small to measure anything of {run.folder}: "
+            "raise it (--budget)"
+        )
+    for line in found.left_out:
+        logging.getLogger("memspan").warning(f"{run.folder}: left out: {line}")
+    return found
+
+
+@dataclass
+class _Measuring:
+    """One measurement after the other, until the budget is spent or Ctrl-C comes."""
+
+    subject: Subject
+    longest: int
+    seconds: float
+    progress: Callable[[float, float], None] | None
+    left_out: list[str]
+    found: int = 0
+    interrupted: bool = False
+    budget: Budget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.seconds, self._tell)
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(min(self.budget.spent(), self.seconds), self.seconds)
+
+    def all(self) -> dict[str, Any]:
+        """The fields of a :class:`Measurement`."""
+        subject, longest = self.subject, self.longest
+        found: dict[str, Any] = {
+            "span": self._last("span", 0.5, lambda budget: span.measured(subject, longest, budget)),
+            "memory_lengths": tuple(self._memory_lengths()),
+            "repeats": self._repeats(),
+        }
+        return found | {
+            "left_out": tuple(self.left_out),
+            "interrupted": self.interrupted,
+            "seconds": round(self.budget.spent(), 2),
+        }
+
+    def _last(self, name: str, share: float, start: Callable[[Budget], Iterator[T]]) -> T | None:
+        """The last of a measurement's results, each of which has more tokens than the one before.
+
+        Args:
+            name: what is measured.
+            share: of the budget's rest, for this one.
+            start: the measurement.
+        """
+        found = None
+        if not self.interrupted:
+            try:
+                if self.budget.left() > 0:
+                    for result in start(self.budget.share(share)):
+                        found = result
+            except KeyboardInterrupt:
+                self.interrupted = True
+        if found is None:
+            why = (
+                "interrupted" if self.interrupted else f"the budget of {self.seconds:g} s is spent"
+            )
+            self.left_out.append(f"{name}: {why}")
+        self.found += found is not None
+        return found
+
+    def _memory_lengths(self) -> Iterator[MemoryLength]:
+        options = memory_length.sizes(self.subject.model.backbone.config)
+        if not options:
+            self.left_out.append("memory length: this architecture's memory has no size to vary")
+        for option, trained in options.items():
+
+            def start(
+                budget: Budget, option: str = option, trained: int = trained
+            ) -> Iterator[MemoryLength]:
+                return memory_length.measured(self.subject, option, trained, self.longest, budget)
+
+            found = self._last(option.replace("_", " "), 0.4 / len(options), start)
+            if found is not None:
+                self.left_out += [f"{option} {n}: {why}" for n, why in found.impossible.items()]
+                yield found
+
+    def _repeats(self) -> Repeats | None:
+        if self.longest < repeats.LENGTH:
+            self.left_out.append(
+                f"repeats: a string has {repeats.LENGTH} tokens, and the text allows no longer "
+                f"distance than {self.longest}"
+            )
+            return None
+        return self._last(
+            "repeats", 0.6, lambda budget: repeats.measured(self.subject, self.longest, budget)
+        )

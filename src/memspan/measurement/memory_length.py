@@ -1,0 +1,123 @@
+"""Loss against the size of the memory that is given at evaluation, on the same tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memspan.errors import MemspanError, NonFiniteError
+from memspan.measurement.budget import Budget
+from memspan.measurement.statistics import Blocks, Estimate
+from memspan.measurement.subject import Subject
+from memspan.models import Reader
+from memspan.models.options import BackboneConfig
+from memspan.nn import NOT_SCORED
+
+STREAMS = 8
+"""Parts of the text that are read side by side."""
+
+
+@dataclass(frozen=True)
+class MemoryLengthPoint:
+    """The loss with a memory of so many slots."""
+
+    slots: int
+    bits_per_byte: float
+    difference: Estimate
+    """From the memory of training."""
+
+
+@dataclass(frozen=True)
+class MemoryLength:
+    """One of the architecture's memory sizes varied, the others as in training."""
+
+    option: str
+    """Its name, as ``evaluate`` takes it."""
+    trained: int
+    """Slots in training."""
+    targets: int
+    """Tokens that were scored with every size."""
+    points: tuple[MemoryLengthPoint, ...]
+    """By size."""
+    impossible: dict[int, str]
+    """Sizes that the model cannot be given, and why."""
+
+
+def sizes(config: BackboneConfig) -> dict[str, int]:
+    """The options of the memory that count slots, and their values in training."""
+    names = [option.name for option in dataclasses.fields(config.memory_options)]
+    values = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in values.items() if type(value) is int and value > 0}
+
+
+def measured(
+    subject: Subject, option: str, trained: int, warm_up: int, budget: Budget
+) -> Iterator[MemoryLength]:
+    """The loss with 0, 1/4, 1/2, 1, 2 and 4 times the slots of training, on more and more tokens.
+
+    All sizes read the same streams segment by segment, so that they are compared on the same tokens
+    whenever the budget ends.
+
+    Args:
+        subject: what is measured.
+        option: a name from :func:`sizes`.
+        trained: its value in training.
+        warm_up: tokens of each stream that are read before any is scored, to fill the memories; half of
+            those read, where the budget ends early.
+        budget: for how long.
+    """
+    rows = min(STREAMS, max(1, len(subject.tokens) // (4 * subject.segment_length)))
+    length = len(subject.tokens) // rows
+    wanted = sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained})
+    readers: dict[int, Reader] = {}
+    impossible: dict[int, str] = {}
+    nats: list[np.ndarray] = []
+    n_bytes: list[np.ndarray] = []
+    targets: list[int] = []
+    for slots in wanted:
+        try:
+            memory = subject.model.initial_memory(rows, **{option: slots})
+            readers[slots] = subject.reader(rows, memory)
+        except MemspanError as error:
+            impossible[slots] = str(error)
+
+    def points() -> MemoryLength:
+        # Of few segments only half, so that there is something to score.
+        unscored = min(-(-warm_up // subject.segment_length), len(nats) // 2)
+        blocks = Blocks(np.concatenate(nats[unscored:]), np.concatenate(n_bytes[unscored:]))
+        slots, own = list(readers), list(readers).index(trained)
+        found = tuple(
+            MemoryLengthPoint(n, float(blocks.bits_per_byte[i]), blocks.difference(i, own))
+            for i, n in enumerate(slots)
+        )
+        scored = sum(targets[unscored:])
+        return MemoryLength(option, trained, scored, found, dict(sorted(impossible.items())))
+
+    first = np.arange(rows) * length
+    for start in range(0, length, subject.segment_length):
+        segment = subject.segment(first + start, min(subject.segment_length, length - start))
+        losses = {}
+        for slots, reader in list(readers.items()):
+            try:
+                losses[slots] = subject.losses(segment, 0, reader).sum(1)
+            except NonFiniteError:
+                raise
+            except MemspanError as error:
+                # The positions do not reach so far, which readers of some architectures see here.
+                impossible[slots] = str(error)
+                del readers[slots]
+        if trained not in readers:
+            return
+        nats.append(np.stack([losses[slots] for slots in readers], -1))
+        n_bytes.append(subject.n_bytes(segment.targets))
+        targets.append(int((segment.targets != NOT_SCORED).sum()))
+        # Not after every segment, for resampling takes a while.
+        if len(nats).bit_count() == 1:
+            yield points()
+        if budget.left() < 0:
+            break
+    if nats:
+        yield points()

@@ -1,0 +1,91 @@
+"""``measure.png``: a panel per kind of measurement, a line per run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memspan.measurement.measure import Measurement
+from memspan.measurement.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points with intervals."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over a logarithmic scale of tokens or slots."""
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: list[Line] = field(default_factory=list)
+
+
+def picture(measurements: list[Measurement], names: list[str]) -> bytes | None:
+    """A PNG; None where matplotlib (the extra ``memspan[plot]``) is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    panels = [panel for panel in _panels(measurements, names) if panel.lines]
+    columns = 2 if len(panels) > 1 else 1
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(6 * columns, 3.8 * rows), layout="constrained")
+    for number, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(rows, columns, number)
+        for line in panel.lines:
+            (drawn,) = axes.plot(
+                line.x, line.y, "--" if line.dashed else "-", marker=".", label=line.label
+            )
+            if line.low:
+                axes.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.15)
+        # Zero, too, has its place on the scale.
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()
+
+
+def _panels(measurements: list[Measurement], names: list[str]) -> list[Panel]:
+    more = "bits per byte"
+    span = Panel("Loss against history", "tokens of history", f"{more} more than with the longest")
+    repeats = Panel("Random strings that appear twice", "tokens apart", f"{more} saved")
+    sizes: dict[str, Panel] = {}
+    for name, m in zip(names, measurements, strict=True):
+        if m.span is not None:
+            found = [(p.history, p.difference) for p in m.span.points]
+            span.lines.append(_line(name, found))
+        if m.repeats is not None:
+            repeats.lines.append(_line(name, [(p.distance, p.gain) for p in m.repeats.points]))
+        for size in m.memory_lengths:
+            words = size.option.replace("_", " ")
+            panel = sizes.setdefault(
+                size.option,
+                Panel(f"Loss against {words}", "slots at evaluation", f"{more} more than trained"),
+            )
+            panel.lines.append(_line(name, [(p.slots, p.difference) for p in size.points]))
+    return [span, repeats, *sizes.values()]
+
+
+def _line(name: str, points: Sequence[tuple[int, Estimate]]) -> Line:
+    return Line(
+        name,
+        [x for x, _ in points],
+        [e.value for _, e in points],
+        [e.low for _, e in points],
+        [e.high for _, e in points],
+    )

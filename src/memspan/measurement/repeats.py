@@ -1,0 +1,120 @@
+"""Repeats: random strings that appear twice, and what the second appearance costs.
+
+A string of tokens drawn from the text's own frequencies tells nothing but itself: only a model that
+remembers its first appearance predicts the second. Between them stands the text itself. The control
+has another such string in the place of the first appearance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from memspan.data.streams import Segment
+from memspan.measurement.budget import Budget
+from memspan.measurement.statistics import Blocks, Estimate
+from memspan.measurement.subject import SEED, Subject
+
+LENGTH = 16
+"""Tokens of a string. The first is not scored: nothing announces it."""
+MOST_ROWS = 32
+"""Strings that are read at once."""
+MOST_STRINGS = 2048
+
+
+@dataclass(frozen=True)
+class RepeatPoint:
+    """Second appearances so many tokens after the first."""
+
+    distance: int
+    """From a token to its repetition."""
+    repeated: float
+    """Bits per byte of the second appearance."""
+    control: float
+    """The same where the string has not appeared before."""
+    gain: Estimate
+    """Bits per byte that the first appearance saves."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What a string's first appearance saves at its second."""
+
+    strings: int
+    """At every distance."""
+    points: tuple[RepeatPoint, ...]
+
+
+def distances(longest: int) -> list[int]:
+    """Powers of two from a string's length to ``longest``."""
+    return [1 << i for i in range(longest.bit_length()) if LENGTH <= 1 << i <= longest]
+
+
+def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats]:
+    """From more and more strings, as long as the budget lasts."""
+    draws = np.random.default_rng(SEED)
+    scale, rows, seconds = distances(longest), 4, 0.0
+    nats: list[np.ndarray] = []
+    n_bytes: list[np.ndarray] = []
+    while sum(len(n) for n in nats) < MOST_STRINGS:
+        if seconds:
+            rows = min(rows, MOST_ROWS, int(budget.left() / seconds))
+        if rows < 1:
+            return
+        before, last = budget.spent(), 0.0
+        strings, others = (_strings(subject, draws, rows) for _ in range(2))
+        line = int(draws.integers(subject.segment_length))
+        found = []
+        for distance in scale:
+            # In the first round it is not known what a distance costs.
+            if not seconds and budget.left() < 2 * last:
+                break
+            start = budget.spent()
+            between = _text(subject, draws, rows, distance - LENGTH)
+            found += [_cost(subject, s, between, strings, line) for s in (strings, others)]
+            last = budget.spent() - start
+        if not seconds:
+            scale = scale[: len(found) // 2]
+        if not scale:
+            return
+        seconds = (budget.spent() - before) / rows
+        nats.append(np.stack(found, -1))
+        n_bytes.append(subject.n_bytes(torch.from_numpy(strings[:, 1:])))
+        blocks = Blocks(np.concatenate(nats), np.concatenate(n_bytes))
+        points = tuple(
+            RepeatPoint(
+                distance,
+                repeated=float(blocks.bits_per_byte[2 * i]),
+                control=float(blocks.bits_per_byte[2 * i + 1]),
+                gain=blocks.difference(2 * i + 1, 2 * i),
+            )
+            for i, distance in enumerate(scale)
+        )
+        yield Repeats(sum(len(n) for n in nats), points)
+        rows *= 2
+
+
+def _strings(subject: Subject, draws: np.random.Generator, rows: int) -> np.ndarray:
+    """int64 ``[rows, LENGTH]``, each token drawn from the text by itself; no unknown ones."""
+    tokens = subject.tokens[draws.integers(len(subject.tokens), size=(rows, LENGTH))]
+    while (unknown := tokens == subject.tokenizer.unknown).any():
+        tokens[unknown] = subject.tokens[draws.integers(len(subject.tokens), size=unknown.sum())]
+    return tokens.astype(np.int64)
+
+
+def _text(subject: Subject, draws: np.random.Generator, rows: int, length: int) -> np.ndarray:
+    """int64 ``[rows, length]`` from anywhere in the text."""
+    first = draws.integers(len(subject.tokens) - length, size=rows)
+    return subject.tokens[first[:, None] + np.arange(length)].astype(np.int64)
+
+
+def _cost(
+    subject: Subject, first: np.ndarray, between: np.ndarray, second: np.ndarray, line: int
+) -> np.ndarray:
+    """Nats of each row's ``second`` string but its first token, ``[B]``."""
+    tokens = torch.from_numpy(np.concatenate([first, between, second], 1))
+    segment = Segment(tokens[:, :-1], tokens[:, 1:], None, torch.zeros(len(tokens)).long())
+    return subject.losses(segment, line)[:, 1 - LENGTH :].sum(1)

@@ -1,0 +1,237 @@
+"""The report on measured runs: tables, ``measure.json``, ``measure.png`` and ``measure.html``."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memspan.files.bytes import write_atomically
+from memspan.measurement.effective_context import EffectiveContext, effective_context
+from memspan.measurement.measure import Measurement
+from memspan.measurement.pictures import picture
+from memspan.measurement.span import TOLERANCE
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers under a title."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
+
+
+class Report:
+    """Of measurements that stand beside one another."""
+
+    def __init__(self, measurements: list[Measurement]) -> None:
+        self.measurements = measurements
+        self.names = _names(measurements)
+        """Short and different from one another."""
+        self.notes: list[str] = []
+        self.effective_context: list[EffectiveContext] = []
+        if len(measurements) > 1:
+            self._compare()
+
+    def _compare(self) -> None:
+        first = self.measurements[0]
+        if any(m.vocabulary != first.vocabulary for m in self.measurements):
+            self.notes.append(
+                "the runs have different tokenisers: their bits per byte can be compared, their "
+                "distances, which are in tokens, cannot"
+            )
+        elif any((m.corpus, m.split) != (first.corpus, first.split) for m in self.measurements):
+            self.notes.append(
+                "the runs were measured on different texts, so their losses cannot be compared: "
+                "give one with --corpus"
+            )
+        elif all(m.span is not None for m in self.measurements):
+            spans = {m.run: m.span for m in self.measurements if m.span is not None}
+            self.effective_context = effective_context(spans)
+        if not self.effective_context:
+            self.notes.append(
+                "no relative effective context length: it needs the same tokens of the same text "
+                "for all runs"
+            )
+
+    def as_dict(self) -> dict[str, object]:
+        """All numbers, plain JSON values."""
+        return {
+            "runs": [m.as_dict() for m in self.measurements],
+            "effective_context": [asdict(row) for row in self.effective_context],
+            "notes": self.notes,
+        }
+
+    def tables(self) -> list[Table]:
+        """Everything that was measured."""
+        found = [self._overview()]
+        for name, m in zip(self.names, self.measurements, strict=True):
+            found += _tables(name, m)
+        if self.effective_context:
+            shares = self.effective_context[0].tokens
+            rows = [
+                (name, *(f"{row.tokens[r]:,}" for r in shares))
+                for name, row in zip(self.names, self.effective_context, strict=True)
+            ]
+            found.append(
+                Table(
+                    "Relative effective context length (Dai et al. 2019), tokens",
+                    ("run", *(f"r = {r:g}" for r in shares)),
+                    rows,
+                    "Context that still improves on the best short-context run by 1 %; r: of the "
+                    "hardest tokens only this share.",
+                )
+            )
+        return found
+
+    def _overview(self) -> Table:
+        rows = []
+        for name, m in zip(self.names, self.measurements, strict=True):
+            span = "not measured"
+            if m.span is not None:
+                more = "at least " if m.span.beyond else ""
+                span = f"{more}{m.span.tokens:,} [{m.span.low:,}, {m.span.high:,}]"
+            text = f"{m.corpus}, {m.split}"
+            size = f"{m.parameters:,}"
+            rows.append((name, m.architecture, size, m.tokenizer, text, span, f"{m.seconds:.0f}"))
+        return Table(
+            "Span",
+            ("run", "architecture", "parameters", "tokens", "text", "span in tokens", "CPU s"),
+            rows,
+            f"The smallest history whose loss is within {TOLERANCE} bits per byte of the longest "
+            "history's, with a 95 % interval.",
+        )
+
+
+def _tables(name: str, m: Measurement) -> list[Table]:
+    """Of one run."""
+    found = []
+    if m.span is not None:
+        span_rows = [
+            (f"{p.history:,}", f"{p.bits_per_byte:.4f}", str(p.difference)) for p in m.span.points
+        ]
+        found.append(
+            Table(
+                f"{name}: loss against history, from an empty memory",
+                ("tokens of history", "bits per byte", "more than with the longest"),
+                span_rows,
+                f"The same {m.span.targets:,} tokens in every row.",
+            )
+        )
+    for sizes in m.memory_lengths:
+        size_rows = [
+            (
+                f"{p.slots:,}{' (training)' if p.slots == sizes.trained else ''}",
+                f"{p.bits_per_byte:.4f}",
+                str(p.difference),
+            )
+            for p in sizes.points
+        ]
+        found.append(
+            Table(
+                f"{name}: loss against {sizes.option.replace('_', ' ')} at evaluation",
+                ("slots", "bits per byte", "more than in training"),
+                size_rows,
+                f"The same {sizes.targets:,} tokens in every row.",
+            )
+        )
+    if m.repeats is not None:
+        rows = [
+            (f"{p.distance:,}", f"{p.repeated:.3f}", f"{p.control:.3f}", str(p.gain))
+            for p in m.repeats.points
+        ]
+        found.append(
+            Table(
+                f"{name}: random strings that appear twice",
+                ("tokens apart", "bits per byte", "without the first", "gain"),
+                rows,
+                f"{m.repeats.strings:,} strings in every row.",
+            )
+        )
+    return found
+
+
+def printed(report: Report) -> str:
+    """The tables as text."""
+    parts = []
+    for table in report.tables():
+        cells = [table.columns, *table.rows]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+        lines = [
+            "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in cells
+        ]
+        parts.append("\n".join([table.title, *lines]))
+    return "\n\n".join([*parts, *report.notes])
+
+
+def written(report: Report, folder: Path) -> list[Path]:
+    """Write the report's files into ``folder`` and return their paths.
+
+    Raises:
+        MemspanError: the folder cannot be written.
+    """
+    drawn = picture(report.measurements, report.names)
+    content = {
+        "measure.json": json.dumps(report.as_dict(), indent=2, allow_nan=False).encode() + b"\n",
+        "measure.html": _page(report, drawn).encode(),
+    }
+    if drawn is not None:
+        content["measure.png"] = drawn
+    for name, data in content.items():
+        write_atomically(folder / name, data)
+    return [folder / name for name in content]
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: .5rem 0; }
+th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
+td { font-variant-numeric: tabular-nums; }
+img { max-width: 100%; }
+"""
+
+
+def _page(report: Report, drawn: bytes | None) -> str:
+    """One HTML file that needs no other and asks no host for anything."""
+    body = ["<h1>How far back does it remember?</h1>"]
+    if drawn is not None:
+        data = base64.b64encode(drawn).decode()
+        body.append(f'<img alt="The tables below, drawn" src="data:image/png;base64,{data}">')
+    else:
+        body.append("<p>No picture: matplotlib (the extra plot) is not installed.</p>")
+    body += [f"<p>{html.escape(note)}</p>" for note in report.notes]
+    for table in report.tables():
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n"
+            for row in table.rows
+        )
+        body.append(
+            f"<h2>{html.escape(table.title)}</h2>\n<table><tr>{head}</tr>\n{rows}</table>\n"
+            f"<p>{html.escape(table.note)}</p>"
+        )
+    for name, m in zip(report.names, report.measurements, strict=True):
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in m.left_out)
+        if lines:
+            body.append(f"<h2>{html.escape(name)}: left out</h2>\n<ul>{lines}</ul>")
+    inside = "\n".join(body)
+    return (
+        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>memspan measure</title>\n'
+        f"<style>{STYLE}</style>\n<body>\n{inside}\n</body>\n</html>\n"
+    )
+
+
+def _names(measurements: list[Measurement]) -> list[str]:
+    """The last parts of the runs' paths, as many as make them different."""
+    paths = [Path(m.run).resolve().parts for m in measurements]
+    for n in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-n:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [m.run for m in measurements]

@@ -1,0 +1,96 @@
+"""Models whose span is known by construction, and a text that asks for any distance.
+
+The text: a fact (one of ``A B C D``), then questions, each with its answer: ``A q a q a q a ...`` up to
+the next fact. The answer is a function of the last fact, and the models find it by attending to facts
+and to nothing else: where theirs is out of reach, all answers are alike to them. The answers
+themselves tell them nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memspan.data.tokenizers import CharacterTokenizer
+from memspan.measurement.subject import Subject
+from memspan.models import (
+    CompressiveConfig,
+    FastWeightsConfig,
+    LanguageModel,
+    TransformerXLConfig,
+)
+from memspan.models.options import BackboneConfig, EmbeddingConfig
+
+SYMBOLS = "ABCDabcdq"
+FACTS, ANSWERS, QUESTION = slice(0, 4), slice(4, 8), 8
+WIDTH = 16
+"""A dimension per symbol, the rest zero."""
+
+
+def text(period: int, n_periods: int) -> np.ndarray:
+    """Tokens: a fact every ``period`` tokens."""
+    draws = np.random.default_rng(0)
+    parts = []
+    for fact in draws.integers(4, size=n_periods):
+        part = np.tile([QUESTION, 4 + fact], period // 2)
+        part[0] = fact
+        part[1:] = np.tile([QUESTION, 4 + fact], period // 2)[: period - 1]
+        parts.append(part)
+    return np.concatenate(parts).astype(np.int64)
+
+
+def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Subject:
+    """A model of ``config`` with weights set by hand, and the text."""
+    model = LanguageModel(len(SYMBOLS), config, EmbeddingConfig(tie=False, scale=False))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Norms and compression functions stay as they begin: the latter are near the mean.
+            if not ("norm" in name or "compression" in name):
+                parameter.zero_()
+        model.embedding.tables[0].copy_(torch.eye(len(SYMBOLS), WIDTH))
+        model.head.tables[0][ANSWERS, ANSWERS] = 10 * torch.eye(4)
+        (layer,) = model.backbone.layers
+        attention = layer.attention
+        # Head 0 alone: questions and facts meet in its first dimensions.
+        attention.value.weight[FACTS, FACTS] = torch.eye(4)
+        attention.output.weight[ANSWERS, FACTS] = torch.eye(4)
+        if isinstance(config, FastWeightsConfig):
+            _write_facts(attention)
+        else:
+            attention.query.weight[0, QUESTION] = 30.0
+            attention.key.weight[0, FACTS] = 30.0
+    return Subject(model.eval(), CharacterTokenizer(SYMBOLS), text(period, 60), segment_length)
+
+
+def _write_facts(attention: torch.nn.Module) -> None:
+    """Facts are written under one key, which questions read; all else writes next to nothing."""
+    weights: dict[str, Tensor] = dict(attention.named_parameters())
+    weights["query.weight"][0:2, QUESTION] = 1.0
+    weights["key.weight"][0:2, FACTS] = 1.0
+    weights["beta.weight"][0, :] = -20.0
+    weights["beta.weight"][0, FACTS] = 60.0
+
+
+def transformer_xl(memory_length: int) -> TransformerXLConfig:
+    return TransformerXLConfig(
+        n_layers=1, d_model=WIDTH, n_heads=1, d_ff=4, memory_length=memory_length, final_norm=False
+    )
+
+
+def compressive(memory_length: int, compressed_length: int) -> CompressiveConfig:
+    return CompressiveConfig(
+        n_layers=1,
+        d_model=WIDTH,
+        n_heads=1,
+        d_ff=4,
+        memory_length=memory_length,
+        compressed_length=compressed_length,
+        compression_rate=4,
+        compression="mean",
+        final_norm=False,
+    )
+
+
+def fast_weights() -> FastWeightsConfig:
+    return FastWeightsConfig(n_layers=1, d_model=WIDTH, n_heads=1, d_ff=4, final_norm=False)
