@@ -1,13 +1,14 @@
 """Relative effective context length of a group of models (Dai et al. 2019, section 4.4, appendix C).
 
 With ``l_i(c, t)`` the loss of model ``i`` on token ``t`` with ``c`` tokens of context, the baseline is
-the best short-context model token by token, ``b(c, t) = min_i l_i(c, t)``, and the gain of model ``i``
-from ``c`` to a longer ``c'`` is::
+the best short-context model token by token, ``b(c, t) = min_i l_i(c, t)``. Only what a longer context
+``c'`` improves on it counts, so the gain of model ``i`` in perplexity is::
 
-    1 - exp(mean_t l_i(c', t)) / exp(mean_t b(c, t))      over the r hardest tokens by b(c, t)
+    g_i(c, c') = 1 - exp( mean_t min(b(c, t), l_i(c', t)) - mean_t b(c, t) )
 
-The context is lengthened as long as the gain is at least :data:`THRESHOLD`; where it ends is the
-model's length. Models that share a baseline can be compared, whatever they know from short contexts.
+with the mean over the share r of tokens whose baseline is worst. The context is lengthened as long as
+the gain is at least :data:`THRESHOLD`; where that ends is the model's length. All models improve on the
+same baseline, so that they can be compared, whatever they know from short contexts.
 
 Differs from the paper: contexts double from step to step, where the paper adds a constant.
 """
@@ -64,7 +65,8 @@ def _length(losses: np.ndarray, i: int, share: float) -> int:
     for step in range(losses.shape[2] - 1):
         baseline = losses[:, :, step].min(0)
         hard = np.argsort(-baseline, kind="stable")[:n_hard]
-        gain = 1 - np.exp(losses[i, hard, step + 1].mean() - baseline[hard].mean())
+        better = np.minimum(baseline, losses[i, :, step + 1])
+        gain = 1 - np.exp(better[hard].mean() - baseline[hard].mean())
         if gain < THRESHOLD:
             return step
     return losses.shape[2] - 1

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 from memspan.errors import MemspanError
 from memspan.evaluation import text_of
-from memspan.measurement import memory_length, repeats, span
+from memspan.measurement import attention, memory_length, repeats, retention, span
+from memspan.measurement.attention import Attention
 from memspan.measurement.budget import Budget
 from memspan.measurement.memory_length import MemoryLength
 from memspan.measurement.repeats import Repeats
+from memspan.measurement.retention import Retention
 from memspan.measurement.span import Span
 from memspan.measurement.subject import Subject
 from memspan.precision.products import Precision
@@ -51,6 +53,8 @@ class Measurement:
     memory_lengths: tuple[MemoryLength, ...] = ()
     """One per size that the architecture's memory has."""
     repeats: Repeats | None = None
+    attention: Attention | None = None
+    retention: Retention | None = None
     left_out: tuple[str, ...] = ()
     """What was not measured, and why."""
     interrupted: bool = False
@@ -183,6 +187,8 @@ class _Measuring:
             "span": self._last("span", 0.5, lambda budget: span.measured(subject, longest, budget)),
             "memory_lengths": tuple(self._memory_lengths()),
             "repeats": self._repeats(),
+            "attention": self._attention(),
+            "retention": self._retention(),
         }
         return found | {
             "left_out": tuple(self.left_out),
@@ -238,5 +244,21 @@ class _Measuring:
             )
             return None
         return self._last(
-            "repeats", 0.6, lambda budget: repeats.measured(self.subject, self.longest, budget)
+            "repeats", 0.7, lambda budget: repeats.measured(self.subject, self.longest, budget)
+        )
+
+    def _attention(self) -> Attention | None:
+        if not attention.exists(self.subject):
+            return None
+        return self._last(
+            "attention", 0.6, lambda budget: attention.measured(self.subject, self.longest, budget)
+        )
+
+    def _retention(self) -> Retention | None:
+        if not retention.exists(self.subject):
+            return None
+        # History, a value, and as many tokens after it.
+        longest = min(self.longest, len(self.subject.tokens) // 2 - 2)
+        return self._last(
+            "values", 1.0, lambda budget: retention.measured(self.subject, longest, budget)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from memspan.measurement.measure import Measurement
@@ -19,7 +19,6 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,7 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes | None:
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, number)
         for line in panel.lines:
-            (drawn,) = axes.plot(
-                line.x, line.y, "--" if line.dashed else "-", marker=".", label=line.label
-            )
+            (drawn,) = axes.plot(line.x, line.y, marker=".", label=line.label)
             if line.low:
                 axes.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.15)
         # Zero, too, has its place on the scale.
@@ -78,7 +75,25 @@ def _panels(measurements: list[Measurement], names: list[str]) -> list[Panel]:
                 Panel(f"Loss against {words}", "slots at evaluation", f"{more} more than trained"),
             )
             panel.lines.append(_line(name, [(p.slots, p.difference) for p in size.points]))
-    return [span, repeats, *sizes.values()]
+    inside = [
+        panel for name, m in zip(names, measurements, strict=True) for panel in _inside(name, m)
+    ]
+    return [span, repeats, *sizes.values(), *inside]
+
+
+def _inside(name: str, m: Measurement) -> Iterator[Panel]:
+    """Panels of one run, a line per layer."""
+    if m.attention is not None:
+        layers = [layer.by_distance for layer in m.attention.layers]
+        lines = _layers(m.attention.distances, layers)
+        yield Panel(f"{name}: attention by distance", "tokens back, up to the next", "share", lines)
+    if m.retention is not None:
+        lines = _layers(m.retention.after, [layer.kept for layer in m.retention.layers])
+        yield Panel(f"{name}: a written value", "further tokens", "share that is read back", lines)
+
+
+def _layers(x: Sequence[int], values: Sequence[Sequence[float]]) -> list[Line]:
+    return [Line(f"layer {n}", x, y) for n, y in enumerate(values, 1)]
 
 
 def _line(name: str, points: Sequence[tuple[int, Estimate]]) -> Line:

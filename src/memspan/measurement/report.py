@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memspan.files.bytes import write_atomically
+from memspan.measurement.attention import Attention
 from memspan.measurement.effective_context import EffectiveContext, effective_context
 from memspan.measurement.measure import Measurement
 from memspan.measurement.pictures import picture
+from memspan.measurement.retention import Retention
 from memspan.measurement.span import TOLERANCE
 
 
@@ -153,7 +155,45 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{m.repeats.strings:,} strings in every row.",
             )
         )
+    if m.attention is not None:
+        found.append(_attention(name, m.attention))
+    if m.retention is not None:
+        found.append(_retention(name, m.retention))
     return found
+
+
+def _attention(name: str, attention: Attention) -> Table:
+    kinds = list(attention.layers[0].by_kind)
+    return Table(
+        f"{name}: attention, % by distance in tokens" + f" and by part ({', '.join(kinds)})",
+        ("layer", *(f"{d:,}+" for d in attention.distances), *kinds, "mean"),
+        [
+            (
+                str(n),
+                *(f"{100 * share:.1f}" for share in layer.by_distance),
+                *(f"{100 * layer.by_kind[kind]:.1f}" for kind in kinds),
+                f"{layer.mean_distance:.1f}",
+            )
+            for n, layer in enumerate(attention.layers, 1)
+        ],
+        f"Of {attention.tokens:,} tokens; mean: the mean distance in tokens.",
+    )
+
+
+def _retention(name: str, retention: Retention) -> Table:
+    return Table(
+        f"{name}: % of a written value that its key reads after so many further tokens",
+        ("layer", *(f"{n:,}" for n in retention.after), f"effective rank of {retention.full_rank}"),
+        [
+            (
+                str(n),
+                *(f"{100 * share:.1f}" for share in layer.kept),
+                f"{layer.effective_rank:.1f}",
+            )
+            for n, layer in enumerate(retention.layers, 1)
+        ],
+        f"Of {retention.values:,} values per layer and head. The rank says how full the matrices are.",
+    )
 
 
 def printed(report: Report) -> str:

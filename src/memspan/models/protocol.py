@@ -56,6 +56,33 @@ class TransferableWeights:
     """``weight`` and ``bias`` of the norm after the last layer, if there is one."""
 
 
+@dataclass(frozen=True)
+class AttentionWeights:
+    """What a segment's tokens attended to."""
+
+    layers: list[Tensor]
+    """Of each layer ``[B, H, T, S]``: a token's weights sum to 1, or to 0 where it sees nothing."""
+    distances: Tensor
+    """Tokens from each token back to what a key stands for, float ``[B or 1, T or 1, S]``."""
+    kinds: dict[str, Tensor]
+    """Parts of the memory, and the segment where it is apart: which keys belong to each, bool
+    ``[B or 1, S]``."""
+
+
+@dataclass(frozen=True)
+class WriteRetention:
+    """What becomes of values that are written to matrices."""
+
+    kept: Tensor
+    """Of the value that the first token wrote, the share that its key reads after 0, 1, 2, ... further
+    tokens, ``[L, T]``: mean over rows and heads."""
+    effective_rank: Tensor
+    """Of the matrices after the last token, ``[L]``: the exponential of the entropy of their singular
+    values (Roy and Vetterli 2007), mean over rows and heads."""
+    full_rank: int
+    """What it can be at most."""
+
+
 class Backbone(nn.Module, Generic[M]):
     """A stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
 
@@ -127,6 +154,16 @@ class Backbone(nn.Module, Generic[M]):
 
     def compiled_loops(self) -> bool | None:
         """Whether this architecture's loops in C can run here (None: it has none)."""
+        return None
+
+    def attention_weights(self, x: Tensor, memory: M) -> AttentionWeights | None:
+        """What the tokens of a segment ``x [B, T, D]`` attend to, by the reference implementation,
+        without gradients (None: there is no attention to look at)."""
+        return None
+
+    def write_retention(self, x: Tensor, memory: M) -> WriteRetention | None:
+        """How long what ``x [B, T, D]`` writes can be read back, without gradients (None: nothing is
+        written to matrices)."""
         return None
 
     def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:

@@ -23,7 +23,7 @@ from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import BackboneReader
+from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
     RelativeBackbone,
@@ -366,6 +366,34 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         if documents is not None:
             out = documents.put_back(out)
         return BackboneOutput(out, memory, by_layer.sum(), statistics)
+
+    @torch.no_grad()
+    def attention_weights(self, x: Tensor, memory: CompressiveMemory) -> AttentionWeights:
+        """See :meth:`Backbone.attention_weights`; kinds are ``compressed``, ``memory`` and ``segment``.
+
+        A compressed slot stands for the middle of the tokens that were compressed into it.
+        """
+        layers: list[Tensor] = []
+        self(x, memory, implementation="reference", attention_weights=layers)
+        slots, rate = (
+            memory.compressed.shape[2] + memory.hidden.shape[2],
+            self.config.compression_rate,
+        )
+        # Slots and tokens before the segment's first token; from it on, 0 and less.
+        back = torch.arange(slots, -x.shape[1], -1, device=x.device)[None]
+        length = memory.length[:, None]
+        compressed = back > length
+        middle = length + (back - length - 1) * rate + (rate + 1) / 2
+        tokens_back = torch.where(compressed, middle, back.float())
+        return AttentionWeights(
+            layers,
+            distances=tokens_back[:, None] - back[:, slots:, None],
+            kinds={
+                "compressed": compressed,
+                "memory": (back > 0) & ~compressed,
+                "segment": back <= 0,
+            },
+        )
 
     def reader(
         self,

@@ -23,7 +23,7 @@ from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone, BackboneReader
+from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import BYTES, refuse_oversized, refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer, sinusoids
@@ -193,6 +193,33 @@ class FastWeightsAttention(nn.Module):
             overlap = self.overlap(by_key)
             y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
         return y / (by_query + config.epsilon), weights, after.squeeze(-1)
+
+    def kept(self, x: Tensor, key_sum: Tensor) -> Tensor:
+        """Of the value that the first token of ``x [B, T, D]`` wrote, the share that its key reads
+        after 0, 1, 2, ... further tokens: ``[B, H, T]``. ``key_sum [B, H, F]``: before the segment.
+
+        The rules are linear in W, so that what a token wrote along its features ``f`` fades by itself,
+        ``a <- a - beta k (k . a)`` from ``a = f`` with the delta rule; the share is ``a . f / f . f``.
+        """
+        _, k, _, beta = self.project(x)
+        keys = self.features(k.to(key_sum.dtype))
+        divides = self.config.normalisation == "attention"
+        # z up to each token, its own key included.
+        z = key_sum[:, :, None] + keys.cumsum(2) if divides else keys
+        first = keys[:, :, 0]
+        left, shares = first, []
+        for t, key in enumerate(keys.unbind(2)):
+            if t and beta is not None:
+                strength = beta[:, :, t].to(keys.dtype).sigmoid()[..., None]
+                if divides:
+                    strength = strength / self.overlap((z[:, :, t - 1] * key).sum(-1, keepdim=True))
+                left = left - strength * key * (key * left).sum(-1, keepdim=True)
+            shares.append((left * first).sum(-1))
+        kept = torch.stack(shares, -1) / (first * first).sum(-1, keepdim=True)
+        if divides:
+            by_query = (z * first[:, :, None]).sum(-1) + self.config.epsilon
+            kept = kept * by_query[..., :1] / by_query
+        return kept
 
     def overlap(self, z_k: Tensor) -> Tensor:
         """``z(t-1) . k``, what attention normalisation divides a key's old value by.
@@ -395,6 +422,25 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 feature_map=self.feature_id.expand(x.shape[0]).clone(),
             ),
             h.new_zeros(()),
+        )
+
+    @torch.no_grad()
+    def write_retention(self, x: Tensor, memory: FastWeightsMemory) -> WriteRetention | None:
+        """See :meth:`Backbone.write_retention`; None with the outer-product rule, which has no keys."""
+        config = self.config
+        if config.rule == "outer-product":
+            return None
+        h = self.add_positions(x, memory.tokens_seen)
+        kept, ranks = [], []
+        for n, layer in enumerate(self.stack()):
+            before = layer.before_attention(h)
+            kept.append(layer.attention.kept(before, memory.key_sum[:, n]).mean((0, 1)))
+            h, weights, _ = layer(h, memory.weights[:, n], memory.key_sum[:, n])
+            values = torch.linalg.svdvals(weights)
+            share = values / values.sum(-1, keepdim=True)
+            ranks.append(torch.special.entr(share).sum(-1).exp().mean())
+        return WriteRetention(
+            torch.stack(kept), torch.stack(ranks), min(config.feature_width, config.head_width)
         )
 
     def reader(

@@ -21,7 +21,7 @@ from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone, BackboneReader
+from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer
@@ -80,12 +80,19 @@ class FeedbackLayer(nn.Module):
         return span_mask(self.longest_span * ratio, self.span_ramp, len(self.position_scores))
 
     def forward(
-        self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor, span_mask: Tensor | None
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        visible: Tensor,
+        span_mask: Tensor | None,
+        weights_seen: list[Tensor] | None = None,
     ) -> Tensor:
         """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
 
         ``visible``: bool ``[B, S]``. Where a row sees nothing, the attention adds zero.
         ``span_mask``: from :meth:`span_mask`, computed once for many tokens.
+        ``weights_seen``: a list that is given the attention's weights.
         """
         z = self.attention_norm(x) if self.pre else x
         attended = attend(
@@ -96,6 +103,7 @@ class FeedbackLayer(nn.Module):
             self.content_bias,
             visible,
             self.attention_dropout if self.training else 0.0,
+            weights_seen,
         )
         attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
         if self.pre:
@@ -274,8 +282,13 @@ class Feedback(Backbone[FeedbackMemory]):
                 penalty = penalty + (self.config.adaptive_span or 0.0) * spans.mean()
         return penalty
 
-    def _reference(self, x: Tensor, memory: FeedbackMemory) -> tuple[Tensor, Tensor]:
-        """The paper, token by token: outputs and memory vectors, ``[B, T, D]`` each."""
+    def _reference(
+        self, x: Tensor, memory: FeedbackMemory, weights_seen: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The paper, token by token: outputs and memory vectors, ``[B, T, D]`` each.
+
+        ``weights_seen``: a list that is given the attention's weights, of a token's layers in turn.
+        """
         span, length, mix = memory.vectors.shape[1], memory.length, self.mix()
         slot = torch.arange(span, device=x.device)
         # For each token read, its keys and values: lists over layers of [B, H, K].
@@ -288,7 +301,7 @@ class Feedback(Backbone[FeedbackMemory]):
             for n, layer in enumerate(self.stack()):
                 keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
                 values = torch.stack([values[n] for _, values in past[-span:]], 2)
-                states.append(layer(states[-1], keys, values, visible, masks[n]))
+                states.append(layer(states[-1], keys, values, visible, masks[n], weights_seen))
             # No product of matrices, which autocast would round: what is remembered is not.
             vector = (mix[:, None, None] * torch.stack(states)).sum(0)
             past.append(self.project(vector))
@@ -413,6 +426,20 @@ class Feedback(Backbone[FeedbackMemory]):
     def compiled_loops(self) -> bool:
         """Whether the loop over tokens can run in C here."""
         return feedback_loop.available(next(self.stack()).content_bias)
+
+    @torch.no_grad()
+    def attention_weights(self, x: Tensor, memory: FeedbackMemory) -> AttentionWeights:
+        """See :meth:`Backbone.attention_weights`; there is one kind, ``memory``: a segment's earlier
+        tokens, too, are seen through their memory vectors."""
+        seen: list[Tensor] = []
+        self._reference(x, memory, seen)
+        n_layers, span = len(self.layers), memory.vectors.shape[1]
+        slot = torch.arange(span, device=x.device)
+        return AttentionWeights(
+            [torch.stack(seen[n::n_layers], 2) for n in range(n_layers)],
+            distances=(span - slot).float()[None, None],
+            kinds={"memory": (slot >= 0)[None]},
+        )
 
     def reader(
         self, memory: FeedbackMemory | None, batch_size: int

@@ -16,7 +16,7 @@ from torch import Tensor
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import BackboneReader
+from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
     RelativeBackbone,
@@ -152,6 +152,19 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         if documents is not None:
             hidden = documents.put_back(hidden)
         return BackboneOutput(hidden, memory, h.new_zeros(()))
+
+    @torch.no_grad()
+    def attention_weights(self, x: Tensor, memory: TransformerXLMemory) -> AttentionWeights:
+        """See :meth:`Backbone.attention_weights`; kinds are ``memory`` and ``segment``."""
+        layers: list[Tensor] = []
+        self(x, memory, implementation="reference", attention_weights=layers)
+        slots = memory.hidden.shape[2]
+        key = torch.arange(-slots, x.shape[1], device=x.device)
+        return AttentionWeights(
+            layers,
+            distances=(key[slots:, None] - key).float()[None],
+            kinds={"memory": (key < 0)[None], "segment": (key >= 0)[None]},
+        )
 
     def reader(
         self,

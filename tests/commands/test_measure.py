@@ -1,4 +1,4 @@
-"""How far back a run remembers: calibrated on models whose span is known, and the verb."""
+"""``memspan measure`` and ``memspan.measure``: good input, bad input, little time."""
 
 from __future__ import annotations
 
@@ -9,52 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import known_spans
 import memspan
 from memspan import cli
-from memspan.measurement import memory_length, repeats, span
-from memspan.measurement.budget import Budget
+from memspan.measurement import attention, repeats, span
 from memspan.measurement.report import Report
-from memspan.measurement.span import Span
-from memspan.models import TransformerXLConfig
-from memspan.models.options import BackboneConfig
-
-LONG = 1e9
-
-
-def measured(config: BackboneConfig, period: int, longest: int, targets: int = 700) -> Span:
-    found = None
-    for found in span.measured(known_spans.subject(config, period), longest, Budget(LONG)):
-        if found.targets >= targets:
-            break
-    assert found is not None
-    return found
-
-
-@pytest.mark.parametrize(
-    ("config", "reach"),
-    [
-        # A question stands anywhere in a segment of 16, so that it reaches M to M + 16 tokens back.
-        (known_spans.transformer_xl(48), (48, 64)),
-        (known_spans.transformer_xl(200), (200, 216)),
-        # M + c C.
-        (known_spans.compressive(32, 16), (96, 112)),
-        (known_spans.compressive(32, 64), (288, 304)),
-    ],
-    ids=["xl 48", "xl 200", "compressive 96", "compressive 288"],
-)
-def test_a_known_span_is_found(config: BackboneConfig, reach: tuple[int, int]) -> None:
-    found = measured(config, period=512, longest=512)
-    assert reach[0] / 2 <= found.tokens <= 2 * reach[1], found.points
-    assert found.low <= found.tokens <= found.high
-    assert not found.beyond
-
-
-def test_the_delta_rule_has_no_edge() -> None:
-    """It forgets a fact with the next one only, so its span is the text's."""
-    found = measured(known_spans.fast_weights(), period=512, longest=1024)
-    assert 256 <= found.tokens <= 1024, found.points
-
 
 TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
 
@@ -67,7 +25,10 @@ def train(name: str, *more: str) -> None:
 
 
 @pytest.fixture
-def run(own_folders: Path) -> Path:
+def run(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # One round of each measurement: no test depends on time.
+    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (attention, "TOKENS")):
+        monkeypatch.setattr(module, f"MOST_{most}", 1)
     Path("text.txt").write_text(TEXT)
     train("run", "--model.n-heads", "2", "--model.d-ff", "8", "--model.memory-length", "8")
     return Path("run")
@@ -86,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("words", "--model", "lstm", "--data.tokenizer", "characters")
     capsys.readouterr()
-    quick = ["--longest", "64", "--budget", "1.5"]
+    quick = ["--longest", "64", "--budget", "1000"]
     cli.main(["measure", "run", "words", "--out", "report", *quick])
     printed = capsys.readouterr().out
     assert "different tokenisers" in printed
@@ -97,6 +58,8 @@ def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [p["slots"] for p in sizes["points"]] == [0, 2, 4, 8, 16, 32]
     assert sizes["points"][3]["difference"]["value"] == 0
     assert [p["distance"] for p in first["repeats"]["points"]] == [16, 32, 64]
+    assert first["attention"]["layers"][0]["by_kind"].keys() == {"memory", "segment"}
+    assert second["attention"] is None
     assert any("no size to vary" in line for line in second["left_out"])
     page = Path("report/measure.html").read_text()
     assert "http" not in page
@@ -106,7 +69,7 @@ def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_group_has_effective_contexts(run: Path) -> None:
     shutil.copytree("run", "other")
-    runs = [memspan.measure(name, longest=64, budget=1) for name in ("run", "other")]
+    runs = [memspan.measure(name, longest=64, budget=1000) for name in ("run", "other")]
     one, other = Report(runs).effective_context
     assert one.tokens == other.tokens
     assert set(one.tokens.values()) <= set(span.histories(64))
@@ -126,7 +89,7 @@ def test_a_short_text_is_measured_as_far_as_it_goes(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path("short.txt").write_text(TEXT[:300])
-    found = memspan.measure("run", "short.txt", split="all", budget=1)
+    found = memspan.measure("run", "short.txt", split="all", budget=1000)
     assert found.longest == 128
     assert "distances over 128" in found.left_out[0]
     assert "distances over 128" in caplog.text
@@ -141,27 +104,9 @@ def test_what_is_done_is_kept_after_an_interrupt(
 
     monkeypatch.setattr(repeats, "measured", interrupt)
     with pytest.raises(SystemExit) as stop:
-        cli.main(["measure", "run", "--longest", "16", "--budget", "2"])
+        cli.main(["measure", "run", "--longest", "16", "--budget", "1000"])
     assert stop.value.code == 130
     (found,) = json.loads(Path("run/measure.json").read_text())["runs"]
     assert found["interrupted"]
     assert found["span"] is not None
     assert "repeats: interrupted" in found["left_out"]
-
-
-def test_sizes_that_positions_cannot_reach_are_left_out() -> None:
-    config = TransformerXLConfig(
-        n_layers=1,
-        d_model=16,
-        n_heads=1,
-        d_ff=4,
-        memory_length=8,
-        positions="learned",
-        max_distance=32,
-        final_norm=False,
-    )
-    subject = known_spans.subject(config, 64)
-    (option,) = memory_length.sizes(config).items()
-    found = list(memory_length.measured(subject, *option, 64, Budget(LONG)))[-1]
-    assert [p.slots for p in found.points] == [0, 2, 4, 8, 16]
-    assert "position table of 32 rows" in found.impossible[32]

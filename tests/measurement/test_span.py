@@ -1,0 +1,85 @@
+"""What is measured, on models whose span is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import known_spans
+from memspan.measurement import memory_length, span
+from memspan.measurement.budget import Budget
+from memspan.measurement.effective_context import effective_context
+from memspan.measurement.span import Span, SpanPoint
+from memspan.measurement.statistics import Estimate
+from memspan.models import TransformerXLConfig
+from memspan.models.options import BackboneConfig
+
+LONG = 1e9
+
+
+def measured(config: BackboneConfig, period: int, longest: int, targets: int = 700) -> Span:
+    found = None
+    for found in span.measured(known_spans.subject(config, period), longest, Budget(LONG)):
+        if found.targets >= targets:
+            break
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "reach"),
+    [
+        # A question stands anywhere in a segment of 16, so that it reaches M to M + 16 tokens back.
+        (known_spans.transformer_xl(48), (48, 64)),
+        (known_spans.transformer_xl(200), (200, 216)),
+        # M + c C.
+        (known_spans.compressive(32, 16), (96, 112)),
+        (known_spans.compressive(32, 64), (288, 304)),
+    ],
+    ids=["xl 48", "xl 200", "compressive 96", "compressive 288"],
+)
+def test_a_known_span_is_found(config: BackboneConfig, reach: tuple[int, int]) -> None:
+    found = measured(config, period=512, longest=512)
+    assert reach[0] / 2 <= found.tokens <= 2 * reach[1], found.points
+    assert found.low <= found.tokens <= found.high
+    assert not found.beyond
+
+
+def test_the_delta_rule_has_no_edge() -> None:
+    """It forgets a fact with the next one only, so its span is the text's."""
+    found = measured(known_spans.fast_weights(), period=512, longest=1024)
+    assert 256 <= found.tokens <= 1024, found.points
+
+
+def test_sizes_that_positions_cannot_reach_are_left_out() -> None:
+    config = TransformerXLConfig(
+        n_layers=1,
+        d_model=16,
+        n_heads=1,
+        d_ff=4,
+        memory_length=8,
+        positions="learned",
+        max_distance=32,
+        final_norm=False,
+    )
+    subject = known_spans.subject(config, 64)
+    (option,) = memory_length.sizes(config).items()
+    found = list(memory_length.measured(subject, *option, 64, Budget(LONG)))[-1]
+    assert [p.slots for p in found.points] == [0, 2, 4, 8, 16]
+    assert "position table of 32 rows" in found.impossible[32]
+
+
+def test_effective_context_counts_what_improves_on_the_best_short_context() -> None:
+    """Halving the perplexity of every other token at 4 tokens; the other run, at 2 and by all."""
+    nats = np.full((2, 1, 8, 4), 3.0)
+    nats[0, 0, ::2, 2:] -= np.log(2)
+    nats[1, 0, :, 1:] -= np.log(2)
+    points = tuple(SpanPoint(n, 0.0, Estimate(0.0, 0.0, 0.0)) for n in (1, 2, 4, 8))
+    spans = {
+        name: Span(1, 1, 1, False, 8, points, first=np.array([5]), losses=losses)
+        for name, losses in zip(("one", "other"), nats, strict=True)
+    }
+    one, other = effective_context({"one": spans["one"]}), effective_context(spans)
+    assert one[0].tokens == {0.1: 1, 0.5: 1, 1.0: 1}
+    # With the other run there, one never improves on it.
+    assert [row.tokens[1.0] for row in other] == [1, 2]
