@@ -88,9 +88,9 @@ def test_modules_are_imported_from_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    (tmp_path / "own_architecture.py").touch()
-    import_modules(["train", "--import", "own_architecture"])
-    assert "own_architecture" in sys.modules
+    (tmp_path / "of_this_folder.py").touch()
+    import_modules(["train", "--import", "of_this_folder"])
+    assert sys.modules.pop("of_this_folder").__file__ == str(tmp_path / "of_this_folder.py")
     with pytest.raises(MemspanError, match="there is no module not_there: check the name"):
         import_modules(["--import=not_there"])
 

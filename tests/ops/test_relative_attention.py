@@ -196,7 +196,8 @@ def test_gradcheck(n_queries: int, slots: int, options: str, dropout: float) -> 
             implementation="fused",
         )
 
-    assert torch.autograd.gradcheck(run, tuple(t.values()))
+    # Along a random direction where each element by itself would take seconds.
+    assert torch.autograd.gradcheck(run, tuple(t.values()), fast_mode=n_queries > 1)
 
 
 def test_gradients_of_a_part_of_the_inputs() -> None:
