@@ -19,6 +19,8 @@ PLANTED = {
     "models/lstm/model.py": "memspan.models.transformer.config",
     "models/feedback/config.py": "torch",
     "training/options.py": "torch",
+    "evaluation.py": "memspan.measurement.span",
+    "measurement/span.py": "memspan.training.metrics",
     "runs/history.py": "memspan.training.metrics",
     "files/tensors.py": "memspan.nn",
 }

@@ -99,10 +99,10 @@ def measured(
     first = np.arange(rows) * length
     for start in range(0, length, subject.segment_length):
         segment = subject.segment(first + start, min(subject.segment_length, length - start))
-        losses = {}
+        whole, losses = ((0, segment.inputs.shape[1]),), {}
         for slots, reader in list(readers.items()):
             try:
-                losses[slots] = subject.losses(segment, 0, reader).sum(1)
+                losses[slots] = subject.losses(segment, whole, reader).sum(1)
             except NonFiniteError:
                 raise
             except MemspanError as error:

@@ -22,6 +22,6 @@ def after_history(
     first = 1 + draws.integers(max(1, most), size=ROWS)
     segment = subject.segment(first, history)
     reader = subject.reader(ROWS)
-    subject.losses(segment, 0, reader)
+    subject.losses(segment, subject.cuts(history, 0), reader)
     following = subject.segment(first + history, n_tokens)
     return subject.model.embedding(following.inputs.to(reader.device)), reader.memory

@@ -56,7 +56,7 @@ def distances(longest: int) -> list[int]:
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats]:
     """From more and more strings, as long as the budget lasts."""
     draws = np.random.default_rng(SEED)
-    scale, rows, seconds = distances(longest), 4, 0.0
+    scale, rows, seconds = distances(longest), 8, 0.0
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
     while sum(len(n) for n in nats) < MOST_STRINGS:
@@ -67,14 +67,14 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats
         before, last = budget.spent(), 0.0
         strings, others = (_strings(subject, draws, rows) for _ in range(2))
         line = int(draws.integers(subject.segment_length))
-        found = []
+        found: list[np.ndarray] = []
         for distance in scale:
             # In the first round it is not known what a distance costs.
             if not seconds and budget.left() < 2 * last:
                 break
             start = budget.spent()
             between = _text(subject, draws, rows, distance - LENGTH)
-            found += [_cost(subject, s, between, strings, line) for s in (strings, others)]
+            found += _costs(subject, strings, others, between, line)
             last = budget.spent() - start
         if not seconds:
             scale = scale[: len(found) // 2]
@@ -111,10 +111,13 @@ def _text(subject: Subject, draws: np.random.Generator, rows: int, length: int) 
     return subject.tokens[first[:, None] + np.arange(length)].astype(np.int64)
 
 
-def _cost(
-    subject: Subject, first: np.ndarray, between: np.ndarray, second: np.ndarray, line: int
-) -> np.ndarray:
-    """Nats of each row's ``second`` string but its first token, ``[B]``."""
-    tokens = torch.from_numpy(np.concatenate([first, between, second], 1))
+def _costs(
+    subject: Subject, strings: np.ndarray, others: np.ndarray, between: np.ndarray, line: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nats ``[B]`` of ``strings`` but their first tokens, after themselves and after ``others``."""
+    first = np.concatenate([strings, others])
+    rows = np.concatenate([first, np.tile(between, (2, 1)), np.tile(strings, (2, 1))], 1)
+    tokens = torch.from_numpy(rows)
     segment = Segment(tokens[:, :-1], tokens[:, 1:], None, torch.zeros(len(tokens)).long())
-    return subject.losses(segment, line)[:, 1 - LENGTH :].sum(1)
+    nats = subject.losses(segment, subject.cuts(rows.shape[1] - 1, line))[:, 1 - LENGTH :].sum(1)
+    return nats[: len(strings)], nats[len(strings) :]

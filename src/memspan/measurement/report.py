@@ -206,7 +206,7 @@ def printed(report: Report) -> str:
             "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in cells
         ]
-        parts.append("\n".join([table.title, *lines]))
+        parts.append("\n".join([table.title, *lines, *filter(None, [table.note])]))
     return "\n\n".join([*parts, *report.notes])
 
 

@@ -14,14 +14,16 @@ import numpy as np
 
 from memspan.measurement.budget import Budget
 from memspan.measurement.statistics import Blocks, Estimate, interval
-from memspan.measurement.subject import SEED, Subject
+from memspan.measurement.subject import SEED, Cuts, Subject
 
 TOLERANCE = 0.01
 """Bits per byte."""
 BLOCK = 64
 """Targets that stand together in the text, and are resampled together."""
 MOST_ROWS = 32
-"""Blocks that are read at once."""
+"""Blocks of a round."""
+MOST_READ = 128
+"""Rows that are read at once."""
 MOST_TARGETS = 32768
 
 
@@ -71,7 +73,7 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
     """
     width = block_width(len(subject.tokens))
     waiting = _blocks(len(subject.tokens), longest, width)
-    scale, rows, seconds = histories(longest), min(4, len(waiting)), 0.0
+    scale, rows, seconds = histories(longest), 8, 0.0
     first: list[np.ndarray] = []
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
@@ -131,13 +133,30 @@ def _round(
         before = 0.0 if budget is None else budget.spent()
         # Neighbours are read together where that changes their history by little.
         w = max(1, min(width, n // 4))
-        parts = []
-        for offset in range(0, width, w):
-            segment = subject.segment(first + offset - n + 1, n + w - 1)
-            losses = subject.losses(segment, line=n - 1 - offset - place)
-            parts.append(losses[:, -w:])
+        nats = np.empty((len(first), width))
+        for cuts, offsets in _alike(subject, range(0, width, w), n, w, place, len(first)):
+            from_here = first + np.array(offsets)[:, None] - n + 1
+            losses = subject.losses(subject.segment(from_here.ravel(), n + w - 1), cuts)
+            for i, offset in enumerate(offsets):
+                rows = slice(i * len(first), (i + 1) * len(first))
+                nats[:, offset : offset + w] = losses[rows, -w:]
         last = 0.0 if budget is None else budget.spent() - before
-        yield np.concatenate(parts, 1)
+        yield nats
+
+
+def _alike(
+    subject: Subject, offsets: range, n: int, w: int, place: int, n_blocks: int
+) -> Iterator[tuple[Cuts, tuple[int, ...]]]:
+    """Offsets in a block that are cut alike, and so can be read side by side, :data:`MOST_READ` rows at
+    a time. Of short histories that is most: few meet the end of a segment."""
+    alike: dict[Cuts, list[int]] = {}
+    for offset in offsets:
+        cuts = subject.cuts(n + w - 1, n - 1 - offset - place)
+        alike.setdefault(cuts, []).append(offset)
+    for cuts, found in alike.items():
+        together = max(1, MOST_READ // n_blocks)
+        for i in range(0, len(found), together):
+            yield cuts, tuple(found[i : i + together])
 
 
 def _span(scale: Sequence[int], first: np.ndarray, nats: np.ndarray, n_bytes: np.ndarray) -> Span:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from memspan.models import LanguageModel, Reader
 from memspan.nn import NOT_SCORED
 from memspan.precision.products import Precision
 
+Cuts = tuple[tuple[int, int], ...]
 SEED = 1
 """Of every random choice, so that runs are measured on the same tokens."""
 
@@ -58,19 +59,18 @@ class Subject:
         """At the start of a text, or after ``memory``."""
         return self.model.reader(memory, batch_size, precision=self.precision)
 
-    def losses(self, segment: Segment, line: int, reader: Reader | None = None) -> np.ndarray:
+    def losses(self, segment: Segment, cuts: Cuts, reader: Reader | None = None) -> np.ndarray:
         """Nats of every target, float64 ``[B, N]``, 0 where it is not scored.
 
         Args:
             segment: of any length.
-            line: index of an input with which one of the run's own segments begins; the others are
-                whole segments away from it. It need not lie inside.
+            cuts: the parts that are read one after the other, from :meth:`cuts`.
             reader: reads on (None: from an empty memory).
         """
         reader = reader or self.reader(len(segment.inputs))
         device = reader.device
         found = []
-        for start, end in self._cuts(segment.inputs.shape[1], line):
+        for start, end in cuts:
             part = slice(start, end)
             starts = None if segment.starts is None else segment.starts[:, part].to(device)
             inputs, targets = segment.inputs[:, part], segment.targets[:, part]
@@ -84,9 +84,12 @@ class Subject:
             )
         return losses
 
-    def _cuts(self, n_tokens: int, line: int) -> Iterator[tuple[int, int]]:
-        start = 0
-        while start < n_tokens:
-            end = min(n_tokens, start + self.segment_length - (start - line) % self.segment_length)
-            yield start, end
-            start = end
+    def cuts(self, n_tokens: int, line: int) -> Cuts:
+        """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.
+
+        Args:
+            line: index of an input with which a segment begins; the others begin whole segments away
+                from it. It need not lie inside.
+        """
+        inside = range(1 + (line - 1) % self.segment_length, n_tokens, self.segment_length)
+        return tuple(pairwise([0, *inside, n_tokens]))

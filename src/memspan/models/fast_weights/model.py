@@ -215,7 +215,9 @@ class FastWeightsAttention(nn.Module):
                     strength = strength / self.overlap((z[:, :, t - 1] * key).sum(-1, keepdim=True))
                 left = left - strength * key * (key * left).sum(-1, keepdim=True)
             shares.append((left * first).sum(-1))
-        kept = torch.stack(shares, -1) / (first * first).sum(-1, keepdim=True)
+        # A key without features writes nothing, of which nothing is kept.
+        tiny = torch.finfo(keys.dtype).tiny
+        kept = torch.stack(shares, -1) / (first * first).sum(-1, keepdim=True).clamp(min=tiny)
         if divides:
             by_query = (z * first[:, :, None]).sum(-1) + self.config.epsilon
             kept = kept * by_query[..., :1] / by_query
@@ -437,7 +439,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
             kept.append(layer.attention.kept(before, memory.key_sum[:, n]).mean((0, 1)))
             h, weights, _ = layer(h, memory.weights[:, n], memory.key_sum[:, n])
             values = torch.linalg.svdvals(weights)
-            share = values / values.sum(-1, keepdim=True)
+            share = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
             ranks.append(torch.special.entr(share).sum(-1).exp().mean())
         return WriteRetention(
             torch.stack(kept), torch.stack(ranks), min(config.feature_width, config.head_width)
