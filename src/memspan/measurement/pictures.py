@@ -49,7 +49,7 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes | None:
                 axes.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.15)
         # Zero, too, has its place on the scale.
         axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
