@@ -14,9 +14,11 @@ from typing import TextIO
 
 import pytest
 
+import memspan
 from memspan import cli
 from memspan.commands import train
 from memspan.data.options import DataConfig
+from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -202,8 +204,10 @@ def test_generate_is_seeded_and_continues_from_a_memory(
     greedy = text("--greedy", "--prompt", "the")
     assert greedy == text("--top-k", "1", "--prompt", "the")
     samples = text("--greedy", "--prompt", "the", "--samples", "2")
-    many = refused(capsys, "generate", "run", "--samples", f"{10**10}")
-    assert "10,000,000,000 samples would take at least" in many
+    with pytest.raises(
+        MemspanError, match=r"10,000,000,000 samples would take at least .* lower --samples"
+    ):
+        memspan.generate("run", samples=10**10)
     assert samples == "".join(f"--- sample {n} ---\n{greedy}" for n in (1, 2))
 
 
@@ -502,6 +506,7 @@ def test_help_explains_without_importing_torch(verb: list[str]) -> None:
 def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> None:
     code = """
 import contextlib, sys
+import memspan
 from memspan import cli
 def refused(*arguments):
     with contextlib.suppress(SystemExit):
@@ -512,8 +517,12 @@ refused("generate", "nowhere")
 refused("evaluate", "nowhere")
 refused("evaluate", "run", "--corpus", "nothing.txt")
 refused("train", "--train.steps", "0")
-assert "torch" not in sys.modules
 refused("generate", "run", "--samples", str(10**10))
+assert "torch" not in sys.modules
+try:
+    memspan.generate("run", samples=10**10)
+except memspan.MemspanError as error:
+    print(error, file=sys.stderr)
 assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

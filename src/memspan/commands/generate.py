@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 14
 """Bytes of --prompt-file in memory at a time."""
 
+MOST_SAMPLES = 1 << 20
+"""Of one prompt."""
+
 
 @dataclass(frozen=True)
 class GenerateArguments(ReadingArguments):
@@ -54,6 +57,11 @@ class GenerateArguments(ReadingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "samples")
+        # Zeros too many are refused before torch is imported; what memory is left decides later.
+        if self.samples > MOST_SAMPLES:
+            raise MemspanError(
+                f"samples must be at most {MOST_SAMPLES:,}, not {self.samples:,}: lower it"
+            )
         at_least(0, self, "tokens")
         filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
         if self.greedy and filters != (None, None, None):
