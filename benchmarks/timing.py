@@ -98,7 +98,11 @@ def machine() -> dict[str, object]:
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # Without the folders of this machine.
+        "command": shlex.join(
+            Path(word).name if Path(word).is_absolute() else word
+            for word in (Path(sys.argv[0]).name, *sys.argv[1:])
+        ),
     }
 
 

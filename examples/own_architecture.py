@@ -19,16 +19,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.memory import Memory
+from memspan import Memory
 from memspan.models import (
     Backbone,
     BackboneConfig,
     BackboneOutput,
     BackboneReader,
     Plot,
+    read_in_pieces,
     register,
 )
-from memspan.models.segments import Padding, read_in_pieces
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Gated(Backbone[GatedMemory]):
         *,
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
-        padding: Padding = "right",
+        padding: Literal["right", "left"] = "right",
         implementation: str | None = None,
     ) -> BackboneOutput[GatedMemory]:
         """Read a segment."""

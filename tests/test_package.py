@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ import memspan
 import memspan.models
 
 NAMES = Path(__file__).with_name("public_names.txt")
-WITHOUT_HOOK = os.environ | {"MEMSPAN_NO_HOOK": "1"}
 
 
 METHODS = (memspan.LanguageModel, memspan.Memory, memspan.models.Reader)
@@ -47,9 +45,7 @@ def _signature(member: Any) -> str:
 
 
 def test_public_names_and_signatures_are_those_listed() -> None:
-    now = subprocess.run(
-        [sys.executable, __file__], env=WITHOUT_HOOK, capture_output=True, text=True, check=True
-    )
+    now = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
     listed = NAMES.read_text().splitlines()
     changed = sorted({*listed} ^ {*now.stdout.splitlines()})
     assert not changed, f"if this is meant: python tests/test_package.py > {NAMES.name}"

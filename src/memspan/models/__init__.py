@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memspan.models.protocol import BackboneReader as BackboneReader
     from memspan.models.registry import MODELS as MODELS
     from memspan.models.registry import register as register
+    from memspan.models.segments import read_in_pieces as read_in_pieces
     from memspan.models.transformer.config import TransformerConfig as TransformerConfig
     from memspan.models.transformer.model import Transformer as Transformer
     from memspan.models.transformer.model import TransformerMemory as TransformerMemory
@@ -50,6 +51,7 @@ _HOMES = {
     "output": ("BackboneOutput", "Output"),
     "protocol": ("Backbone", "BackboneReader"),
     "registry": ("MODELS", "register"),
+    "segments": ("read_in_pieces",),
     "transformer.config": ("TransformerConfig",),
     "transformer.model": ("Transformer", "TransformerMemory"),
     "transformer_xl.config": ("TransformerXLConfig",),
