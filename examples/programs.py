@@ -4,7 +4,7 @@
     python examples/programs.py --variables 2
     python examples/programs.py --variables 5
 
-Both models read random programs (see `memspan.data.synthetic.Programs`) for the same CPU time, with
+Both models read random programs (see `memspan.data.synthetic.programs`) for the same CPU time, with
 the same options and about as many parameters, and learn to predict what is printed. In the first
 quarter of the time programs get longer, from 16 words to `--tokens`, and get more variables, from one
 to `--variables`. The score is the share of printed values predicted correctly in 64 programs, twice as
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memspan.data.synthetic import IDS, WORDS, Programs
+from memspan.data.synthetic.programs import IDS, WORDS, Programs
 from memspan.models import FeedbackConfig, LanguageModel, TransformerXLConfig
 
 MODELS = ("feedback", "transformer-xl")

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.data.synthetic import Batch, Retrieval
+from memspan.data.synthetic.retrieval import Batch, Retrieval
 from memspan.ops.delta_rule.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection
 from memspan.ops.delta_rule.rules import delta_rule
 

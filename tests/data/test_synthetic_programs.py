@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memspan.data.synthetic import IDS, VARIABLES, WORDS, Programs, execute
+from memspan.data.synthetic.programs import IDS, VARIABLES, WORDS, Programs, execute
 from memspan.errors import MemspanError
 
 STATEMENT = r"(?:(\w) = (\d+)|(\w) (?:\+\+|--)|print (\w) (\d+)|if (\w) [<>] (\d+) : .+)"

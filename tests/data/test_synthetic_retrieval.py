@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memspan.data.synthetic import Retrieval
+from memspan.data.synthetic.retrieval import Retrieval
 from memspan.errors import MemspanError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memspan.data.synthetic import Programs
+from memspan.data.synthetic.programs import Programs
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig

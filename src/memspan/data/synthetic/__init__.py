@@ -1,0 +1,1 @@
+"""Synthetic tasks whose answers are known, one module each. Nothing here knows a model."""

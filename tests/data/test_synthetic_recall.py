@@ -1,0 +1,103 @@
+"""Recall over distance: distances by brute force, their distribution, answers that are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from memspan.data.synthetic.recall import Recall, RecallSegment
+from memspan.errors import MemspanError
+from memspan.nn import NOT_SCORED
+
+SMALL = Recall(n_keys=5, n_values=3, longest=64)
+
+
+def joined(segments: list[RecallSegment]) -> RecallSegment:
+    parts = zip(*((s.tokens, s.targets, s.distances) for s in segments), strict=True)
+    return RecallSegment(*(torch.cat(list(part), 1) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("task", "live"), [(SMALL, None), (SMALL, [1, 2, 5]), (Recall(n_keys=1, longest=8), None)]
+)
+def test_answers_and_distances_by_brute_force(task: Recall, live: Sequence[int] | None) -> None:
+    stream = task.stream(3, seed=0, live=live)
+    # The longest distance grows, as in a curriculum.
+    read = joined([stream.next(100, longest=min(task.longest, 8 << i)) for i in range(5)])
+    asked = 0
+    for row in range(3):
+        tokens = read.tokens[row].tolist()
+        for t, token in enumerate(tokens):
+            target, distance = int(read.targets[row, t]), int(read.distances[row, t])
+            if not task.first_question <= token < task.first_answer:
+                assert (target, distance) == (NOT_SCORED, 0)
+                continue
+            key = token - task.first_question
+            writes = [
+                i for i in range(t) if tokens[i] < task.filler and tokens[i] // task.n_values == key
+            ]
+            assert distance == t - writes[-1]
+            assert distance <= min(task.longest, 8 << t // 100)
+            assert target == task.first_answer + tokens[writes[-1]] % task.n_values
+            asked += 1
+    assert asked > 600
+
+
+def test_answers_are_never_in_the_input() -> None:
+    read = Recall().stream(8, seed=0).next(3000)
+    assert int(read.tokens.max()) < Recall().first_answer
+    scored = read.targets[read.targets != NOT_SCORED]
+    assert int(scored.min()) == Recall().first_answer
+    assert int(scored.max()) == Recall().vocab_size - 1
+
+
+def test_distances_are_log_uniform() -> None:
+    distances = Recall().stream(8, seed=0).next(8192).distances[:, 4096:]
+    octave = distances[distances > 0].double().log2().floor()
+    shares = 12 * torch.stack([(octave == i).double().mean() for i in range(12)])
+    assert (shares[5:] - 1).abs().max() < 0.1, shares
+    assert (shares[2:5] - 1.25).abs().max() < 0.3, shares
+    assert shares[:2].min() > 0.15
+
+
+def test_shares_of_tokens_and_values() -> None:
+    task = Recall(n_keys=4, n_values=4, writes=0.1, questions=0.6, longest=256)
+    tokens = task.stream(16, seed=0).next(2000).tokens
+    written = tokens[tokens < task.filler]
+    assert len(written) / tokens.numel() == pytest.approx(0.1, abs=0.01)
+    assert (tokens >= task.first_question).double().mean() == pytest.approx(0.6, abs=0.02)
+    for drawn in (written % 4, written // 4):
+        assert drawn.bincount(minlength=4).min() / len(written) > 0.2
+
+
+def test_only_live_keys_are_used() -> None:
+    task = Recall(n_keys=8, longest=128)
+    tokens = task.stream(3, seed=0, live=[1, 4, 8]).next(1000).tokens
+    used = [{int(t) // task.n_values for t in row if t < task.filler} for row in tokens]
+    assert [len(keys) for keys in used] == [1, 4, 8]
+    others = task.stream(50, seed=1, live=1).next(30).tokens
+    assert len({int(t) // task.n_values for t in others.flatten() if t < task.filler}) == 8
+
+
+def test_streams_follow_from_their_seed_however_they_are_cut() -> None:
+    whole = SMALL.stream(4, seed=3).next(200)
+    stream = SMALL.stream(4, seed=3)
+    parts = joined([stream.next(n) for n in (1, 63, 100, 36)])
+    for name in ("tokens", "targets", "distances"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name))
+    assert not torch.equal(whole.tokens, SMALL.stream(4, seed=4).next(200).tokens)
+
+
+def test_mistakes_are_reported() -> None:
+    with pytest.raises(MemspanError, match="shares"):
+        Recall(writes=0.6, questions=0.6)
+    with pytest.raises(MemspanError, match="n_values"):
+        Recall(n_values=0)
+    with pytest.raises(MemspanError, match=r"live must lie in 1 \.\. 5"):
+        SMALL.stream(2, seed=0, live=6)
+    with pytest.raises(MemspanError, match="batch_size"):
+        SMALL.stream(0, seed=0)
+    with pytest.raises(MemspanError, match="longest"):
+        SMALL.stream(1, seed=0).next(4, longest=0)
