@@ -83,8 +83,8 @@ class Gated(Backbone[GatedMemory]):
     config: GatedConfig
 
     def __init__(self, config: GatedConfig) -> None:
-        super().__init__()
-        self.config, d = config, config.d_model
+        super().__init__(config)
+        d = config.d_model
         self.layers = nn.ModuleList(nn.Linear(d, 2 * d) for _ in range(config.n_layers))
         self.outputs = nn.ModuleList(nn.Linear(d, d) for _ in range(config.n_layers))
         a = 0.5 ** (1 / config.half_life)

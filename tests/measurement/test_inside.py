@@ -58,7 +58,7 @@ def test_what_is_kept_of_a_value_is_what_its_write_still_adds(name: str) -> None
     with torch.no_grad():
         memory = backbone(torch.randn(2, 5, backbone.config.d_model, dtype=torch.double)).memory
         attention, z = layer.attention, memory.key_sum[:, 0]
-        found = attention.kept(x, z)
+        found = attention.retention(x, z)
         q, k, v, beta = attention.project(x)
 
         def read(first: int, last: int, weights: torch.Tensor, z: torch.Tensor):

@@ -50,7 +50,7 @@ def text(rows: int, length: int, seed: int = 0) -> Tensor:
         ({"feature_map": "favor", "favor_features": 0}, "favor_features must be at least 1"),
         ({"feature_map": "identity"}, "may be zero or negative"),
         ({"feature_map": "identity", "normalisation": "attention"}, "may be zero or negative"),
-        ({"rule": "outer-product"}, "linear maps of its input"),
+        ({"rule": "outer-product"}, "no feature map and no normalisation"),
         ({"outer_activation": "identity"}, "belongs to rule outer-product"),
         ({"d_model": 9, "positions": "sinusoidal", "n_heads": 3}, "even d_model"),
         ({"d_model": 9}, "not divisible"),

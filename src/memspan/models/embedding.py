@@ -17,11 +17,14 @@ from memspan.nn import NOT_SCORED, in_chunks
 class Embedding(nn.Module):
     """Token embedding, plain or adaptive (Baevski and Auli 2019, arXiv 1809.10853).
 
-    The vocabulary is cut at ``cutoffs`` into clusters of falling frequency. With ``div_val > 1``
-    cluster ``i`` has a table of width ``d_embed / div_val**i`` and a projection to ``d_model``; with
-    ``div_val = 1`` one table and one projection serve all, and the clusters matter only at the
-    output. ``tables[i]``: ``[rows, width]``; ``projections[i]``: ``[D, width]``, none where a single
-    table already has the model's width.
+    ``cutoffs`` split the vocabulary into clusters of falling frequency. With ``div_val > 1`` cluster
+    ``i`` has a table of width ``d_embed / div_val**i`` and a projection to ``d_model``. With
+    ``div_val = 1`` all clusters share one table and one projection, and matter only at the output.
+    Shapes: ``tables[i]`` is ``[rows, width]``, ``projections[i]`` is ``[D, width]``. A single table of
+    the model's width has no projection.
+
+    Raises:
+        MemspanError: a cutoff lies outside the vocabulary, or ``div_val`` leaves a cluster no width.
     """
 
     def __init__(self, vocab_size: int, d_model: int, config: EmbeddingConfig) -> None:
@@ -55,13 +58,13 @@ class Embedding(nn.Module):
         if len(self.tables) == 1:
             x = F.embedding(tokens, self.tables[0])
             if len(self.projections):
-                # Under autocast, too, the residual stream has the parameters' precision.
+                # The residual stream keeps the parameters' precision, even under autocast.
                 x = F.linear(x, self.projections[0]).to(x.dtype)
             return x * self.scale
         x = self.tables[0].new_zeros(*tokens.shape, self.d_model)
         for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
             low, high = self.edges[i], self.edges[i + 1]
-            # The outer clusters are open: what is in none of them is an error when it is looked up.
+            # The first and last clusters are open-ended, so that the look-up refuses ids outside.
             here = (tokens >= low) | (i == 0)
             if i < len(self.tables) - 1:
                 here = here & (tokens < high)
@@ -73,9 +76,9 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Output layer, plain or adaptive softmax (Grave et al. 2017, arXiv 1609.04309).
 
-    The head cluster scores its own words and one entry per tail cluster (``cluster_weight``, in the
-    order of the clusters); a word of tail ``i`` has ``log p(tail i) + log p(word | tail i)``.
-    Tables and projections may be the embedding's, see :class:`~memspan.models.EmbeddingConfig`.
+    The head cluster scores its own words and one entry per tail cluster (``cluster_weight``, in
+    order); a word in tail ``i`` gets ``log p(tail i) + log p(word | tail i)``. Tables and projections
+    may be shared with the embedding, see :class:`~memspan.models.EmbeddingConfig`.
     """
 
     def __init__(self, embedding: Embedding, config: EmbeddingConfig) -> None:
@@ -107,7 +110,7 @@ class Head(nn.Module):
             self.cluster_bias = nn.Parameter(torch.zeros(n_clusters - 1))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits ``[..., D] -> [..., V]``; with clusters they are log-probabilities already."""
+        """Logits ``[..., D] -> [..., V]``; with clusters, normalised log-probabilities."""
         if len(self.edges) == 2:
             return self._cluster(hidden, 0)
         head = self._head(hidden).log_softmax(-1)
@@ -119,9 +122,9 @@ class Head(nn.Module):
         return torch.cat([head[..., :shortlist], *tails], -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Nats per token, ``[B, T, D], int64 [B, T] -> [B, T]``; each tail sees its own words only.
+        """Losses in nats, ``[B, T, D], int64 [B, T] -> [B, T]``, 0 for a target :data:`NOT_SCORED`.
 
-        Where the target is :data:`NOT_SCORED` the loss is 0.
+        Each tail cluster is computed only for the targets in it.
         """
         x, words = hidden.flatten(0, -2), targets.flatten()
         if len(self.edges) == 2:
@@ -157,7 +160,7 @@ class Head(nn.Module):
 
 
 def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
-    """``-log p(word)`` of ``words [N]`` by ``logits(x [N, D])``: ``[N]``, 0 for :data:`NOT_SCORED`."""
+    """``-log p(words)`` under ``logits(x)``: ``[N, D], int64 [N] -> [N]``, 0 for :data:`NOT_SCORED`."""
 
     def chunk(x: Tensor, words: Tensor) -> Tensor:
         return F.cross_entropy(logits(x), words, ignore_index=NOT_SCORED, reduction="none")

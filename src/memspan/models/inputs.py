@@ -1,12 +1,14 @@
-"""What callers give a language model, checked once, where they give it.
+"""Checks of the arguments that callers pass to a language model.
 
-Only what costs nothing is looked at here: types, shapes, and on a CPU the lengths of padded rows. A
-token outside the vocabulary is found by looking it up; then :func:`outside` says which it is. On a
-GPU that look-up ends the program with torch's own message: to look before would wait for the GPU in
-every pass.
+Only what is cheap to check is checked: types, shapes and, on a CPU, the lengths of padded rows. A token
+outside the vocabulary is noticed by the embedding look-up, and :func:`outside` then names it. On a GPU
+that look-up aborts the program with torch's own message: checking first would wait for the GPU in every
+pass.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ def check_segment(
     lengths: Tensor | None = None,
     padding: Padding = "right",
 ) -> None:
-    """Refuse what is not as :meth:`memspan.models.LanguageModel.forward` describes it."""
+    """Refuse arguments that are not as :meth:`memspan.models.LanguageModel.forward` describes them."""
     if not (isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.dim() == 2):
         raise MemspanError(
             f"tokens must be an int64 tensor [rows, length], not {_described(tokens)}"
@@ -62,7 +64,7 @@ def _described(value: object) -> str:
 
 
 def check_memory(memory: Memory, kind: type[Memory], rows: int | None = None) -> None:
-    """Refuse a memory of another architecture, or of other rows than ``rows`` (None: any)."""
+    """Refuse a memory of another architecture, or with another number of rows (None: any)."""
     if not isinstance(memory, kind):
         raise MemspanError(
             f"the memory must be a {kind.__name__}, not {_described(memory)}: use this model's "
@@ -75,14 +77,23 @@ def check_memory(memory: Memory, kind: type[Memory], rows: int | None = None) ->
         )
 
 
+def check_sizes(names: str, found: Sequence[int], wanted: Sequence[int]) -> None:
+    """Refuse a memory of other sizes than the model and the input need; ``names``: of the sizes."""
+    if tuple(found) != tuple(wanted):
+        raise MemspanError(
+            f"the memory is for ({names}) {tuple(found)}, and this model needs {tuple(wanted)}: use "
+            "memory.select for rows, or this model's initial_memory"
+        )
+
+
 def check_batch_size(batch_size: object) -> None:
-    """Refuse what is no number of rows."""
+    """Refuse a batch size that is not an integer of at least 0."""
     if type(batch_size) is not int or batch_size < 0:
         raise MemspanError(f"batch_size must be a number of rows, 0 or more, not {batch_size!r}")
 
 
 def outside(what: str, ids: Tensor, vocab_size: int) -> MemspanError:
-    """The error for ``ids`` of which at least one is not in the vocabulary."""
+    """The error that names the first of ``ids [B, T]`` outside the vocabulary; there is one."""
     wrong = (ids < 0) | (ids >= vocab_size)
     also = ""
     if what == "target":

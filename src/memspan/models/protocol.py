@@ -18,6 +18,7 @@ from memspan.memory import Memory
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.segments import Padding
+from memspan.models.sizes import refuse_oversized_model
 
 M = TypeVar("M", bound=Memory)
 M_co = TypeVar("M_co", bound=Memory, covariant=True)
@@ -96,6 +97,12 @@ class Backbone(nn.Module, Generic[M]):
     tables: tuple[str, ...] = ()
     """Last parts of the names of parameters with one row per distance, nearest first. A longer table
     means the same in its first rows."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        """Keep the options, and refuse sizes that no machine holds before any layer is made."""
+        super().__init__()
+        refuse_oversized_model(config)
+        self.config = config
 
     def initial_memory(self, batch_size: int) -> M:
         """A memory before the first token, ``batch_size`` rows. More arguments are the architecture's

@@ -1,7 +1,7 @@
-"""What a model takes at least, and what there is: sizes that no machine holds are refused at once.
+"""Lower bounds on a model's memory, so that sizes far beyond this machine are refused at once.
 
-A model that is a little too large still fails where it runs out of memory. This is about the zeros too
-many, which would otherwise take minutes and all of a machine's memory before they are an error.
+A model that is a little too large still fails when memory runs out. These checks catch slips such as a
+few zeros too many, which would otherwise take minutes and all of the machine's memory before they fail.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 
 MOST_LAYERS = 10_000
-"""Each takes a millisecond to make, however narrow."""
+"""Creating a layer takes a millisecond, however narrow it is."""
 BYTES = 4
-"""Of a number in float32."""
+"""Bytes of a float32 number."""
 REMEDY = (
     "lower n_layers, d_model, d_ff, n_heads, d_head, the vocabulary, max_distance or memory_length"
 )
@@ -31,7 +31,7 @@ def refuse_oversized_model(
 ) -> None:
     """Raise :class:`MemspanError` if the weights do not fit this machine."""
     if torch.get_default_device().type == "meta":
-        # Shapes alone, which take nothing.
+        # The meta device allocates nothing.
         return
     if model.n_layers > MOST_LAYERS:
         raise MemspanError(
@@ -42,19 +42,19 @@ def refuse_oversized_model(
 
 
 def refuse_oversized(what: str, needed: int, device: torch.device, remedy: str) -> None:
-    """Raise :class:`MemspanError` if ``needed`` bytes are more than the device has."""
-    there = memory_of(device)
-    if needed > there:
+    """Raise :class:`MemspanError` if ``needed`` bytes exceed the device's memory."""
+    available = memory_of(device)
+    if needed > available:
         where = "this machine" if device.type == "cpu" else f"the {device.type} device"
         raise MemspanError(
             f"{what} would take at least {_shown(needed // 10**9)} GB, and {where} has "
-            f"{there / 1e9:,.1f} GB: {remedy}"
+            f"{available / 1e9:,.1f} GB: {remedy}"
         )
 
 
 @contextlib.contextmanager
 def refuse_impossible(what: str) -> Iterator[None]:
-    """Raise :class:`MemspanError` for a size that torch refuses with some error of its own."""
+    """Turn torch's own errors about sizes into :class:`MemspanError`; ``what`` is being made."""
     try:
         yield
     except (RuntimeError, OverflowError, TypeError) as error:
@@ -67,15 +67,15 @@ def refuse_impossible(what: str) -> Iterator[None]:
 def parameters(
     model: BackboneConfig, vocab_size: int = 0, embedding: EmbeddingConfig | None = None
 ) -> int:
-    """Parameters at least: the backbone's and the embedding's."""
+    """A lower bound on the number of parameters of backbone and embedding."""
     embedding = embedding or EmbeddingConfig()
-    # Clusters after the first may be next to nothing.
+    # Clusters after the first may be very narrow, and are not counted.
     full = min(vocab_size, *embedding.cutoffs[:1]) if embedding.cutoffs else vocab_size
     return model.least_parameters() + full * (embedding.d_embed or model.d_model)
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes of memory that could be had at best."""
+    """The device's free memory or, of a CPU, this machine's total, in bytes."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     return _machine_memory() if device.type == "cpu" else float("inf")
@@ -83,7 +83,7 @@ def memory_of(device: torch.device) -> float:
 
 @functools.cache
 def _machine_memory() -> float:
-    """Memory and swap, or what this process may have of them."""
+    """Memory and swap in bytes, or the container's limit if that is lower."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -92,13 +92,13 @@ def _machine_memory() -> float:
     except (OSError, KeyError, ValueError):
         if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys():
             found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
-    # A container's own limit: of control groups, second and first version.
+    # A container's limit: control groups version 2, then version 1.
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             found.append(float(Path("/sys/fs/cgroup", limit).read_text()))
         except (OSError, ValueError):
             continue
-    # Where nothing is known, nothing is refused.
+    # If the system tells nothing, nothing is refused.
     return min(found, default=float("inf"))
 
 

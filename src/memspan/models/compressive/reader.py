@@ -1,4 +1,4 @@
-"""Reading on with a Compressive Transformer: keys and values of both memories are computed once."""
+"""The reader of a Compressive Transformer, which caches the keys and values of both memories."""
 
 from __future__ import annotations
 
@@ -7,104 +7,65 @@ from torch import Tensor
 
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.model import Compressive, CompressiveMemory, in_one_row
-from memspan.models.relative.reader import ReaderAttention
+from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
-from memspan.models.segments import Documents, count_after, documents_of, in_use
+from memspan.models.segments import Documents, count_after, in_use
 
 
-class CompressiveReader:
-    """Reads a stream without gradients; keys and values of both memories are projected once and kept.
+class CompressiveReader(RelativeReader[CompressiveMemory]):
+    """See :class:`~memspan.models.relative.reader.RelativeReader`.
 
-    With frozen weights those of a slot never change. Buffers hold ``[compressed | memory | room]``, the
-    row's slots ending at one column; a pass appends, and where it makes a row compress, all rows'
-    slots move to the buffer's start with the new compressed ones among them. That happens once every
-    ``c`` tokens at most, so the cost per token is constant.
+    Buffers hold ``[compressed | memory | room]``, a row's slots side by side. When a pass makes any row
+    compress, all rows' slots move to the buffers' start, with the new compressed ones among them. That
+    is at most once every ``c`` tokens, so the cost per token is constant.
     """
 
+    backbone: Compressive
+
     def __init__(self, backbone: Compressive, memory: CompressiveMemory, span: Span) -> None:
-        self.backbone = backbone
+        super().__init__(backbone, in_one_row(memory), memory.tokens_seen, span)
+        self.counts_attention = backbone.needs_received
         self.rate = backbone.config.compression_rate
         self.slots, self.compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
-        self._attention = ReaderAttention(list(backbone.stack()), backbone, span)
-        self._end = self.slots + self.compressed_slots
-        self._attention.cover(self._end + 1, self._end)
-        self._tokens_seen = memory.tokens_seen
         self._device = memory.length.device
-        # Counts stay on the CPU: the shapes of a pass depend on them.
-        self._length, self._compressed = memory.length.cpu(), memory.compressed_length.cpu()
-        dtype = backbone.content_bias.dtype
-        self._hidden = list(in_one_row(memory).detach().to(dtype).unbind(1))
-        self._keys, self._values = [], []
-        for n, hidden in enumerate(self._hidden):
-            keys, values = self._attention.keys_and_values(n, hidden)
-            self._keys.append(keys)
-            self._values.append(values)
+        self._count(memory.length.cpu(), memory.compressed_length.cpu())
+
+    def _count(self, length: Tensor, compressed: Tensor) -> None:
+        """Set the valid slots of memory and of compressed memory, int64 ``[B]``."""
+        self._length, self._compressed = length, compressed
+        self._use(length + compressed)
 
     @property
     def memory(self) -> CompressiveMemory:
-        """The memory after all that was read, a value of its own."""
+        """The memory after the last token: a copy, which reading on does not change."""
         length, compressed = self._length.to(self._device), self._compressed.to(self._device)
-        recent = self._recent(self._end, length, self.compressed_slots)
-        hidden = torch.stack([h[:, self._end - self.slots : self._end] for h in self._hidden], 1)
-        older = torch.stack([ops.pick(h, recent) for h in self._hidden], 1)
+        # Columns of each row's compressed slots.
+        older = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
+        recent = slice(self._end - self.slots, self._end)
+        hidden = torch.stack([h[:, recent] for h in self._hidden], 1)
+        compressed_hidden = torch.stack([ops.pick(h, older) for h in self._hidden], 1)
+        valid = in_use(self.slots, length)[:, None, :, None]
+        compressed_valid = in_use(self.compressed_slots, compressed)[:, None, :, None]
         zero = hidden.new_zeros(())
         return CompressiveMemory(
             tokens_seen=self._tokens_seen,
-            hidden=hidden.where(in_use(self.slots, length)[:, None, :, None], zero),
-            compressed=older.where(
-                in_use(self.compressed_slots, compressed)[:, None, :, None], zero
-            ),
+            hidden=hidden.where(valid, zero),
+            compressed=compressed_hidden.where(compressed_valid, zero),
             length=length,
             compressed_length=compressed,
         )
 
-    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
-
-        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
-        """
-        if not x.numel():
-            return self.backbone.final_norm(x)
-        n_new, slots = x.shape[1], self.slots + self.compressed_slots
-        _, documents = documents_of(x, starts)
-        self._make_room(n_new)
-        self._attention.cover(slots + n_new, slots)
-        # Only slots that some row uses are looked at; rows that use the same need no mask over them.
-        used = self._length + self._compressed
-        most = int(used.max())
-        mask = None
-        span = self._attention.span
-        same = int(used.min()) == most
-        if n_new > 1 or not same or span.attention == "fixed" or documents is not None:
-            mask = span.visible(used.to(self._device), n_new, most, slots, documents)
-        seen, new = slice(self._end - most, self._end + n_new), slice(self._end, self._end + n_new)
-        received: list[Tensor] = []
-        h = x
-        for n, layer in enumerate(self.backbone.stack()):
-            self._hidden[n][:, new] = h
-            q, k, v = self._attention.project(n, h)
-            self._keys[n][:, :, new] = k
-            self._values[n][:, :, new] = v
-            if self.backbone.needs_received:
-                received.append(h.new_zeros(len(h), most + n_new))
-            k, v = self._keys[n][:, :, seen], self._values[n][:, :, seen]
-            counted = received[n] if received else None
-            h = layer.residual(h, self._attention.attend(n, q, k, v, mask, counted))
-        self._end += n_new
-        self._append(n_new, documents, received)
-        return self.backbone.final_norm(h)
-
-    def _append(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
-        """Count the new tokens, and compress what no longer fits."""
+    def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
+        """Count the new tokens, and compress the slots that no longer fit."""
         added: int | Tensor = n_new
+        length, compressed = self._length, self._compressed
         self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
         if documents is not None:
             fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
-            self._length = self._length.where(~fresh, 0)
-            self._compressed = self._compressed.where(~fresh, 0)
+            length, compressed = length.where(~fresh, 0), compressed.where(~fresh, 0)
         after = ops.append(
-            self._length,
-            self._compressed,
+            length,
+            compressed,
             added,
             memory_slots=self.slots,
             compressed_slots=self.compressed_slots,
@@ -113,18 +74,18 @@ class CompressiveReader:
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
             self._compress(after, runs, received)
-        self._length, self._compressed = after.length, after.compressed_length
+        self._count(after.length, after.compressed_length)
 
     def _compress(self, after: ops.Append, runs: int, received: list[Tensor]) -> None:
-        # Of the buffers, the part that holds any row's slots; columns are counted from its start.
+        # Columns are counted from the first that holds any row's slot.
         first = max(0, self._end - int(after.total.max()) - self.compressed_slots)
-        end, width = self._end - first, self.slots + self.compressed_slots
+        end, width = self._end - first, self.n_slots
         total, n_compressed, length = (
             t.to(self._device) for t in (after.total, after.n_compressed, after.length)
         )
         back = torch.arange(runs * self.rate, 0, -1, device=self._device)
         sources = (end - length[:, None] - back).clamp(min=0)
-        # In [buffer | new]: the compressed slots, then they and memory in one row.
+        # Columns of [buffer | newly compressed]: first of the compressed slots, then of all slots.
         compressed = ops.newest(self.compressed_slots, end + runs, n_compressed, end - total)
         memory = torch.arange(end - self.slots, end, device=self._device).expand(len(total), -1)
         columns = torch.cat([compressed, memory], 1).gather(
@@ -136,9 +97,9 @@ class CompressiveReader:
             hidden = self._hidden[n][:, first : self._end]
             use = None
             if received:
-                # Counted from the first column that was looked at.
-                looked_at = end - received[n].shape[1]
-                use = ops.pick(received[n], (sources - looked_at).clamp(min=0))
+                # Counted from the first column that was attended.
+                attended = end - received[n].shape[1]
+                use = ops.pick(received[n], (sources - attended).clamp(min=0))
             new = layer.compression(ops.pick(hidden, sources), use)
             self._hidden[n][:, :width] = ops.pick(torch.cat([hidden, new], 1), columns.clamp(min=0))
             fresh = self._attention.keys_and_values(n, new)
@@ -146,26 +107,4 @@ class CompressiveReader:
                 both = torch.cat([buffer[:, :, first : self._end], slots], 2)
                 picked = ops.pick(both.flatten(0, 1), by_head)
                 buffer[:, :, :width] = picked.unflatten(0, both.shape[:2])
-        self._end = width
-
-    def _recent(self, end: int, length: Tensor, width: int) -> Tensor:
-        """Columns of each row's ``width`` newest compressed slots."""
-        return ops.newest(width, 0, torch.zeros_like(length), end - length)
-
-    def _make_room(self, n_new: int) -> None:
-        width = self.slots + self.compressed_slots
-        if self._end + n_new <= self._hidden[0].shape[1]:
-            return
-        room, first = width + n_new + max(width, 64), self._end - width
-
-        def moved(buffer: Tensor, dim: int) -> Tensor:
-            shape = list(buffer.shape)
-            shape[dim] = room
-            fresh = buffer.new_zeros(shape)
-            fresh.narrow(dim, 0, width).copy_(buffer.narrow(dim, first, width))
-            return fresh
-
-        self._hidden = [moved(t, 1) for t in self._hidden]
-        self._keys = [moved(t, 2) for t in self._keys]
-        self._values = [moved(t, 2) for t in self._values]
         self._end = width

@@ -36,39 +36,39 @@ class FastWeightsConfig(BackboneConfig):
     activation: Literal["relu", "gelu"] = "relu"
     """Non-linearity of the feed-forward sub-layer."""
     rule: Literal["delta", "sum", "outer-product"] = "delta"
-    """How a token is written. delta: it replaces what its key held. sum: it is added.
-    outer-product: the rule of 1991, f(W + a b), a loop over tokens."""
+    """How a token's value is written. delta: it replaces the value stored under its key. sum: it is
+    added. outer-product: the rule of 1991, f(W + a b), computed token by token."""
     outer_activation: Literal["tanh", "identity"] = "tanh"
     """The outer-product rule's f."""
     feature_map: Literal["dpfp", "elu", "favor", "softmax", "identity"] = "dpfp"
-    """Map from keys and queries to features; their number is in docs/fast_weights.md."""
+    """Map from keys and queries to features; docs/fast_weights.md says how many each has."""
     nu: int = 1
-    """dpfp: its rolls; 2 * d_head * nu features."""
+    """dpfp: number of rolls; there are 2 * d_head * nu features."""
     favor_features: int | None = None
-    """favor: random projections m (None: d_head); 2 * m features."""
+    """favor: number of random projections m (None: d_head); there are 2 * m features."""
     favor_redraw: bool = False
-    """favor: draw new projections for every training segment. What was written with the old ones
-    cannot be read any more, so in training the memory then starts empty at every segment."""
+    """favor: draw new projections for every training segment. Values written with the old ones can no
+    longer be read, so training then starts every segment with an empty memory."""
     normalisation: Literal["sum", "attention", "none"] = "sum"
-    """sum: features are divided by their sum. attention: outputs are divided by z . q, with z the
-    sum of all keys. none: neither."""
+    """sum: divide features by their sum. attention: divide outputs by z . q, where z is the sum of all
+    keys. none: neither."""
     epsilon: float = 1e-6
-    """Added to what normalisation divides by."""
+    """Added to the denominator of normalisation."""
     norm: Literal["pre", "post", "feed-forward"] = "pre"
-    """Layer normalisation before each sub-layer, after each residual sum, or before the feed-forward
-    only: attention then reads the residual stream as it is."""
+    """Layer normalisation before each sub-layer (pre), after each residual sum (post), or before the
+    feed-forward sub-layer only, so that attention reads the residual stream as it is."""
     positions: Literal["none", "sinusoidal"] = "none"
-    """Sinusoids of the absolute position, added to the input. The recurrence needs none."""
+    """Sinusoids of the absolute position, added to the input. The update rules work without."""
     chunk_size: int = 32
-    """Tokens that are worked on at once; results do not depend on it."""
+    """Tokens that are computed at once; results do not depend on it."""
     recompute: bool = False
-    """Training with less memory for about a third more time: compute most of the recurrence
-    anew in the backward pass."""
+    """Train with less memory in about a third more time, by recomputing most of the recurrence in the
+    backward pass."""
     final_norm: bool = True
     """Normalise the last layer's output (post-norm already ends in one)."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
-    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all,
+    which suits widths of about 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs."""
 
@@ -78,14 +78,13 @@ class FastWeightsConfig(BackboneConfig):
         at_least(0, self, "epsilon")
         probability(self, "dropout")
         check_heads(self)
-        if self.favor_features is not None:
-            at_least(1, self, "favor_features")
+        at_least(1, self, "favor_features")
         if self.positions == "sinusoidal":
             check_sinusoids(self, "none")
         if not 1 <= self.nu <= 2 * self.head_width - 1:
             raise MemspanError(
-                f"nu must lie in 1 .. {2 * self.head_width - 1}, twice the head's width less one, "
-                f"not {self.nu}: more rolls only repeat the same products"
+                f"nu must lie in 1 .. {2 * self.head_width - 1}, twice the head's width minus one, "
+                f"not {self.nu}: more rolls would repeat the same products"
             )
         self._refuse_options_of_others()
         if self.feature_map == "identity" and self.normalisation != "none":
@@ -98,12 +97,12 @@ class FastWeightsConfig(BackboneConfig):
         if self.rule == "outer-product":
             if self.feature_map != "identity" or self.normalisation != "none":
                 raise MemspanError(
-                    "the outer-product rule writes and reads linear maps of its input: use "
-                    "feature_map identity and normalisation none with it, or rule delta or sum"
+                    "the outer-product rule has no feature map and no normalisation: use feature_map "
+                    "identity and normalisation none with it, or rule delta or sum"
                 )
             if self.d_head is not None and self.d_head * self.n_heads != self.d_model:
                 raise MemspanError(
-                    "the outer-product rule reads with the input itself, cut into heads: leave "
+                    "the outer-product rule uses the input itself as queries, split into heads: leave "
                     "d_head at its default"
                 )
             if self.recompute:
@@ -156,6 +155,6 @@ class FastWeightsConfig(BackboneConfig):
         if not self.favor_redraw:
             return None
         return (
-            "favor_redraw draws new features in every pass, others in each process: use one process, "
-            "or drop it"
+            "favor_redraw draws new features in every pass, different ones in each process: use one "
+            "process, or drop it"
         )

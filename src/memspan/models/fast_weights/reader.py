@@ -1,4 +1,4 @@
-"""Reading on with Fast Weights: a token is written in place, in constant memory and time."""
+"""The reader of Fast Weights, which updates its memory in place."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from memspan.ops.delta_rule.feature_maps import DPFP
 
 
 class FastWeightsReader:
-    """Reads a stream without gradients. A single token is written in place: by one call to the loop in
-    C where that can run, else by few calls per layer."""
+    """Reads a stream without gradients, with constant memory and time per token. A single token takes
+    one call to the loop in C where that can run, otherwise a few tensor operations per layer."""
 
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
         self.backbone = backbone
@@ -33,18 +33,20 @@ class FastWeightsReader:
         parameter = next(backbone.parameters())
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._tokens_seen, self._feature_map = memory.tokens_seen, memory.feature_map
-        # Copies, since they are written to.
+        # Copies, since they are updated in place.
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
         self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
         self._step = self._compiled_step() if self._compiles() else None
 
     def _compiles(self) -> bool:
-        """Whether the loop in C knows these options and can run."""
+        """Whether the loop in C supports these options and can run here."""
         config = self.backbone.config
-        known = config.rule != "outer-product" and config.feature_map == "dpfp"
+        supported = config.rule != "outer-product" and config.feature_map == "dpfp"
         one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
-        can = known and one_type and config.normalisation != "attention" and config.norm != "post"
+        can = (
+            supported and one_type and config.normalisation != "attention" and config.norm != "post"
+        )
         return can and delta_rule_loop.available(self._weights[0])
 
     def _compiled_step(self) -> CompiledStep:
@@ -60,7 +62,7 @@ class FastWeightsReader:
                 "outer_bias": layer.feed_forward.outer.bias,
                 "memory": self._weights[n],
             }
-            # A norm that the options leave out is an identity, and has no parameters.
+            # A norm that the options leave out is an Identity without parameters.
             tensors |= dict(layer.attention_norm.named_parameters(prefix="norm"))
             tensors |= dict(layer.feed_forward_norm.named_parameters(prefix="inner_norm"))
             layers.append({name.replace(".", "_"): t.detach() for name, t in tensors.items()})
@@ -79,7 +81,7 @@ class FastWeightsReader:
 
     @property
     def memory(self) -> FastWeightsMemory:
-        """The memory after all that was read, a value of its own."""
+        """The memory after the last token: a copy, which reading on does not change."""
         return FastWeightsMemory(
             tokens_seen=self._tokens_seen,
             weights=torch.stack(self._weights, 1),
@@ -88,13 +90,11 @@ class FastWeightsReader:
         )
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
-
-        ``starts``: bool ``[B, T]``, true where a document begins.
+        """See :meth:`BackboneReader.read`.
 
         Raises:
-            MemspanError: what comes out is not finite. Where looking would wait for the device it
-                comes out as NaN.
+            NonFiniteError: the output is not finite. On a GPU, where checking would wait for the
+                device, it is returned as it is.
         """
         if not x.shape[1]:
             return self.backbone.final_norm(x)
@@ -102,11 +102,11 @@ class FastWeightsReader:
             return self._read(x)
         parts = []
         for start, end in cuts(starts):
-            self._forget(starts[:, start])
+            self._empty(starts[:, start])
             parts.append(self._read(x[:, start:end]))
         return torch.cat(parts, 1)
 
-    def _forget(self, rows: Tensor) -> None:
+    def _empty(self, rows: Tensor) -> None:
         """Empty the rows where ``rows [B]`` is true, in place."""
         if not rows.any():
             return
@@ -120,7 +120,7 @@ class FastWeightsReader:
         self._tokens_seen = self._tokens_seen + x.shape[1]
         self._feature_map = backbone.feature_id.repeat(len(x))
         if self._step is not None and x.shape[1] == 1:
-            # A copy, since it is written to.
+            # A copy, since it is overwritten.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
             if not self._step.read(h):
                 refuse_non_finite(h)
@@ -133,15 +133,15 @@ class FastWeightsReader:
                 h, weights, key_sum = layer(h, self._weights[n], self._key_sums[n])
                 self._weights[n].copy_(weights)
                 self._key_sums[n].copy_(key_sum)
-        hidden = backbone.final_norm(h)
-        refuse_non_finite(hidden)
-        return hidden
+        h = backbone.final_norm(h)
+        refuse_non_finite(h)
+        return h
 
     def _read_one(self, n: int, layer: FastWeightsLayer, h: Tensor) -> Tensor:
         """The attention of layer ``n`` for one token per row: ``[B, 1, D] -> [B, 1, D]``.
 
-        Query and key read the old weights in one product. What the token writes adds
-        ``(q . k) u`` to what its query has read.
+        Query and key read the old weights in one product. What the token then writes adds ``(q . k) u``
+        to the query's result.
         """
         attention, config = layer.attention, self.backbone.config
         x = F.linear(layer.before_attention(h), self._projections[n])
@@ -169,7 +169,8 @@ class FastWeightsReader:
 
 
 def refuse_non_finite(output: Tensor) -> None:
-    """Where a key or value was not finite, so are its row's fast weights and all that reads them."""
+    """Raise :class:`NonFiniteError` where ``output [B, T, D]`` is not finite: one such key or value has
+    spoilt its row's fast weights, and with them every later output."""
     if not can_look(output):
         return
     if math.isfinite(output.sum(dtype=torch.float32).item()):
@@ -177,7 +178,7 @@ def refuse_non_finite(output: Tensor) -> None:
     rows = ~output.isfinite().flatten(1).all(1)
     if rows.any():
         raise NonFiniteError(
-            f"keys or values of rows {listed(rows)} are not finite, and so are their fast weights: "
-            "check the input, or read on from an earlier memory; in training lower the learning rate, "
+            f"keys or values of rows {listed(rows)} are not finite, nor are their fast weights: "
+            "check the input, or read on from an earlier memory; in training, lower the learning rate, "
             "or use normalisation sum, without which the delta rule may diverge"
         )

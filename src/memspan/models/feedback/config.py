@@ -36,42 +36,42 @@ class FeedbackConfig(BackboneConfig):
     activation: Literal["relu", "gelu"] = "relu"
     """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
     memory_length: int = 64
-    """Tokens back that a token sees, the attention span S; one memory vector is kept of each. May be
-    lowered at evaluation, and raised up to max_distance."""
+    """Attention span S: a token attends to the memory vectors of the last S tokens. May be lowered at
+    evaluation, and raised up to max_distance."""
     max_distance: int | None = None
-    """Rows of the position tables, the longest span in use (None: memory_length)."""
+    """Rows of the position tables: the longest span that can be used (None: memory_length)."""
     projections: Literal["shared", "per-layer"] = "shared"
-    """Keys and values of the memory vectors: one projection for all layers, so that they are
-    computed once, or one for each layer."""
+    """How memory vectors become keys and values: by one projection that all layers share, computed
+    once per token, or by one projection per layer."""
     memory_vector: Literal["learned", "last", "mean"] = "learned"
-    """A token's memory vector: its states in all layers by learned weights, its last layer's, or
-    their mean."""
+    """A token's memory vector: a learned weighted sum of its hidden states in all layers, the last
+    layer's state, or the mean of all."""
     normalisation: Literal["pre", "post"] = "pre"
     """Layer normalisation before each sub-layer, or after the residual sum as in the paper. Only
-    pre has a fast path."""
+    pre has a fast implementation."""
     final_norm: bool = True
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
     memory_norm: bool = True
-    """Normalise memory vectors before they are projected (pre-norm only; with post-norm they are
-    sums of normalised states). Without it they can grow from token to token without bound."""
+    """Normalise memory vectors before they are projected (pre-norm only; with post-norm the states
+    are normalised already). Without it they can grow without bound from token to token."""
     attention_bias: bool = False
     """Biases on the value and output projections."""
     value_bias: bool | None = None
-    """A bias on the value projections alone (None: as attention_bias)."""
+    """Bias on the value projections (None: as attention_bias)."""
     adaptive_span: float | None = None
-    """Each head learns how far it looks, up to memory_length (Sukhbaatar et al. 2019). The number is
-    the weight of the spans' penalty in the loss, per token of span; the authors' for enwik8 is 5e-7
-    (None: all heads look memory_length back). Only the reference knows it."""
+    """Each head learns its own span, up to memory_length (Sukhbaatar et al. 2019). The value is the
+    weight of the penalty on long spans, per token of span; the authors used 5e-7 for enwik8 (None: all
+    heads have span memory_length). Only the reference implementation supports it."""
     span_ramp: int = 32
-    """adaptive_span: tokens over which a head's attention fades out at the end of its span."""
+    """adaptive_span: tokens over which attention fades out at the end of a head's span."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
-    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all,
+    which suits widths of about 500 to 1,000."""
     dropout: float = 0.0
-    """Dropout probability on embeddings and sub-layer outputs. With dropout, training takes the
-    reference, which is several times slower."""
+    """Dropout probability on embeddings and sub-layer outputs. With dropout, training uses the
+    reference implementation, which is several times slower."""
     attention_dropout: float = 0.0
-    """Dropout probability on attention weights, likewise."""
+    """Dropout probability on attention weights; it, too, makes training use the reference."""
 
     memory_options: ClassVar[type] = MemoryLength
 
@@ -84,13 +84,13 @@ class FeedbackConfig(BackboneConfig):
             at_least(0, self, "adaptive_span")
         elif self.span_ramp != 32:
             raise MemspanError(
-                "span_ramp belongs to adaptive spans: set adaptive_span, or leave it out"
+                "span_ramp belongs to adaptive spans: set adaptive_span, or drop span_ramp"
             )
         check_heads(self)
         if self.max_distance is not None and self.memory_length > self.max_distance:
             raise MemspanError(
                 f"memory_length {self.memory_length} exceeds the position table's max_distance "
-                f"{self.max_distance}: lower the one or raise the other"
+                f"{self.max_distance}: lower memory_length or raise max_distance"
             )
 
     @property

@@ -1,8 +1,8 @@
 """Feedback Transformer (Fan et al. 2020, arXiv 2002.09402): memory, layer and stack.
 
-Token by token. Every layer attends to the memory vectors of earlier tokens, and a token's memory
-vector is a sum over its states in all layers, so that what the highest layer found is there for the
-lowest layer of the next token. Options: :class:`memspan.config.FeedbackConfig`.
+The model reads token by token. Every layer attends to the memory vectors of earlier tokens. A token's
+memory vector is a weighted sum of its hidden states in all layers, so that even the lowest layer of the
+next token sees what the highest layer computed. Options: :class:`memspan.models.FeedbackConfig`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
+from memspan.models.inputs import check_sizes
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
-from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, attend, span_mask
@@ -34,7 +34,7 @@ from memspan.ops.implementations import refuse_unknown_implementation
 
 @dataclass(frozen=True, repr=False)
 class FeedbackMemory(Memory):
-    """The memory vectors of the last ``S`` tokens, one of each for all layers, newest right-most."""
+    """The memory vectors of the last ``S`` tokens, one per token for all layers, newest right-most."""
 
     vectors: Tensor
     """``[B, S, D]``; empty slots are zero."""
@@ -59,7 +59,7 @@ class FeedbackLayer(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(heads))
         self.position_keys = nn.Parameter(torch.empty(config.table_rows, *heads))
         self.position_scores = nn.Parameter(torch.empty(config.table_rows, config.n_heads))
-        # Of the longest span, per head.
+        # Each head's span, as a fraction of the longest.
         self.span_ratio = (
             None if config.adaptive_span is None else nn.Parameter(torch.zeros(config.n_heads))
         )
@@ -72,10 +72,10 @@ class FeedbackLayer(nn.Module):
         self.dropout = dropout_layer(config.dropout)
 
     def span_mask(self) -> Tensor | None:
-        """How much of each distance is seen, ``[H, P]``; None where spans are not learned."""
+        """The factor on attention at each distance, ``[H, P]``; None where spans are not learned."""
         if self.span_ratio is None:
             return None
-        # The gradient passes where the ratio has left 0 .. 1, so that it can come back.
+        # Clamped in value only: the gradient passes, so that a ratio outside 0 .. 1 can return.
         ratio = self.span_ratio + (self.span_ratio.clamp(0, 1) - self.span_ratio).detach()
         return span_mask(self.longest_span * ratio, self.span_ramp, len(self.position_scores))
 
@@ -86,13 +86,16 @@ class FeedbackLayer(nn.Module):
         values: Tensor,
         visible: Tensor,
         span_mask: Tensor | None,
-        weights_seen: list[Tensor] | None = None,
+        attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
-        """One token, ``x [B, D]``, after those with ``keys`` and ``values [B, H, S, K]``.
+        """Read one token per row: ``[B, D] -> [B, D]``.
 
-        ``visible``: bool ``[B, S]``. Where a row sees nothing, the attention adds zero.
-        ``span_mask``: from :meth:`span_mask`, computed once for many tokens.
-        ``weights_seen``: a list that is given the attention's weights.
+        Args:
+            x: the layer's input, ``[B, D]``.
+            keys: of the memory vectors, ``[B, H, S, K]``; ``values`` likewise.
+            visible: bool ``[B, S]``, the valid slots. Where a row has none, attention adds zero.
+            span_mask: what :meth:`span_mask` returns, computed once for many tokens.
+            attention_weights: a list that receives the attention weights ``[B, H, S]``.
         """
         z = self.attention_norm(x) if self.pre else x
         attended = attend(
@@ -103,7 +106,7 @@ class FeedbackLayer(nn.Module):
             self.content_bias,
             visible,
             self.attention_dropout if self.training else 0.0,
-            weights_seen,
+            attention_weights,
         )
         attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
         if self.pre:
@@ -116,11 +119,11 @@ class FeedbackLayer(nn.Module):
 class Feedback(Backbone[FeedbackMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
-    A memory's number of slots is the span ``S``: it may be smaller than in training with the same
-    weights, ``initial_memory(batch_size, memory_length=...)``, or larger, up to the position table.
+    The span ``S`` is the number of slots in the memory. Trained weights work with a smaller span,
+    ``initial_memory(batch_size, memory_length=...)``, or a larger one, up to the position table's rows.
 
-    Back-propagation goes through all memory vectors of a segment. Nothing here stops it at the memory
-    that is passed in, either: whoever trains calls ``memory.detach()`` between segments.
+    Gradients flow through all memory vectors of a segment and into the memory that is passed in:
+    training code calls ``memory.detach()`` between segments.
     """
 
     memory_type = FeedbackMemory
@@ -129,9 +132,7 @@ class Feedback(Backbone[FeedbackMemory]):
     tables = ("position_keys", "position_scores")
 
     def __init__(self, config: FeedbackConfig) -> None:
-        super().__init__()
-        refuse_oversized_model(config)
-        self.config = config
+        super().__init__(config)
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers
         value_bias = config.attention_bias if config.value_bias is None else config.value_bias
@@ -161,11 +162,11 @@ class Feedback(Backbone[FeedbackMemory]):
         initialise(self, config.initialisation, config.n_layers)
 
     def stack(self) -> Iterator[FeedbackLayer]:
-        """The layers, first to last, under their own type."""
+        """The layers, first to last, as :class:`FeedbackLayer`."""
         return iter(self.layers)  # type: ignore[arg-type]
 
     def units(self) -> list[nn.Module]:
-        """None: all layers are read token by token, at once."""
+        """Empty: the loop over tokens uses the parameters of all layers at once."""
         return []
 
     @property
@@ -177,7 +178,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return next(self.stack()).content_bias.dtype
 
     def mix(self) -> Tensor:
-        """Weights ``[L + 1]`` of a token's states, embedding first, in its memory vector."""
+        """Weights ``[L + 1]`` of a token's states in its memory vector, the embedding's first."""
         n_states = len(self.layers) + 1
         if self.layer_weights is not None:
             return self.layer_weights.softmax(0)
@@ -187,7 +188,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return one.new_full((n_states,), 1 / n_states)
 
     def project(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of memory vectors ``[B, D]``, for each layer ``[B, H, K]``."""
+        """Keys and values of memory vectors ``[B, D]``: lists over layers of ``[B, H, K]``."""
         heads = (-1, self.config.head_width)
         vectors = self.memory_norm(vectors)
         keys = [projection(vectors).unflatten(-1, heads) for projection in self.key]
@@ -206,11 +207,11 @@ class Feedback(Backbone[FeedbackMemory]):
         Args:
             batch_size: rows, B.
             memory_length: the span, S (None: as configured).
-            start: ``empty``, nothing to attend to; ``zeros``, S all-zero memory vectors that are
-                attended, as in the authors' code.
+            start: ``empty``: there is nothing to attend to. ``zeros``: the first tokens attend to S
+                all-zero memory vectors, as in the authors' code.
 
         Raises:
-            MemspanError: the position table has no such distances.
+            MemspanError: the span exceeds the position table.
         """
         span = self.config.memory_length if memory_length is None else memory_length
         self._check_span(span)
@@ -232,21 +233,17 @@ class Feedback(Backbone[FeedbackMemory]):
         padding: Padding = "right",
         implementation: str | None = None,
     ) -> BackboneOutput[FeedbackMemory]:
-        """Read a segment.
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
         Args:
             x: ``[B, T, D]``.
-            memory: what was read before (None: nothing). It is not changed.
-            starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
-                there on (None: no document begins in this segment).
-            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
-            padding: the side that padding is on.
-            implementation: ``reference``, the loop; ``fused``, the same as one function, for pre-norm
-                without dropout or learned spans; ``compiled``, that function with its loops in C, on a
-                CPU with a C compiler. None: the last of these that can run.
+            memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
+            implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
+                one autograd function, for pre-norm without dropout or learned spans; ``compiled``, that
+                function with its loops in C, on a CPU with a C compiler. None: the last that can run.
 
         Raises:
-            MemspanError: the memory is of other sizes; the implementation does not exist or cannot run.
+            MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
         """
         self._check_implementation(implementation)
         n_old = 0 if memory is None else _slots_in_use(memory)
@@ -264,17 +261,17 @@ class Feedback(Backbone[FeedbackMemory]):
         else:
             h, vectors = self._fused(x, memory, n_old, implementation)
         span, n_new = memory.vectors.shape[1], x.shape[1]
-        kept = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
+        newest = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
             tokens_seen=memory.tokens_seen + n_new,
-            vectors=torch.cat(kept, 1),
+            vectors=torch.cat(newest, 1),
             length=(memory.length + n_new).clamp(max=span),
         )
         return BackboneOutput(self.final_norm(h), memory, self.span_penalty())
 
     def span_penalty(self) -> Tensor:
-        """What learned spans cost, a scalar: ``adaptive_span`` times the spans in tokens, averaged over
-        heads and summed over layers; 0 without learned spans."""
+        """The penalty on learned spans, a scalar: ``adaptive_span`` times the spans in tokens, averaged
+        over heads and summed over layers; 0 without learned spans."""
         penalty = next(self.stack()).content_bias.new_zeros(())
         for layer in self.stack():
             if layer.span_ratio is not None:
@@ -283,15 +280,15 @@ class Feedback(Backbone[FeedbackMemory]):
         return penalty
 
     def _reference(
-        self, x: Tensor, memory: FeedbackMemory, weights_seen: list[Tensor] | None = None
+        self, x: Tensor, memory: FeedbackMemory, attention_weights: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The paper, token by token: outputs and memory vectors, ``[B, T, D]`` each.
+        """The paper's loop over tokens: outputs and memory vectors, ``[B, T, D]`` each.
 
-        ``weights_seen``: a list that is given the attention's weights, of a token's layers in turn.
+        ``attention_weights``: a list that receives each token's weights, layer after layer.
         """
         span, length, mix = memory.vectors.shape[1], memory.length, self.mix()
         slot = torch.arange(span, device=x.device)
-        # For each token read, its keys and values: lists over layers of [B, H, K].
+        # Of each token before, keys and values: lists over layers of [B, H, K].
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
         outputs, vectors = [], []
@@ -301,8 +298,8 @@ class Feedback(Backbone[FeedbackMemory]):
             for n, layer in enumerate(self.stack()):
                 keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
                 values = torch.stack([values[n] for _, values in past[-span:]], 2)
-                states.append(layer(states[-1], keys, values, visible, masks[n], weights_seen))
-            # No product of matrices, which autocast would round: what is remembered is not.
+                states.append(layer(states[-1], keys, values, visible, masks[n], attention_weights))
+            # Not a matrix product, which autocast would round: memory keeps full precision.
             vector = (mix[:, None, None] * torch.stack(states)).sum(0)
             past.append(self.project(vector))
             outputs.append(states[-1])
@@ -313,14 +310,14 @@ class Feedback(Backbone[FeedbackMemory]):
         refuse_unknown_implementation(wanted, self.implementations)
         if wanted in IMPLEMENTATIONS and not self.can_fuse():
             raise MemspanError(
-                f"the {wanted} implementation knows neither dropout, normalisation post nor adaptive "
-                "spans: drop them, or use the reference"
+                f"the {wanted} implementation supports no dropout, no normalisation post and no "
+                "adaptive spans: drop them, or use the reference"
             )
 
     def _fused(
         self, x: Tensor, memory: FeedbackMemory, n_old: int, implementation: str | None
     ) -> tuple[Tensor, Tensor]:
-        """The same, by one function over the whole segment."""
+        """The same as :meth:`_reference`, by one function over the whole segment."""
         span = memory.vectors.shape[1]
         return recurrence(
             x.to(self.dtype),
@@ -334,7 +331,7 @@ class Feedback(Backbone[FeedbackMemory]):
         )
 
     def can_fuse(self) -> bool:
-        """Whether the fused implementation computes what this model does now."""
+        """Whether the fused implementation can compute this model, in its present mode."""
         drops = self.training and max(self.config.dropout, self.config.attention_dropout) > 0
         fixed = self.config.adaptive_span is None
         return self.config.normalisation == "pre" and fixed and not drops
@@ -345,7 +342,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return "the Feedback Transformer's loop over tokens is computed" if fast else None
 
     def fold(self, span: int) -> Folded:
-        """The weights as the fused implementation takes them, for a span of ``span``."""
+        """The weights as the fused implementation takes them, for a span of ``span`` tokens."""
         with torch.autocast(self.device.type, enabled=False):
             return self._fold(span)
 
@@ -363,7 +360,7 @@ class Feedback(Backbone[FeedbackMemory]):
         query, u = stacked("query.weight"), stacked("content_bias")
         gain, bias = stacked("attention_norm.weight"), stacked("attention_norm.bias")
         query_bias = (query @ bias[:, :, None]).squeeze(2) + u.flatten(1)
-        # Farthest first, so that the nearest keys are a slice at the end.
+        # Farthest first: the nearest keys are then a slice at the end.
         r = stacked("position_keys")[:, :span].flip(1)
         s = stacked("position_scores")[:, :span].flip(1)
         s = s - torch.einsum("lhk,lshk->lsh", u, r)
@@ -398,11 +395,11 @@ class Feedback(Backbone[FeedbackMemory]):
         )
 
     def taken_from(self, source: Backbone[Memory]) -> dict[str, Tensor] | None:
-        """From softmax attention over keys at relative distances.
+        """The weights of softmax attention with relative positions.
 
-        Queries, outputs, feed-forwards and norms mean the same. Keys and values are taken with
-        projections per layer; shared ones start afresh. The distance 0 is left out: a token does not
-        see itself here.
+        Queries, outputs, feed-forwards and norms mean the same here. Keys and values are taken where
+        each layer has its own projection; a shared one keeps its initial weights. Distance 0 is left
+        out, since a token does not attend to itself.
         """
         given = source.transferable_weights(torch.arange(1, self.config.table_rows + 1))
         if given is None:
@@ -429,14 +426,14 @@ class Feedback(Backbone[FeedbackMemory]):
 
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: FeedbackMemory) -> AttentionWeights:
-        """See :meth:`Backbone.attention_weights`; there is one kind, ``memory``: a segment's earlier
-        tokens, too, are seen through their memory vectors."""
-        seen: list[Tensor] = []
-        self._reference(x, memory, seen)
+        """See :meth:`Backbone.attention_weights`. The only kind is ``memory``: a token reaches earlier
+        tokens of its own segment, too, through their memory vectors."""
+        weights: list[Tensor] = []
+        self._reference(x, memory, weights)
         n_layers, span = len(self.layers), memory.vectors.shape[1]
         slot = torch.arange(span, device=x.device)
         return AttentionWeights(
-            [torch.stack(seen[n::n_layers], 2) for n in range(n_layers)],
+            [torch.stack(weights[n::n_layers], 2) for n in range(n_layers)],
             distances=(span - slot).float()[None, None],
             kinds={"memory": (slot >= 0)[None]},
         )
@@ -444,7 +441,7 @@ class Feedback(Backbone[FeedbackMemory]):
     def reader(
         self, memory: FeedbackMemory | None, batch_size: int
     ) -> BackboneReader[FeedbackMemory]:
-        """Reads on without gradients, keeping the keys and values of memory."""
+        """A reader that caches the keys and values of memory."""
         if memory is None:
             memory = self.initial_memory(batch_size)
         self._check_memory(memory, memory.batch_size)
@@ -456,27 +453,22 @@ class Feedback(Backbone[FeedbackMemory]):
         if not 1 <= span <= self.config.table_rows:
             raise MemspanError(
                 f"a span of {span} tokens does not fit the position table of "
-                f"{self.config.table_rows} rows: use --memory-length 1 to "
+                f"{self.config.table_rows} rows: set memory_length to at most "
                 f"{self.config.table_rows}, or train with a larger --model.max-distance"
             )
 
     def _check_memory(self, memory: FeedbackMemory, rows: int) -> None:
         b, span, d = memory.vectors.shape
-        if (b, d) != (rows, self.config.d_model):
-            raise MemspanError(
-                f"the memory is for (rows, width) {(b, d)} and the input needs "
-                f"{(rows, self.config.d_model)}: use memory.select for rows, or this model's "
-                "initial_memory"
-            )
+        check_sizes("rows, width", (b, d), (rows, self.config.d_model))
         if span > self.config.table_rows:
             raise MemspanError(
-                f"the memory is of another span: {span} tokens, and this model's position table has "
+                f"the memory is for a span of {span} tokens, and this model's position table has only "
                 f"{self.config.table_rows} rows: use this model's initial_memory"
             )
 
 
 def _slots_in_use(memory: FeedbackMemory) -> int:
-    """Slots that any row has, as far as that is known without waiting for a device."""
+    """The most valid slots of any row, or all slots where counting would wait for the device."""
     if torch.compiler.is_compiling() or memory.length.device.type != "cpu":
         return memory.vectors.shape[1]
     return max(memory.length.tolist(), default=0)

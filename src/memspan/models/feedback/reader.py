@@ -1,4 +1,4 @@
-"""Reading on with a Feedback Transformer: keys and values are computed once, for all layers."""
+"""The reader of a Feedback Transformer, which caches the keys and values of memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from memspan.ops.feedback.steps import TokenStep
 
 
 class FeedbackReader:
-    """Reads a stream without gradients; a token's keys and values are computed once, for all layers.
+    """Reads a stream without gradients. Each token's keys and values are computed once.
 
-    They live in a buffer with room to grow; when it is full its last ``S`` columns move to a fresh
-    one, so the cost per token is constant.
+    They are appended to a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a
+    new one, so the cost per token is constant.
     """
 
     @torch.no_grad()
@@ -38,18 +38,18 @@ class FeedbackReader:
             self._step = TokenStep(weights, self._batch, activation, eps)
         self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
         self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
-        # Buffers hold [memory | room]; self._end is one past the newest column.
+        # self._end: one past the newest column.
         self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
         with torch.autocast(backbone.device.type, enabled=False):
-            # Width first where compiled; seen slot first everywhere.
             self._kv = self._projected(self._vectors)
             if self._compiled is not None:
+                # The loop in C needs the columns contiguous; shapes stay the same.
                 self._kv = self._kv.transpose(3, 4).contiguous().transpose(3, 4)
         self._end = self.span
 
     @property
     def memory(self) -> FeedbackMemory:
-        """The memory after all that was read, a value of its own."""
+        """The memory after the last token: a copy, which reading on does not change."""
         recent = self._vectors[self._end - self.span : self._end]
         return FeedbackMemory(
             tokens_seen=self._tokens_seen + self._count,
@@ -59,30 +59,27 @@ class FeedbackReader:
 
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
-
-        ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
-        """
+        """See :meth:`BackboneReader.read`."""
         if starts is None or not starts.numel():
             return self._read(x)
-        hidden = []
+        pieces = []
         for start, end in cuts(starts):
-            self._forget(starts[:, start])
-            hidden.append(self._read(x[:, start:end]))
-        return torch.cat(hidden, 1)
+            self._empty(starts[:, start])
+            pieces.append(self._read(x[:, start:end]))
+        return torch.cat(pieces, 1)
 
     def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
-        """Tokens seen and valid slots per row, each less the tokens read by this reader."""
+        """Set each row's tokens seen and valid slots, both less ``_count``, the tokens read since."""
         self._tokens_seen, self._old_length = tokens_seen, length
         lengths = length.tolist()
         self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
 
-    def _forget(self, rows: Tensor) -> None:
+    def _empty(self, rows: Tensor) -> None:
         """Empty the rows where ``rows [B]`` is true."""
         if not rows.any():
             return
         self._vectors[: self._end].masked_fill_(rows[:, None], 0)
-        # What is masked is still multiplied by zero, so it must not stay if it is not finite.
+        # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         kv = self._kv.unflatten(2, (self._n_heads, self._batch))[:, :, :, :, : self._end]
         kv.masked_fill_(rows[:, None, None], 0)
         self._begin(
@@ -111,46 +108,46 @@ class FeedbackReader:
         self._end += len(vectors)
         self._count += len(vectors)
         normed = self.backbone.final_norm(h)
-        # What the loop returned lasts until the next call only.
+        # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
 
     def _read_one(self, x: Tensor) -> Tensor:
-        # Rows of one length need no mask: only the valid end is looked at.
+        # Rows of equal length need no mask: only their valid columns are read.
         valid = min(self._longest + self._count, self.span)
         kv = self._kv[:, :, :, self._end - valid : self._end]
-        hidden = None
+        absent = None
         if self._shortest + self._count < valid:
             slot = torch.arange(self.span - valid, self.span, device=x.device)
-            hidden = slot < self.span - self._length()[:, None]
-        vector, place = self._vectors[self._end], self._kv[:, :, :, self._end]
+            absent = slot < self.span - self._length()[:, None]
+        vector, column = self._vectors[self._end], self._kv[:, :, :, self._end]
         if self._step is not None:
-            place = place.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
-            h = self._step(x, kv, hidden, vector, place)
+            column = column.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
+            h = self._step(x, kv, absent, vector, column)
         else:
-            h = self._by_layers(x, kv, hidden, vector, place)
+            h = self._by_layers(x, kv, absent, vector, column)
         self._end += 1
         self._count += 1
         return h
 
     def _by_layers(
-        self, x: Tensor, kv: Tensor, hidden: Tensor | None, vector: Tensor, place: Tensor
+        self, x: Tensor, kv: Tensor, absent: Tensor | None, vector: Tensor, column: Tensor
     ) -> Tensor:
-        """The reference's step, for what the fast one does not know."""
+        """The reference's step, for options that :class:`TokenStep` does not support."""
         visible = x.new_ones(self._batch, kv.shape[3], dtype=torch.bool)
-        if hidden is not None:
-            visible = ~hidden
-        # [2, G, H * B, N, K] to keys and values [B, H, N, K] of each group.
+        if absent is not None:
+            visible = ~absent
+        # [2, G, H * B, N, K] -> [2, G, B, H, N, K]
         grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
         states = [x]
         for n, layer in enumerate(self.backbone.stack()):
             keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
             states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
         vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
-        place.copy_(self._projected(vector[None]).squeeze(3))
+        column.copy_(self._projected(vector[None]).squeeze(3))
         return states[-1]
 
     def _projected(self, vectors: Tensor) -> Tensor:
-        """Keys and values of ``[N, B, D]``, for all layers: ``[2, G, H * B, N, K]``."""
+        """Keys and values of ``[N, B, D]``: ``[2, G, H * B, N, K]``, where ``G`` counts projections."""
         if self._norms_memory:
             vectors = F.layer_norm(vectors, vectors.shape[-1:], eps=self._eps)
         kv = F.linear(vectors, self._memory_weight, self._memory_bias)

@@ -8,14 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
+from memspan.models.inputs import check_sizes
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, read_in_pieces
-from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import dropout_layer
 from memspan.ops.implementations import refuse_unknown_implementation
 
@@ -37,9 +36,7 @@ class LSTM(Backbone[LSTMMemory]):
     config: LSTMConfig
 
     def __init__(self, config: LSTMConfig) -> None:
-        super().__init__()
-        refuse_oversized_model(config)
-        self.config = config
+        super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         d = config.d_model
         self.layers = nn.ModuleList(nn.LSTM(d, d, batch_first=True) for _ in range(config.n_layers))
@@ -69,11 +66,7 @@ class LSTM(Backbone[LSTMMemory]):
         refuse_unknown_implementation(implementation, self.implementations)
         memory = self.initial_memory(len(x)) if memory is None else memory
         wanted = (len(x), self.config.n_layers, self.config.d_model)
-        if memory.cell.shape != wanted:
-            raise MemspanError(
-                f"the memory is for (rows, layers, width) {tuple(memory.cell.shape)}, not {wanted}: "
-                "use memory.select for rows, or this model's initial_memory"
-            )
+        check_sizes("rows, layers, width", memory.cell.shape, wanted)
         if not x.numel():
             return BackboneOutput(x, memory, x.new_zeros(()))
         read = partial(self._read, reference=implementation == "reference")

@@ -1,6 +1,8 @@
-"""What readers of architectures with relative positions compute once, the weights being frozen."""
+"""What the readers of architectures with relative positions share: projections and buffers."""
 
 from __future__ import annotations
+
+from typing import Generic
 
 import torch
 import torch.nn.functional as F
@@ -8,25 +10,24 @@ from torch import Tensor
 
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
+from memspan.models.segments import Documents, documents_of
 from memspan.ops.relative_attention import Positions, attend_one, relative_attention
 
 
 class ReaderAttention:
-    """Attention with frozen weights: what readers compute once and keep.
+    """Attention for reading: whatever depends on weights alone is computed once.
 
-    Query, key and value are one product with ``u`` as the query's bias; the distances are projected
-    once, and again only if a longer segment comes.
+    Query, key and value are one product, with ``u`` as the query's bias. Distances are projected once,
+    and again only when a longer segment comes.
     """
 
-    def __init__(
-        self, layers: list[RelativeLayer], backbone: RelativeBackbone[M], span: Span
-    ) -> None:
-        self.layers, self.backbone, self.span = layers, backbone, span
+    def __init__(self, backbone: RelativeBackbone[M], span: Span) -> None:
+        self.layers, self.backbone, self.span = list(backbone.stack()), backbone, span
         self._weights = [
-            _fused_projection(layers[n], backbone.biases(n)[0]) for n in range(len(layers))
+            _fused_projection(layer, backbone.biases(n)[0]) for n, layer in enumerate(self.layers)
         ]
-        # Of every layer, for the distances covered so far: R and (v - u).R + S, nearest first, and
-        # both again farthest first, the order in which decoding needs them.
+        # Per layer, for the distances covered so far: R and (v - u).R + S, nearest first, and both
+        # again farthest first, which is the order of the keys.
         self._nearest_first: list[tuple[Tensor, Tensor]] = []
         self._farthest_first: list[tuple[Tensor, Tensor]] = []
         self._covered = 0
@@ -45,7 +46,10 @@ class ReaderAttention:
         return attention.heads(attention.key(context)), attention.heads(attention.value(context))
 
     def cover(self, n_distances: int, slots: int) -> None:
-        """Project the distances up to ``n_distances - 1``, where they are not yet."""
+        """Project the distances ``0 .. n_distances - 1``, unless they are already.
+
+        ``slots``: the memory's size.
+        """
         if n_distances <= self._covered:
             return
         codes = self.backbone.position_codes(n_distances, slots, self.span)
@@ -53,7 +57,7 @@ class ReaderAttention:
         for n, layer in enumerate(self.layers):
             keys, scores = layer.attention.distances(codes)
             u, v = self.backbone.biases(n)
-            # The projected query holds u already: what is left of v is v - u.
+            # The projected query contains u: only v - u is left of v.
             shift = -u if v is None else v - u
             by_distance = (keys @ shift[:, :, None]).squeeze(-1)
             scores = by_distance if scores is None else by_distance + scores
@@ -69,7 +73,18 @@ class ReaderAttention:
         mask: Tensor | None,
         received: Tensor | None = None,
     ) -> Tensor:
-        """Layer ``n``'s attention sub-layer, ``[B, T, D]``, over covered distances."""
+        """Layer ``n``'s attention sub-layer over distances that :meth:`cover` has projected.
+
+        Args:
+            n: the layer.
+            q: queries ``[B, H, T, K]`` from :meth:`project`.
+            k: keys ``[B, H, S, K]``; ``v`` likewise.
+            mask: bool ``[B, T, S]`` (None: everything is attended).
+            received: ``[B, S]``; the attention that each key receives is added to it.
+
+        Returns:
+            ``[B, T, D]``.
+        """
         n_keys = k.shape[2]
         if q.shape[2] != 1 or received is not None:
             keys, scores = self._nearest_first[n]
@@ -83,6 +98,98 @@ class ReaderAttention:
                 q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one
             ).unsqueeze(2)
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
+
+
+class RelativeReader(Generic[M]):
+    """Reads a stream without gradients; keys and values of memory are projected once and cached.
+
+    With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
+    the model's. Hidden states, keys and values are appended to buffers ``[memory | room]``, in which
+    each row's slots end at the same column. When a buffer is full its last slots move to a new one, so
+    the cost per token is constant.
+    """
+
+    counts_attention = False
+    """Whether :meth:`_advance` needs the attention that each slot received."""
+
+    def __init__(
+        self, backbone: RelativeBackbone[M], hidden: Tensor, tokens_seen: Tensor, span: Span
+    ) -> None:
+        """``hidden [B, L, N, D]``: the memory's slots; ``tokens_seen``: int64 ``[B]``."""
+        self.backbone, self.n_slots = backbone, hidden.shape[2]
+        self._tokens_seen = tokens_seen
+        self._attention = ReaderAttention(backbone, span)
+        self._attention.cover(self.n_slots + 1, self.n_slots)
+        self._hidden = list(hidden.detach().to(backbone.content_bias.dtype).unbind(1))
+        self._keys, self._values = [], []
+        for n, slots in enumerate(self._hidden):
+            keys, values = self._attention.keys_and_values(n, slots)
+            self._keys.append(keys)
+            self._values.append(values)
+        # One past the newest column.
+        self._end = self.n_slots
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """See :meth:`BackboneReader.read`."""
+        if not x.numel():
+            return self.backbone.final_norm(x)
+        n_new, span = x.shape[1], self._attention.span
+        _, documents = documents_of(x, starts)
+        self._make_room(n_new)
+        self._attention.cover(self.n_slots + n_new, self.n_slots)
+        # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
+        most, mask = self._most, None
+        if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
+            used = self._used.to(x.device)
+            mask = span.visible(used, n_new, most, self.n_slots, documents)
+        new = slice(self._end, self._end + n_new)
+        attended = slice(self._end - most, self._end + n_new)
+        received: list[Tensor] = []
+        h = x
+        for n, layer in enumerate(self._attention.layers):
+            self._hidden[n][:, new] = h
+            q, k, v = self._attention.project(n, h)
+            self._keys[n][:, :, new] = k
+            self._values[n][:, :, new] = v
+            if self.counts_attention:
+                received.append(h.new_zeros(len(h), most + n_new))
+            k, v = self._keys[n][:, :, attended], self._values[n][:, :, attended]
+            counter = received[n] if received else None
+            h = layer.residual(h, self._attention.attend(n, q, k, v, mask, counter))
+        self._end += n_new
+        self._advance(n_new, documents, received)
+        return self.backbone.final_norm(h)
+
+    def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
+        """Count ``n_new`` tokens that were appended, and call :meth:`_use` with the slots then valid.
+
+        ``received``: with ``counts_attention``, the attention that each attended column received, per
+        layer ``[B, N + T]``.
+        """
+        raise NotImplementedError
+
+    def _use(self, used: Tensor) -> None:
+        """Set the valid slots per row, int64 ``[B]`` on the CPU, since shapes depend on them."""
+        self._used = used
+        counts = used.tolist()
+        self._most = max(counts, default=0)
+        self._equal = min(counts, default=0) == self._most
+
+    def _make_room(self, n_new: int) -> None:
+        if self._end + n_new <= self._hidden[0].shape[1]:
+            return
+        room = self.n_slots + n_new + max(self.n_slots, 64)
+
+        def moved(buffer: Tensor) -> Tensor:
+            fresh = buffer.new_empty(*buffer.shape[:-2], room, buffer.shape[-1])
+            recent = buffer[..., self._end - self.n_slots : self._end, :]
+            fresh[..., : self.n_slots, :] = recent
+            return fresh
+
+        self._hidden = [moved(buffer) for buffer in self._hidden]
+        self._keys = [moved(buffer) for buffer in self._keys]
+        self._values = [moved(buffer) for buffer in self._values]
+        self._end = self.n_slots
 
 
 def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ their readers keep of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
+from memspan.models.inputs import check_sizes
 from memspan.models.protocol import Backbone, M, TransferableWeights
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
-from memspan.models.sizes import refuse_oversized_model
 from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.ops.relative_attention import (
@@ -225,14 +225,12 @@ class RelativeLayer(nn.Module):
 class RelativeBackbone(Backbone[M]):
     """A stack of layers and the biases and position codes of their attention."""
 
+    config: RelativeConfig
     implementations = tuple(IMPLEMENTATIONS)
     tables = ("position_keys", "position_scores")
 
     def __init__(self, config: RelativeConfig, layers: Iterable[RelativeLayer]) -> None:
-        super().__init__()
-        # Before the layers, which may be made one by one.
-        refuse_oversized_model(config)
-        self.config: RelativeConfig = config
+        super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(layers)
         self.final_norm = (
@@ -250,6 +248,10 @@ class RelativeBackbone(Backbone[M]):
             nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
         )
         initialise(self, config.initialisation, config.n_layers)
+
+    def stack(self) -> Iterator[RelativeLayer]:
+        """The layers, first to last."""
+        return iter(self.layers)  # type: ignore[arg-type]
 
     def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
         """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
@@ -317,8 +319,7 @@ class RelativeBackbone(Backbone[M]):
     def transferable_weights(self, distances: Tensor) -> TransferableWeights:
         """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables."""
         config, layers = self.config, []
-        for n, layer in enumerate(self.layers):
-            assert isinstance(layer, RelativeLayer)
+        for n, layer in enumerate(self.stack()):
             attention, (u, v) = layer.attention, self.biases(n)
             weights = {
                 f"{of}.{name}": parameter
@@ -354,13 +355,8 @@ class RelativeBackbone(Backbone[M]):
             )
 
     def _check_memory(self, hidden: Tensor, rows: int) -> None:
-        wanted = (rows, len(self.layers), self.config.d_model)
         b, n, _, d = hidden.shape
-        if (b, n, d) != wanted:
-            raise MemspanError(
-                f"the memory is for (rows, layers, width) {(b, n, d)} and the input needs "
-                f"{wanted}: use memory.select for rows, or this model's initial_memory"
-            )
+        check_sizes("rows, layers, width", (b, n, d), (rows, len(self.layers), self.config.d_model))
 
 
 def _table_rows(config: RelativeConfig) -> int | None:

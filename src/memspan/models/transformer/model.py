@@ -17,7 +17,6 @@ from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, count_after, documents_of
-from memspan.models.sizes import refuse_oversized_model
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
@@ -73,9 +72,7 @@ class Transformer(Backbone[TransformerMemory]):
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        refuse_oversized_model(config)
-        self.config = config
+        super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.d_model)

@@ -44,7 +44,7 @@ def attend(
     content_bias: Tensor,
     visible: Tensor,
     dropout: float = 0.0,
-    weights_seen: list[Tensor] | None = None,
+    attention_weights: list[Tensor] | None = None,
 ) -> Tensor:
     """Attention of one token per row (Fan et al. 2020, section 3).
 
@@ -55,7 +55,7 @@ def attend(
         content_bias: ``u``, ``[H, K]``.
         visible: bool ``[B, S]``, true where there is a token. A row without any gets zero.
         dropout: probability with which an attention weight is dropped.
-        weights_seen: a list that is given the weights ``[B, H, S]``, before dropout and without
+        attention_weights: a list that receives the weights ``[B, H, S]``, before dropout and without
             gradient; for inspection.
 
     Returns:
@@ -77,8 +77,8 @@ def attend(
         weights = weights * distances.span_mask[:, :slots].flip(1)
         weights = weights / (weights.sum(-1, keepdim=True) + EPSILON)
     weights = weights * visible.any(-1)[:, None, None]
-    if weights_seen is not None:
-        weights_seen.append(weights.detach())
+    if attention_weights is not None:
+        attention_weights.append(weights.detach())
     weights = F.dropout(weights, dropout)
     return torch.einsum("bhs,bhsk->bhk", weights, v)
 

@@ -1,0 +1,217 @@
+"""One layer's attention in Fast Weights (Schlag, Irie, Schmidhuber 2021, sections 3 and 4).
+
+Projections, feature map and update rule; the maps and rules themselves are in
+:mod:`memspan.ops.delta_rule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.ops.delta_rule.feature_maps import (
+    DPFP,
+    elu_plus_one,
+    favor,
+    in_plain_autograd,
+    orthogonal_projection,
+    sum_to_one,
+)
+from memspan.ops.delta_rule.inputs import Chunking
+from memspan.ops.delta_rule.rules import delta_rule, outer_product_rule, sum_rule
+
+
+class FastWeightsAttention(nn.Module):
+    """Projections, feature map and one of the update rules."""
+
+    projection: Tensor
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.n_heads = config.n_heads
+        inner = config.n_heads * config.head_width
+        # The outer-product rule reads with the input itself.
+        if config.rule != "outer-product":
+            self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.key = nn.Linear(config.d_model, inner, bias=False)
+        self.value = nn.Linear(config.d_model, inner, bias=False)
+        if config.rule == "delta":
+            self.beta = nn.Linear(config.d_model, config.n_heads, bias=False)
+        self.output = nn.Linear(inner, config.d_model)
+        if config.feature_map == "favor":
+            self.register_buffer("projection", self.draw_projection())
+
+    def draw_projection(self) -> Tensor:
+        """New random projections ``[K, m]`` for favor."""
+        return orthogonal_projection(self.config.head_width, self.config.n_projections)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """``[B, T, H*K] -> [B, H, T, K]``."""
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, values ``[B, H, T, K]``; with the delta rule, beta's logits ``[B, H, T]``."""
+        inner = self.key.out_features
+        widths = [inner] * (2 + hasattr(self, "query")) + [self.n_heads] * hasattr(self, "beta")
+        parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
+        if self.config.rule == "outer-product":
+            parts.insert(0, x)
+        q, k, v = (self.heads(part) for part in parts[:3])
+        return q, k, v, parts[3].transpose(1, 2) if len(parts) > 3 else None
+
+    def fused_weight(self) -> Tensor:
+        """The weights of all projections as one matrix, in the order query, key, value, beta."""
+        names = ("query", "key", "value", "beta")
+        return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
+
+    def feature_map(self) -> Callable[[Tensor], Tensor]:
+        """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""
+        epsilon = self.config.epsilon if self.config.normalisation == "sum" else None
+        if self.config.feature_map == "dpfp":
+            return DPFP(self.config.nu, epsilon)
+        return partial(self._features, epsilon=epsilon)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The features of keys or queries: ``[..., K] -> [..., F]``."""
+        return self.feature_map()(x)
+
+    def _features(self, x: Tensor, epsilon: float | None) -> Tensor:
+        kind = self.config.feature_map
+        if kind == "elu":
+            x = elu_plus_one(x)
+        elif kind == "favor":
+            x = favor(x, self.projection.to(x.dtype))
+        elif kind == "softmax":
+            x = x.softmax(-1)
+        return x if epsilon is None else sum_to_one(x, epsilon)
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: str | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            weights: the fast weights before it, ``[B, H, F, V]``.
+            key_sum: the sum of keys before it, ``[B, H, F]``.
+            implementation: see :func:`memspan.ops.delta_rule.rules.delta_rule`.
+
+        Returns:
+            The output ``[B, T, D]``, and weights and key sum after the segment.
+        """
+        q, k, v, beta = self.project(x)
+        # Sums over thousands of tokens need float32, whatever precision the products have.
+        q, k, v = (t.to(weights.dtype) for t in (q, k, v))
+        with torch.autocast(x.device.type, enabled=False):
+            y, weights, key_sum = self.write_and_read(
+                q, k, v, beta, weights, key_sum, implementation
+            )
+        y = self.output(y.transpose(1, 2).flatten(2).to(x.dtype))
+        return y, weights, key_sum
+
+    def write_and_read(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor | None,
+        weights: Tensor,
+        key_sum: Tensor,
+        implementation: str | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The update rule over a segment, divided as attention normalisation asks.
+
+        Arguments are as :meth:`project` and :meth:`forward` have them; returns ``y [B, H, T, V]``, and
+        weights and key sum after the segment.
+        """
+        config = self.config
+        if config.rule == "outer-product":
+            y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
+            return y, weights, key_sum
+        options: Any = {
+            "feature_map": self.feature_map(),
+            "chunking": Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
+            "implementation": implementation,
+        }
+        if beta is not None:
+            beta = beta.to(weights.dtype).sigmoid()
+        if config.normalisation != "attention":
+            if beta is not None:
+                y, weights = delta_rule(q, k, v, beta, weights, **options)
+            else:
+                y, weights = sum_rule(q, k, v, weights, **options)
+            return y, weights, key_sum
+        # z follows the sum rule with values of one.
+        ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
+        if beta is None:
+            y, after = sum_rule(
+                q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options
+            )
+            y, by_query = y[..., :-1], y[..., -1:]
+            weights, after = after[..., :-1], after[..., -1:]
+        else:
+            features = options.pop("feature_map")
+            features = in_plain_autograd(features) if implementation == "reference" else features
+            q, k = features(q), features(k)
+            by_query, after = sum_rule(q, k, ones, z, **options)
+            # Over earlier keys only. Subtracting a key's own part from a sum that includes it would
+            # leave a rounding error, and the first token would divide by that.
+            earlier = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
+            by_key, _ = sum_rule(k, earlier, ones, z, **options)
+            overlap = self.overlap(by_key)
+            y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
+        return y / (by_query + config.epsilon), weights, after.squeeze(-1)
+
+    def retention(self, x: Tensor, key_sum: Tensor) -> Tensor:
+        """The share of the first token's value that its key still retrieves after 0, 1, 2, ... further
+        tokens: ``[B, H, T]``.
+
+        The rules are linear in W, so what one token wrote can be followed by itself. With the delta
+        rule it fades along its features ``f`` as ``a <- a - beta k (k . a)`` from ``a = f``; the share
+        is ``a . f / f . f``.
+
+        Args:
+            x: ``[B, T, D]``; the first token is the one that is followed.
+            key_sum: the sum of keys before the segment, ``[B, H, F]``.
+        """
+        _, k, _, beta = self.project(x)
+        keys = self.features(k.to(key_sum.dtype))
+        divides = self.config.normalisation == "attention"
+        # z after each token, its own key included.
+        z = key_sum[:, :, None] + keys.cumsum(2) if divides else keys
+        first = keys[:, :, 0]
+        left, shares = first, []
+        for t, key in enumerate(keys.unbind(2)):
+            if t and beta is not None:
+                strength = beta[:, :, t].to(keys.dtype).sigmoid()[..., None]
+                if divides:
+                    strength = strength / self.overlap((z[:, :, t - 1] * key).sum(-1, keepdim=True))
+                left = left - strength * key * (key * left).sum(-1, keepdim=True)
+            shares.append((left * first).sum(-1))
+        # A key whose features are all zero writes nothing: its share is 0.
+        tiny = torch.finfo(keys.dtype).tiny
+        share = torch.stack(shares, -1) / (first * first).sum(-1, keepdim=True).clamp(min=tiny)
+        if divides:
+            by_query = (z * first[:, :, None]).sum(-1) + self.config.epsilon
+            share = share * by_query[..., :1] / by_query
+        return share
+
+    def overlap(self, z_k: Tensor) -> Tensor:
+        """``z(t-1) . k``, by which attention normalisation divides a key's old value.
+
+        1 where it is at most epsilon: then no earlier key shares a feature with this one, and the old
+        value is 0, too. No term is negative, so an empty sum is exactly 0.
+        """
+        # Not z_k > epsilon, which would replace NaN by 1.
+        return torch.where(z_k <= self.config.epsilon, 1.0, z_k)
