@@ -11,23 +11,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import torch
 
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.evaluation import score_tokens
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
+from shakespeare import add_text, parts
+from sides import Side
 from timing import machine
 
 HERE = Path(__file__).resolve().parent
@@ -55,24 +50,17 @@ def contestants(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
     }
 
 
-def run(config: RunConfig[Any], text: Path, validation: np.ndarray) -> dict[str, float]:
-    torch.manual_seed(config.train.seed)
-    start = time.process_time()
-    prepared = prepare(str(text), "bytes")
-    state = TrainingState(config, prepared, torch.device("cpu"))
-    updater = Updater(state)
-    for _ in range(config.train.steps):
-        updater.update()
-    model, length = state.model.eval(), config.train.segment_length
+def run(config: RunConfig[Any], text: Path) -> dict[str, float]:
+    """Train once; the score segment by segment, and with the memory carried."""
+    side, (_, validation) = Side(config, text), parts(text)
     found: dict[str, float] = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "cpu_seconds": time.process_time() - start,
+        "parameters": side.n_parameters,
+        "cpu_seconds": side.train(config.train.steps),
     }
-    for name, streams in (("segments", len(validation) // length), ("carried", 1)):
+    n_segments = len(validation) // config.train.segment_length
+    for name, streams in (("segments", n_segments), ("carried", 1)):
         try:
-            found[name] = score_tokens(
-                model, validation, ByteTokenizer(), batch_size=streams, segment_length=length
-            ).nats_per_token
+            found[name] = side.score(validation, streams)
         except MemspanError as error:
             print(f"{name}: {error}")
             found[name] = float("inf")
@@ -81,12 +69,7 @@ def run(config: RunConfig[Any], text: Path, validation: np.ndarray) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--text",
-        type=Path,
-        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
-        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
-    )
+    add_text(parser)
     parser.add_argument("--steps", type=int, default=1500, help="per run (default: 1500)")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of a run each (default: 1 2 3)"
@@ -99,11 +82,7 @@ def main() -> None:
         help="folder for fast-weights-learning.json and .png (default: benchmarks/results)",
     )
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     torch.set_num_threads(1)
-    text = np.frombuffer(options.text.read_bytes(), np.uint8)
-    validation = text[len(text) * 9 // 10 :]
     preset = read_config(preset_file("tiny-shakespeare-fast-weights"))
     path = options.output / "fast-weights-learning.json"
     tokens = options.steps * preset.train.batch_size * preset.train.segment_length
@@ -112,7 +91,7 @@ def main() -> None:
         for name, config in contestants(dataclasses.replace(preset, train=loop)).items():
             if name not in (options.models or [name]):
                 continue
-            row = {"model": name, "seed": seed} | run(config, options.text, validation)
+            row = {"model": name, "seed": seed} | run(config, options.text)
             print(json.dumps(row), flush=True)
             keep(path, tokens, row, list(contestants(preset)))
     rows = earlier(path, tokens)

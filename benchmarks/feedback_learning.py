@@ -18,28 +18,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import multiprocessing
 import tempfile
-import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import torch
 
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import score_tokens
-from memspan.models import LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import run as runs
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
 from memspan.training.warm_start import initialise_from
+from shakespeare import add_text, parts
+from sides import Side, n_parameters
 from timing import write
 
 HERE = Path(__file__).resolve().parent
@@ -48,11 +43,6 @@ POINTS = 16
 VALIDATION = 32_768
 FIRST = 0.3
 """Share of the time spent on the Transformer-XL that another side starts from."""
-
-
-def parameters(config: RunConfig[Any]) -> int:
-    model = LanguageModel(256, config.model, config.embedding)
-    return sum(p.numel() for p in model.parameters())
 
 
 def transformer_xl(preset: RunConfig[Any], n_layers: int, d_model: int) -> RunConfig[Any]:
@@ -74,10 +64,10 @@ def configs(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
     """One per side."""
     loop = dataclasses.replace(preset.train, first_segment_length=None, curriculum_steps=0)
     plain = dataclasses.replace(preset, train=loop)
-    wanted, layers = parameters(preset), 2 * preset.model.n_layers
+    wanted, layers = n_parameters(preset), 2 * preset.model.n_layers
     xl = min(
         (transformer_xl(plain, layers, width) for width in range(32, 257, 4)),
-        key=lambda c: abs(parameters(c) - wanted),
+        key=lambda c: abs(n_parameters(c) - wanted),
     )
     per_layer = dataclasses.replace(preset.model, projections="per-layer")
     return {
@@ -90,58 +80,47 @@ def configs(preset: RunConfig[Any]) -> dict[str, RunConfig[Any]]:
 
 def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
     """Train once; the validation curve against tokens and CPU seconds."""
-    side, config, text, seconds = job
+    name, config, text, seconds = job
     torch.set_num_threads(1)
-    data = np.frombuffer(text.read_bytes(), np.uint8)
-    validation = data[len(data) * 9 // 10 :][:VALIDATION]
+    validation = parts(text)[1][:VALIDATION]
     curve: list[dict[str, float]] = []
     clock, tokens = 0.0, 0
 
-    def bits(state: TrainingState) -> float:
-        state.model.eval()
-        scores = score_tokens(
-            state.model, validation, ByteTokenizer(), batch_size=16, segment_length=64
-        )
-        assert scores.bits_per_byte is not None
-        return scores.bits_per_byte
-
-    def train(state: TrainingState, until: float) -> None:
+    def train(side: Side, until: float) -> None:
         nonlocal clock, tokens
-        updater = Updater(state)
+        state = side.state
         loop, before = state.config.train, 0
-        begun, step = clock, 0
+        begun = clock
         # The schedules count steps, so their number is estimated first.
         while clock < until:
-            start = time.process_time()
-            updater.update()
-            step += 1
-            clock += time.process_time() - start
-            read = loop.tokens_read(step) * loop.batch_size
+            clock += side.train(1)
+            step, read = side.step, loop.tokens_read(side.step) * loop.batch_size
             tokens, before = tokens + read - before, read
             if len(curve) < POINTS * clock / seconds or clock >= until:
-                curve.append({"tokens": tokens, "cpu_seconds": clock, "bits": bits(state)})
+                bits = side.score(validation, streams=16) / math.log(2)
+                curve.append({"tokens": tokens, "cpu_seconds": clock, "bits": bits})
             if step == 50 or step % 200 == 0:
                 total = max(step + 1, round(step * (until - begun) / (clock - begun)))
                 loop = dataclasses.replace(loop, steps=total)
                 state.config = dataclasses.replace(state.config, train=loop)
 
     with tempfile.TemporaryDirectory() as folder:
-        prepared = prepare(str(text), "bytes")
-        make = (prepared, torch.device("cpu"))
-        if side == "from transformer-xl":
+        trained = None
+        if name == "from transformer-xl":
             first = transformer_xl(config, config.model.n_layers, config.model.d_model)
-            source = TrainingState(first, *make)
+            source = Side(first, text)
             train(source, FIRST * seconds)
-            trained = runs.Run(Path(folder), first, prepared.tokenizer, source.model, 0)
-        state = TrainingState(config, *make)
-        if side == "from transformer-xl":
-            initialise_from(state.model, prepared.tokenizer, trained)
-        train(state, seconds)
+            model = source.state.model
+            trained = runs.Run(Path(folder), first, source.prepared.tokenizer, model, 0)
+        side = Side(config, text)
+        if trained:
+            initialise_from(side.state.model, side.prepared.tokenizer, trained)
+        train(side, seconds)
     return {
-        "model": side,
+        "model": name,
         "seed": config.train.seed,
         "seconds": seconds,
-        "parameters": parameters(config),
+        "parameters": side.n_parameters,
         "curve": curve,
         "bits_per_byte": curve[-1]["bits"],
     }
@@ -156,12 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--text",
-        type=Path,
-        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
-        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
-    )
+    add_text(parser)
     parser.add_argument("--seconds", type=float, default=600, help="CPU time per run")
     parser.add_argument("--seeds", type=int, default=3, help="runs per side")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), metavar="SIDE")
@@ -170,8 +144,6 @@ def main() -> None:
         "--output", type=Path, default=HERE / "results", help="folder for feedback-learning.*"
     )
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     made = configs(read_config(preset_file("tiny-shakespeare-feedback")))
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "feedback-learning.json"

@@ -21,7 +21,6 @@ import json
 import math
 import multiprocessing
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,17 +31,13 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel, initialisation
 from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
 from shakespeare import PRESETS, add_text
+from sides import Side
 from timing import machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "initialisation.json"
@@ -133,24 +128,12 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     if loop.curriculum_steps:
         loop = dataclasses.replace(loop, curriculum_steps=job["steps"] // 2)
     config = dataclasses.replace(config, train=loop)
-    prepared = prepare(job["text"], "bytes")
     with changed(job["rule"]):
-        state = TrainingState(config, prepared, torch.device("cpu"))
-    updater = Updater(state)
-    start = time.process_time()
-    for _ in range(job["steps"]):
-        updater.update()
-    seconds = time.process_time() - start
-    state.model.eval()
-    scores = score_tokens(
-        state.model,
-        prepared.splits["validation"].tokens,
-        ByteTokenizer(),
-        batch_size=16,
-        segment_length=loop.segment_length,
-    )
+        side = Side(config, job["text"])
+    seconds = side.train(job["steps"])
+    nats = side.score(side.prepared.splits["validation"].tokens, streams=16)
     kept = {name: job[name] for name in ("model", "rule", "size", "steps", "seed")}
-    return kept | {"nats": scores.nats_per_token, "cpu_seconds": round(seconds, 1)}
+    return kept | {"nats": nats, "cpu_seconds": round(seconds, 1)}
 
 
 def table(runs: list[dict[str, Any]]) -> str:

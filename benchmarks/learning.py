@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import score_tokens
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
 from peers.gpt import GPT
+from shakespeare import add_text, parts
+from sides import Side
 from timing import machine
 
 HERE = Path(__file__).resolve().parent
@@ -96,34 +94,9 @@ class GPTRun:
         return self.rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
-class TransformerXLRun:
-    """One of memspan's presets, trained by its trainer, scored with memory carried."""
-
-    def __init__(self, config: RunConfig[Any], text: Path) -> None:
-        torch.manual_seed(1)
-        self.prepared = prepare(str(text), "bytes")
-        self.state = TrainingState(config, self.prepared, torch.device("cpu"))
-        self.update, self.model = Updater(self.state).update, self.state.model
-
-    @property
-    def step(self) -> int:
-        return self.state.step
-
-    def score(self, text: np.ndarray, streams: int = 16, memory_length: int | None = None) -> float:
-        self.model.eval()
-        return score_tokens(
-            self.model,
-            text,
-            ByteTokenizer(),
-            batch_size=streams,
-            segment_length=self.state.config.train.segment_length,
-            memory={} if memory_length is None else {"memory_length": memory_length},
-        ).nats_per_token
-
-
 def seconds_per_step(config: RunConfig[Any], text: Path, train: np.ndarray) -> tuple[float, float]:
     """CPU seconds per step of both sides, medians over interleaved rounds."""
-    sides = (GPTRun(train, 2000), TransformerXLRun(config, text))
+    sides = (GPTRun(train, 2000), Side(config, text))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(8):
         for side, seconds in zip(sides, times, strict=True):
@@ -141,12 +114,7 @@ def timed(update: Any, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--text",
-        type=Path,
-        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
-        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
-    )
+    add_text(parser)
     parser.add_argument(
         "--preset",
         type=Path,
@@ -161,13 +129,9 @@ def main() -> None:
         help="folder for learning.json and learning.png (default: benchmarks/results)",
     )
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     torch.set_num_threads(1)
 
-    text = np.frombuffer(options.text.read_bytes(), np.uint8)
-    cut = len(text) * 9 // 10
-    train, validation = text[:cut], text[cut:]
+    train, validation = parts(options.text)
     preset = read_config(options.preset)
 
     theirs, ours = seconds_per_step(preset, options.text, train)
@@ -177,18 +141,19 @@ def main() -> None:
     print(f"CPU seconds per step: GPT {theirs:.4f}, Transformer-XL {ours:.4f}: {steps:,} steps")
 
     gpt = GPTRun(train, options.steps)
-    xl = TransformerXLRun(config, options.text)
-    sizes = [sum(p.numel() for p in side.model.parameters()) for side in (gpt, xl)]
+    xl = Side(config, options.text)
+    sizes = [sum(p.numel() for p in gpt.model.parameters()), xl.n_parameters]
     print(f"parameters: GPT {sizes[0]:,}, Transformer-XL {sizes[1]:,}")
     curves: dict[str, list[dict[str, float]]] = {"gpt": [], "transformer-xl": []}
     seconds = {"gpt": 0.0, "transformer-xl": 0.0}
     sides = {"gpt": (gpt, options.steps), "transformer-xl": (xl, steps)}
+    scores = {"gpt": gpt.score, "transformer-xl": partial(xl.score, streams=16)}
     slices = max(1, options.steps // SLICE)
     for i in range(1, slices + 1):
         for name, (side, last) in sides.items():
             seconds[name] += timed(side.update, last * i // slices - side.step)
             if i % 2 == 0 or i == slices:
-                nats = side.score(validation)
+                nats = scores[name](validation)
                 curves[name].append(
                     {"seconds": seconds[name], "step": side.step, "nats_per_character": nats}
                 )
@@ -196,7 +161,7 @@ def main() -> None:
     final = {
         "gpt": gpt.score(validation),
         "gpt, windows moved by 8": gpt.score(validation, stride=8),
-        "transformer-xl": xl.score(validation, streams=1),
+        "transformer-xl": xl.score(validation),
     }
     tokens = {
         "gpt": options.steps * GPTRun.BATCH * GPTRun.CONTEXT,

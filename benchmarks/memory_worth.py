@@ -29,20 +29,15 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-import numpy as np
 import torch
 
 from learning import GPTRun
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import score_tokens
 from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
-from shakespeare import PRESETS, add_text
+from shakespeare import PRESETS, add_text, parts
+from sides import Side
 from timing import machine, seconds_per_call
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory-worth.json"
@@ -50,30 +45,6 @@ SIDES = ("carried", "emptied", "emptied, equal time", "long segments")
 GPT_SIDES = ("nanoGPT", "scaled", "scaled, tuned")
 GPT_STEPS = 2000
 """Of nanoGPT's recipe."""
-
-
-class Side:
-    """A preset in training, with or without its memory."""
-
-    def __init__(self, config: RunConfig[Any], text: str, emptied: bool) -> None:
-        self.prepared, self.emptied = prepare(text, "bytes"), emptied
-        self.state = TrainingState(config, self.prepared, torch.device("cpu"))
-        self.updater = Updater(self.state)
-
-    def update(self) -> None:
-        if self.emptied:
-            self.state.memory = self.state.model.initial_memory(self.state.config.train.batch_size)
-        self.updater.update()
-
-    def score(self, text: np.ndarray) -> float:
-        length = self.state.config.train.segment_length
-        return score_tokens(
-            self.state.model.eval(),
-            text,
-            ByteTokenizer(),
-            document_starts=np.arange(0, len(text), length) if self.emptied else None,
-            segment_length=length,
-        ).nats_per_token
 
 
 def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[Any]:
@@ -96,7 +67,7 @@ def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:
     loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
     config = dataclasses.replace(config, train=loop)
     times: tuple[list[float], list[float]] = ([], [])
-    sides = [Side(config, text, emptied) for emptied in (False, True)]
+    sides = [Side(config, text, emptied=emptied) for emptied in (False, True)]
     for _ in range(6):
         for side, seconds in zip(sides, times, strict=True):
             seconds.append(seconds_per_call(side.update, 5))
@@ -107,14 +78,13 @@ def seconds_per_step(model: str, seed: int, text: str) -> tuple[float, float]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Train one side and score it."""
     torch.set_num_threads(1)
-    whole = np.frombuffer(Path(job["text"]).read_bytes(), np.uint8)
-    cut = len(whole) * 9 // 10
+    trained_on, held_out = parts(job["text"])
     model, name, seed, steps = (job[key] for key in ("model", "side", "seed", "steps"))
     side: Side | GPTRun
     if model == "gpt":
         steps = steps or GPT_STEPS
         tuned = name == "scaled, tuned"
-        side = GPTRun(whole[:cut], steps, seed, rate=GPTRun.RATE * (2 if tuned else 1))
+        side = GPTRun(trained_on, steps, seed, rate=GPTRun.RATE * (2 if tuned else 1))
         if name != "nanoGPT":
             initialise(side.model, "scaled")
         parameters = side.model.parameters()
@@ -131,7 +101,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(steps):
         side.update()
     seconds = time.process_time() - start
-    nats = side.score(whole[cut:])
+    nats = side.score(held_out)
     kept = {key: job[key] for key in ("model", "side", "seed", "steps")}
     return kept | {
         "steps_made": steps,

@@ -1,9 +1,11 @@
-"""Tiny Shakespeare: the presets that are tuned to it, and where its text is."""
+"""Tiny Shakespeare: the presets that are tuned to it, where its text is, and its last tenth."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+
+import numpy as np
 
 from memspan.runs.config_files import PRESETS as ALL_PRESETS
 from memspan.runs.config_files import read_config
@@ -14,6 +16,13 @@ PRESETS = {
     if name.startswith("tiny-shakespeare")
 }
 """Each architecture's, name -> file."""
+
+
+def parts(text: str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes that are trained on, the first nine tenths, and the last tenth."""
+    whole = np.frombuffer(Path(text).read_bytes(), np.uint8)
+    cut = len(whole) * 9 // 10
+    return whole[:cut], whole[cut:]
 
 
 def add_text(parser: argparse.ArgumentParser) -> None:

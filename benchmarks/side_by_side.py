@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import multiprocessing
-import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -18,26 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers import ByteTokenizer
-from memspan.evaluation import score_tokens
-from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
+from shakespeare import add_text, parts
+from sides import Side, n_parameters
 from timing import write
 
 HERE = Path(__file__).resolve().parent
-VOCABULARY = 256
 # Comparison -> preset of the side that Transformer-XL is compared with.
 COMPARISONS = {"compressive": "tiny-shakespeare-compressive"}
-
-
-def parameters(config: RunConfig[Any]) -> int:
-    model = LanguageModel(VOCABULARY, config.model, config.embedding)
-    return sum(p.numel() for p in model.parameters())
 
 
 def transformer_xl(preset: RunConfig[Any]) -> RunConfig[Any]:
@@ -57,8 +47,8 @@ def transformer_xl(preset: RunConfig[Any]) -> RunConfig[Any]:
         )
         return dataclasses.replace(preset, model=xl, architecture="transformer-xl")
 
-    wanted = parameters(preset)
-    return min(map(sized, range(64, 2049, 16)), key=lambda c: abs(parameters(c) - wanted))
+    wanted = n_parameters(preset)
+    return min(map(sized, range(64, 2049, 16)), key=lambda c: abs(n_parameters(c) - wanted))
 
 
 def with_table(preset: RunConfig[Any]) -> RunConfig[Any]:
@@ -72,41 +62,21 @@ def run(job: tuple[RunConfig[Any], Path, int]) -> dict[str, Any]:
     """Train once; validation curve against tokens and CPU seconds, and the final score."""
     config, text, every = job
     torch.set_num_threads(1)
-    torch.manual_seed(config.train.seed)
-    data = np.frombuffer(text.read_bytes(), np.uint8)
-    validation = data[len(data) * 9 // 10 :]
-    length = config.train.segment_length
-
-    def bits(streams: int) -> float:
-        state.model.eval()
-        found = score_tokens(
-            state.model,
-            validation,
-            ByteTokenizer(),
-            batch_size=streams,
-            segment_length=length,
-        ).bits_per_byte
-        assert found is not None
-        return found
-
-    prepared = prepare(str(text), "bytes")
-    state = TrainingState(config, prepared, torch.device("cpu"))
-    updater = Updater(state)
+    validation = parts(text)[1]
+    side = Side(config, text)
     curve, seconds = [], 0.0
-    for step in range(1, config.train.steps + 1):
-        start = time.process_time()
-        updater.update()
-        seconds += time.process_time() - start
-        if step % every == 0 or step == config.train.steps:
-            tokens = step * config.train.batch_size * length
-            curve.append({"tokens": tokens, "cpu_seconds": seconds, "bits": bits(16)})
+    while side.step < config.train.steps:
+        seconds += side.train(min(every, config.train.steps - side.step))
+        tokens = side.step * config.train.batch_size * config.train.segment_length
+        bits = side.score(validation, streams=16) / math.log(2)
+        curve.append({"tokens": tokens, "cpu_seconds": seconds, "bits": bits})
     return {
         "model": config.architecture,
         "seed": config.train.seed,
-        "parameters": parameters(config),
+        "parameters": side.n_parameters,
         "cpu_seconds": seconds,
         "curve": curve,
-        "bits_per_byte": bits(1),
+        "bits_per_byte": side.score(validation) / math.log(2),
     }
 
 
@@ -115,12 +85,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("comparison", choices=COMPARISONS)
-    parser.add_argument(
-        "--text",
-        type=Path,
-        default=HERE.parent.parent / "shared" / "data" / "tiny-shakespeare.txt",
-        help="Tiny Shakespeare (default: ../shared/data/tiny-shakespeare.txt)",
-    )
+    add_text(parser)
     parser.add_argument("--steps", type=int, default=1500, help="per run (default: 1500)")
     parser.add_argument("--seeds", type=int, default=3, help="runs per side (default: 3)")
     parser.add_argument("--processes", type=int, default=2, help="runs at once (default: 2)")
@@ -131,8 +96,6 @@ def main() -> None:
         help="folder for COMPARISON-learning.json and .png (default: benchmarks/results)",
     )
     options = parser.parse_args()
-    if not options.text.is_file():
-        parser.error(f"no file {options.text}: give Tiny Shakespeare with --text")
     preset = read_config(preset_file(COMPARISONS[options.comparison]))
     preset = with_table(preset)
     jobs = []
