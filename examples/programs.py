@@ -166,7 +166,8 @@ def picture(results: list[dict[str, Any]], known: float, variables: int, path: P
     print(f"written: {path}")
 
 
-def main() -> None:
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of a command line (None: this program's)."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,7 +181,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
     parser.add_argument("--out", type=Path, default=Path("programs"), help="folder for results")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parsed()
     torch.set_num_threads(1)
     by_name = {name: train(name, options) for name in options.models}
     options.out.mkdir(parents=True, exist_ok=True)
