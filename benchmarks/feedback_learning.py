@@ -20,7 +20,6 @@ import dataclasses
 import json
 import math
 import multiprocessing
-import tempfile
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -104,18 +103,17 @@ def run(job: tuple[str, RunConfig[Any], Path, float]) -> dict[str, Any]:
                 loop = dataclasses.replace(loop, steps=total)
                 state.config = dataclasses.replace(state.config, train=loop)
 
-    with tempfile.TemporaryDirectory() as folder:
-        trained = None
-        if name == "from transformer-xl":
-            first = transformer_xl(config, config.model.n_layers, config.model.d_model)
-            source = Side(first, text)
-            train(source, FIRST * seconds)
-            model = source.state.model
-            trained = runs.Run(Path(folder), first, source.prepared.tokenizer, model, 0)
-        side = Side(config, text)
-        if trained:
-            initialise_from(side.state.model, side.prepared.tokenizer, trained)
-        train(side, seconds)
+    trained = None
+    if name == "from transformer-xl":
+        first = transformer_xl(config, config.model.n_layers, config.model.d_model)
+        source = Side(first, text)
+        train(source, FIRST * seconds)
+        model, tokenizer = source.state.model, source.prepared.tokenizer
+        trained = runs.Run(Path(), first, tokenizer, model, step=source.step, corpus={})
+    side = Side(config, text)
+    if trained:
+        initialise_from(side.state.model, side.prepared.tokenizer, trained)
+    train(side, seconds)
     return {
         "model": name,
         "seed": config.train.seed,
