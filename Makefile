@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test check bench bench-learning chaos fuzz constraints soak clean
+.PHONY: help demo test check docs docs-read docs-test bench bench-learning chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -25,6 +25,21 @@ check: .venv ## lint, format, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+.docs-venv: .docs-venv/.installed
+.docs-venv/.installed: docs/docsite/requirements.txt
+	$(PYTHON) -m venv .docs-venv
+	.docs-venv/bin/pip install --quiet --disable-pip-version-check -r docs/docsite/requirements.txt
+	touch $@
+
+docs: .docs-venv ## build the documentation site in .docs-build/site; needs no network once installed
+	PYTHONPATH=docs .docs-venv/bin/python -m docsite build
+
+docs-read: .docs-venv ## after reading: accept the code as it stands beside the notes
+	PYTHONPATH=docs .docs-venv/bin/python -m docsite read
+
+docs-test: docs ## look at the built site in headless Chromium, which must be installed
+	PYTHONPATH=docs .docs-venv/bin/pytest -q -o addopts= docs/browser $(ARGS)
 
 bench: ## measure speed and memory against peers, in an environment of its own
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
@@ -57,4 +72,4 @@ soak: .venv ## train, validate and generate in one process for half an hour: do 
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean: ## remove the environments and caches
-	rm -rf .venv .bench-venv .pin-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .bench-venv .docs-venv .docs-build .pin-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

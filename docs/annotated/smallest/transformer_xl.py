@@ -1,0 +1,45 @@
+"""A Transformer-XL in its smallest form: one text, and loops where the paper has sums.
+
+It computes what `memspan.models.TransformerXL` computes with `normalisation="post"`, as a test checks.
+"""
+
+import torch
+from torch.nn.functional import layer_norm, relu
+
+
+def sinusoids(distance, width):
+    """R_d of each distance, as in Vaswani et al. 2017, with all sines before all cosines."""
+    angle = distance[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def attention(h, memory, w):
+    """One head: h [T, D] is the segment, memory [M, D] what this layer read before it."""
+    n_tokens, n_slots = len(h), len(memory)
+    context = torch.cat([memory.detach(), h])
+    q, k, v = h @ w["query"], context @ w["key"], context @ w["value"]
+    r = sinusoids(torch.arange(n_slots + n_tokens), h.shape[1]) @ w["position"]
+    scores = torch.full((n_tokens, n_slots + n_tokens), -torch.inf)
+    for i in range(n_tokens):
+        for j in range(n_slots + i + 1):
+            by_content = (q[i] + w["u"]) @ k[j]
+            by_distance = (q[i] + w["v"]) @ r[n_slots + i - j]
+            scores[i, j] = (by_content + by_distance) / q.shape[1] ** 0.5
+    return scores.softmax(-1) @ v
+
+
+def layer(h, memory, w):
+    """Attention and feed-forward, each with its residual sum and its norm."""
+    heads = torch.cat([attention(h, memory, head) for head in w["heads"]], -1)
+    h = layer_norm(h + heads @ w["output"], h.shape[1:])
+    inner = relu(h @ w["inner"] + w["inner_bias"])
+    return layer_norm(h + inner @ w["outer"] + w["outer_bias"], h.shape[1:])
+
+
+def read(h, memories, layers, memory_length):
+    """Read a segment h [T, D] with one memory per layer, and return the memories after it."""
+    after = []
+    for memory, w in zip(memories, layers, strict=True):
+        after.append(torch.cat([memory, h])[-memory_length:])
+        h = layer(h, memory, w)
+    return h, after

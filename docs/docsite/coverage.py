@@ -1,0 +1,63 @@
+"""Whether every public function that an annotated page promises to explain has its note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docsite.annotated import Page
+from docsite.code import ROOT, public_functions, symbols
+from docsite.errors import DocsError
+
+AWAITED = (
+    "src/memspan/models/compressive/model.py",
+    "src/memspan/models/fast_weights/model.py",
+    "src/memspan/models/feedback/model.py",
+    "src/memspan/ops/delta_rule/chunked.py",
+    "src/memspan/ops/delta_rule/reference.py",
+    "src/memspan/ops/feedback/recurrence.py",
+    "src/memspan/ops/relative_attention.py",
+)
+"""Files whose page is not written yet. A page that covers one of them takes it off this list."""
+
+COVERED = ("src/memspan/models/transformer_xl/model.py",)
+"""Files that a page must cover: with those awaited, the papers' models and their operations."""
+
+
+def check(pages: list[Page], root: Path = ROOT) -> None:
+    """Raise unless pages explain what they should.
+
+    Raises:
+        DocsError: a public function of a covered file has no note and is not left out with a reason, or
+            a file has no page.
+    """
+    for page in pages:
+        for path in page.covers:
+            for name, line in public_functions(root / path).items():
+                if not _explained(page, path, name, line):
+                    raise DocsError(
+                        f"{page.path}: {path}: {name} has no note: write one, or say in the block "
+                        "left-out why not"
+                    )
+        for place in page.left_out:
+            if place.symbol not in symbols(root / place.path):
+                raise DocsError(f"{page.path}: left out, but not there: {place}")
+    promised = {path for page in pages for path in page.covers}
+    for path in COVERED:
+        if path not in promised:
+            raise DocsError(f"no page in docs/annotated covers {path}: name it in a block covers")
+    for path in AWAITED:
+        if path in promised:
+            raise DocsError(f"{path} has its page now: move it to COVERED in coverage.py")
+        if not (root / path).is_file():
+            raise DocsError(f"no file {path}: correct AWAITED in coverage.py")
+
+
+def _explained(page: Page, path: str, name: str, line: int) -> bool:
+    """Whether a passage names the function or shows its ``def``, or the page leaves it out."""
+    if any(place.path == path and place.symbol == name for place in page.left_out):
+        return True
+    shown = [lines for lines in page.places if lines.place.path == path]
+    return any(
+        lines.place.symbol == name or any(low <= line <= high for low, high in lines.ranges)
+        for lines in shown
+    )

@@ -1,0 +1,97 @@
+"""Links between pages of the repository, as they are on GitHub, and on the site.
+
+Pages link to one another, to source files and to folders by relative paths. On the site a source
+file is a page with numbered lines, and a folder a list of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from docsite.code import ROOT
+from docsite.errors import DocsError
+
+COPIED = (".svg", ".png", ".json")
+"""Files that stand on the site as they are."""
+LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))|((?:src|href)=\")([^\"]+)(\")")
+
+
+def place(path: Path, root: Path = ROOT) -> PurePosixPath:
+    """Where a file of the repository stands among the site's Markdown.
+
+    ``docs/`` is the site's root and the README its home; other files are under ``source/``.
+    """
+    if path == Path("README.md"):
+        return PurePosixPath("index.md")
+    if path.parts[0] == "docs" and path.suffix in (".md", *COPIED):
+        return PurePosixPath(*path.parts[1:])
+    if path.suffix == ".md" and len(path.parts) == 1:
+        return PurePosixPath(path.name.lower())
+    if path == Path("benchmarks/README.md"):
+        return PurePosixPath("benchmarks/index.md")
+    if path.suffix in COPIED:
+        return PurePosixPath(path)
+    if (root / path).is_dir():
+        return PurePosixPath("source", path, "index.md")
+    if path.suffix == ".md":
+        return PurePosixPath("source", path)
+    return PurePosixPath("source", f"{path}.md")
+
+
+def rewritten(
+    text: str, page: Path, at: PurePosixPath, linked: Callable[[Path], None], root: Path = ROOT
+) -> str:
+    """A page's Markdown with links as the site needs them.
+
+    Args:
+        text: the page.
+        page: its path from the repository's root.
+        at: its place on the site.
+        linked: called with every file or folder of the repository that is linked to.
+        root: the repository.
+
+    Raises:
+        DocsError: a link to a file that is not there.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        before, target, after = (g for g in match.groups() if g is not None)
+        if re.match(r"[a-z]+:|#|//", target):
+            return match[0]
+        name, _, anchor = target.partition("#")
+        path = Path(os.path.normpath(page.parent / name))
+        if not (root / path).exists():
+            raise DocsError(f"{page} links to {target}, which is not there")
+        linked(path)
+        there = relative(place(path, root), at)
+        return f"{before}{there}{'#' * bool(anchor)}{anchor}{after}"
+
+    return "".join(
+        part if fenced else LINK.sub(replace, part) for fenced, part in outside_fences(text)
+    )
+
+
+def relative(target: PurePosixPath, at: PurePosixPath) -> str:
+    """The link to one page of the site from another."""
+    return os.path.relpath(target, at.parent)
+
+
+def outside_fences(text: str) -> list[tuple[bool, str]]:
+    """A page in parts, with whether each is fenced code."""
+    parts: list[tuple[bool, str]] = []
+    fence = ""
+    for line in text.splitlines(keepends=True):
+        opening = re.match(r"\s*(```+|~~~+)", line)
+        inside = bool(fence) or opening is not None
+        if parts and parts[-1][0] == inside:
+            parts[-1] = (inside, parts[-1][1] + line)
+        else:
+            parts.append((inside, line))
+        if fence and line.strip() == fence:
+            fence = ""
+        elif not fence and opening:
+            fence = opening[1]
+    return parts

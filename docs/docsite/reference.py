@@ -1,0 +1,165 @@
+"""Reference pages of the public names, from signatures and docstrings; nothing is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import griffe
+
+from docsite.code import ROOT
+from docsite.links import place, relative
+
+MODULES = {
+    "memspan": "reference/memspan.md",
+    "memspan.models": "reference/models.md",
+}
+"""Modules whose names are public, and their pages."""
+
+
+def reference_pages(root: Path = ROOT) -> dict[str, str]:
+    """Each page's Markdown, by its place on the site."""
+    pages: dict[str, str] = {}
+    described: dict[str, str] = {}
+    for module, name in _modules(root):
+        page = MODULES[name]
+        parts = [f"# `{name}`", _text(_docstring(module))]
+        for public, member in _public(module):
+            if member.path in described:
+                there = relative(PurePosixPath(described[member.path]), PurePosixPath(page))
+                parts += [f"## `{public}`", f"See [`{public}`]({there}#{public.lower()})."]
+            else:
+                described[member.path] = page
+                parts.extend(_member(public, member, page, root))
+        pages[page] = "\n\n".join(part for part in parts if part) + "\n"
+    return pages
+
+
+def source_files(root: Path = ROOT) -> set[Path]:
+    """The files that reference pages link to."""
+    return {
+        Path(str(member.filepath)).relative_to(root)
+        for module, _ in _modules(root)
+        for _, member in _public(module)
+    }
+
+
+def _modules(root: Path) -> Iterator[tuple[griffe.Object | griffe.Alias, str]]:
+    package = griffe.load("memspan", search_paths=[root / "src"], docstring_parser="google")
+    for name in MODULES:
+        _, _, inside = name.partition(".")
+        yield (package[inside] if inside else package), name
+
+
+def _public(module: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.Object]]:
+    """Names that the module gives away, wherever they are defined."""
+    for name, member in sorted(module.members.items()):
+        if name.startswith("_") or not isinstance(member, griffe.Alias):
+            continue
+        if member.target_path.startswith("memspan.") and not member.final_target.is_module:
+            yield name, member.final_target
+
+
+def _member(name: str, member: griffe.Object, page: str, root: Path) -> Iterator[str]:
+    yield f"## `{name}`"
+    yield from _described(member)
+    yield _source(member, page, root)
+    if not member.is_class:
+        return
+    fields = [
+        f"- `{attribute.name}: {attribute.annotation}{_default(attribute)}`: "
+        + _text(attribute.docstring.value)
+        for attribute in member.attributes.values()
+        if not attribute.name.startswith("_")
+        and attribute.docstring
+        and attribute.annotation
+        and "property" not in attribute.labels
+    ]
+    if fields:
+        yield "\n".join(field.replace("\n", "\n  ") for field in fields)
+    for method in member.members.values():
+        shown = method.is_function or "property" in method.labels
+        if shown and not method.name.startswith("_") and method.docstring:
+            yield f"### `{name}.{method.name}` {{ #{name}.{method.name} }}"
+            yield from _described(method)
+
+
+def _described(member: griffe.Object | griffe.Alias) -> Iterator[str]:
+    """The signature, then the docstring's sections."""
+    if member.is_function:
+        yield f"```python\n{_signature(member)}\n```"
+    if member.docstring is None:
+        return
+    for section in member.docstring.parse("google"):
+        if section.kind is griffe.DocstringSectionKind.text:
+            yield _text(section.value)
+        elif section.kind is griffe.DocstringSectionKind.admonition:
+            yield f"**{section.title}** {_text(section.value.description)}"
+        else:
+            title = {"parameters": "Arguments"}.get(section.kind.value, section.kind.value.title())
+            yield f"**{title}**"
+            yield "\n".join(_item(item) for item in section.value)
+
+
+def _item(item: griffe.DocstringElement) -> str:
+    name = getattr(item, "name", "") or (
+        str(item.annotation) if isinstance(item, griffe.DocstringRaise) else ""
+    )
+    text = _text(item.description).replace("\n", "\n  ")
+    return f"- `{name}`: {text}" if name else f"- {text}"
+
+
+def _signature(function: griffe.Function | griffe.Object) -> str:
+    """On one line where it fits, else a parameter a line."""
+    assert isinstance(function, griffe.Function)
+    parameters, seen_star = [], False
+    for parameter in function.parameters:
+        if parameter.name == "self" or parameter.name == "cls":
+            continue
+        kind = parameter.kind
+        if kind is griffe.ParameterKind.keyword_only and not seen_star:
+            parameters.append("*")
+            seen_star = True
+        star = {
+            griffe.ParameterKind.var_positional: "*",
+            griffe.ParameterKind.var_keyword: "**",
+        }.get(kind, "")
+        seen_star = seen_star or star == "*"
+        text = f"{star}{parameter.name}"
+        if parameter.annotation is not None:
+            text += f": {parameter.annotation}"
+        if parameter.default is not None and not star:
+            text += f" = {parameter.default}"
+        parameters.append(text)
+    result = f" -> {function.returns}" if function.returns is not None else ""
+    line = f"{function.name}({', '.join(parameters)}){result}"
+    if len(line) <= 88:
+        return line
+    inside = "".join(f"    {parameter},\n" for parameter in parameters)
+    return f"{function.name}(\n{inside}){result}"
+
+
+def _source(member: griffe.Object, page: str, root: Path) -> str:
+    path = Path(str(member.filepath)).relative_to(root)
+    there = relative(place(path, root), place(Path("docs", page), root))
+    shown = str(path).removeprefix("src/memspan/")
+    # Lines are put into the page after the build, so its own links cannot name them.
+    href = f"{there.removesuffix('.md')}.html#L{member.lineno}"
+    return f'<a href="{href}">{shown}, line {member.lineno}</a>'
+
+
+def _default(attribute: griffe.Attribute | griffe.Object) -> str:
+    value = getattr(attribute, "value", None)
+    return f" = {value}" if value is not None else ""
+
+
+def _docstring(member: griffe.Object | griffe.Alias) -> str:
+    return member.docstring.value if member.docstring else ""
+
+
+def _text(text: str) -> str:
+    """A docstring's reStructuredText, as much of it as we use, as Markdown."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
+    text = text.replace("``", "`").replace("$", r"\$")
+    return re.sub(r"::$", ":", text, flags=re.M)

@@ -1,0 +1,207 @@
+"""Brings all pages together in a folder, from which zensical builds the site.
+
+The pages of ``docs/`` and what they link to are copied with their links rewritten; annotated pages get
+their columns; source files, the reference and the tables of measured rows are generated.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from docsite import annotated, benchmarks, coverage, links, pictures, read_state, reference
+from docsite.code import ROOT, Lines
+from docsite.errors import DocsError
+from docsite.highlighting import listing, whole_file
+from docsite.maths import Formulas
+
+HERE = Path(__file__).parent
+STAGED = ROOT / ".docs-build"
+"""What zensical reads and writes; git ignores it."""
+SITE = STAGED / "site"
+
+
+class Staging:
+    """The site's Markdown, page by page."""
+
+    def __init__(self, root: Path = ROOT, folder: Path = STAGED / "pages") -> None:
+        self.root, self.folder = root, folder
+        self.done: set[Path] = set()
+        self.waiting: list[Path] = []
+        """Files of the repository that are linked to and not copied yet."""
+        self.formulas = Formulas()
+
+    def write(self, at: PurePosixPath, text: str) -> None:
+        """Write one page of the site."""
+        path = self.folder / at
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def linked(self, path: Path) -> None:
+        """Note that a file or folder must be there, too."""
+        if path not in self.done:
+            self.done.add(path)
+            self.waiting.append(path)
+
+    def copy_linked(self) -> None:
+        """Copy whatever is linked to, and what that links to."""
+        while self.waiting:
+            path = self.waiting.pop()
+            at = links.place(path, self.root)
+            if path.suffix == ".svg":
+                for name, text in pictures.variants(at.stem, self.root / path).items():
+                    self.write(at.with_name(name), text)
+            elif path.suffix in links.COPIED:
+                (self.folder / at).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.root / path, self.folder / at)
+            elif (self.root / path).is_dir():
+                self.write(at, self._folder_page(path, at))
+            elif path.suffix == ".md":
+                self.write(at, self.page(path, at))
+            else:
+                self.write(at, _source_page(path))
+
+    def page(self, path: Path, at: PurePosixPath) -> str:
+        """A page of Markdown with its links rewritten; annotated ones get their columns."""
+        if path.parent == annotated.FOLDER:
+            return self._annotated(path, at)
+        return self._rewritten((self.root / path).read_text(encoding="utf-8"), path, at)
+
+    def _rewritten(self, text: str, path: Path, at: PurePosixPath) -> str:
+        text = links.rewritten(text, path, at, self.linked, self.root)
+        return self.formulas.protected(pictures.by_scheme(text), path)
+
+    def _annotated(self, path: Path, at: PurePosixPath) -> str:
+        def show(lines: Lines) -> str:
+            source = Path(lines.place.path)
+            self.linked(source)
+            # Not a Markdown link, which the build would make one to the page's HTML.
+            there = links.relative(links.place(source, self.root), at)
+            return listing(lines, there.removesuffix(".md") + ".html", self.root)
+
+        page = annotated.read_page(path, self.root)
+        page.blocks = [
+            replace(block, text=self._rewritten(block.text, path, at)) for block in page.blocks
+        ]
+        text = annotated.in_columns(
+            page, show, lambda name: benchmarks.measured_span(name, self.root)
+        )
+        return "---\nhide:\n  - navigation\n  - toc\n---\n\n" + text
+
+    def _folder_page(self, path: Path, at: PurePosixPath) -> str:
+        files = [
+            file.relative_to(self.root)
+            for file in sorted((self.root / path).rglob("*"))
+            if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".png"
+        ]
+        lines = [f"# `{path}`", ""]
+        for file in files:
+            self.linked(file)
+            there = links.relative(links.place(file, self.root), at)
+            lines.append(f"- [`{file.relative_to(path)}`]({there})")
+        return _not_searched("\n".join(lines) + "\n")
+
+
+def _source_page(path: Path) -> str:
+    """Its lines are put in after the build: Markdown would take a minute over all of them."""
+    return _not_searched(f'# `{path}`\n\n<div class="file" data-path="{path}"></div>\n')
+
+
+def _not_searched(text: str) -> str:
+    return f"---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n{text}"
+
+
+def navigation(config: dict[str, Any]) -> list[str]:
+    """Places of the pages that the site's navigation names."""
+
+    def walk(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        children = entry.values() if isinstance(entry, dict) else entry
+        return [page for child in children for page in walk(child)]
+
+    return walk(config["project"]["nav"])
+
+
+def stage(root: Path = ROOT) -> Formulas:
+    """Make the folder that zensical reads; the formulas are put in after it.
+
+    Raises:
+        DocsError: a page is wrong, or what it names or links to is gone.
+    """
+    pages = annotated.pages(root)
+    coverage.check(pages, root)
+    shutil.rmtree(STAGED, ignore_errors=True)
+    staging = Staging(root)
+    generated = {
+        **reference.reference_pages(root),
+        "benchmarks/rows.md": benchmarks.measured_rows(root),
+    }
+    config = tomllib.loads((HERE / "zensical.toml").read_text(encoding="utf-8"))
+    for name in navigation(config):
+        if name not in generated:
+            staging.linked(_repository_path(name, root))
+    for name, text in generated.items():
+        staging.write(PurePosixPath(name), text)
+    for path in reference.source_files(root):
+        staging.linked(path)
+    staging.copy_linked()
+    assets = staging.folder / "assets"
+    shutil.copytree(
+        HERE / "vendor", assets / "vendor", ignore=shutil.ignore_patterns("katex.min.js")
+    )
+    shutil.copytree(HERE / "style", assets / "style")
+    shutil.copytree(HERE / "overrides", STAGED / "overrides")
+    shutil.copyfile(HERE / "zensical.toml", STAGED / "zensical.toml")
+    for line in read_state.changed(pages, root):
+        print(f"note to read again: {line}")
+    return staging.formulas
+
+
+def _repository_path(name: str, root: Path) -> Path:
+    """The file behind a page of the navigation."""
+    known = {"index.md": "README.md", "benchmarks/index.md": "benchmarks/README.md"}
+    for path in (known.get(name, f"docs/{name}"), name.upper().replace(".MD", ".md")):
+        if (root / path).is_file():
+            return Path(path)
+    raise DocsError(
+        f"the navigation in docs/docsite/zensical.toml names {name}: there is no such page"
+    )
+
+
+def build() -> None:
+    """Stage the pages, and have zensical build the site.
+
+    Raises:
+        DocsError: staging or zensical failed.
+    """
+    formulas = stage()
+    command = [
+        sys.executable,
+        "-m",
+        "zensical",
+        "build",
+        "--strict",
+        "-f",
+        str(STAGED / "zensical.toml"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
+    if done.returncode:
+        raise DocsError(f"zensical ended with status {done.returncode}:\n{said[-2000:]}")
+    for page in SITE.rglob("*.html"):
+        text = formulas.put_in(page.read_text(encoding="utf-8"))
+        text = re.sub(
+            r'<div class="file" data-path="([^"]+)"></div>',
+            lambda match: whole_file(ROOT / match[1]),
+            text,
+        )
+        page.write_text(text, encoding="utf-8")
+    for index in (SITE / "search.json", SITE / "search.js"):
+        index.write_text(formulas.as_text(index.read_text(encoding="utf-8")), encoding="utf-8")

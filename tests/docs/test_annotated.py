@@ -1,0 +1,189 @@
+"""The annotated pages name code that exists, and leave nothing public without a note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docsite import annotated, coverage, read_state
+from docsite.code import ROOT, find, parse_place
+from docsite.errors import DocsError
+from docsite.highlighting import listing
+
+SOURCE = '''"""A module."""
+
+LIMIT = 3
+
+
+class Layer:
+    """It doubles."""
+
+    def forward(self, x: int) -> int:
+        """Twice.
+
+        Nothing else.
+        """
+        y = x
+        return y + x
+
+    def extra(self) -> None:
+        pass
+
+    def _private(self) -> None:
+        pass
+'''
+
+PAGE = """# A page
+
+Before.
+
+```code
+model.py: Layer.forward
+from: y = x
+to: return
+```
+
+A note with `code` and
+
+    an indented line.
+
+## A heading
+
+```covers
+model.py
+```
+
+```left-out
+model.py: Layer.extra: it does nothing
+```
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A page about one model, in a folder of its own."""
+    (tmp_path / "docs" / "annotated").mkdir(parents=True)
+    (tmp_path / "model.py").write_text(SOURCE)
+    (tmp_path / "docs" / "annotated" / "page.md").write_text(PAGE)
+    return tmp_path
+
+
+def read(repository: Path, replace: tuple[str, str] = ("", "")) -> annotated.Page:
+    path = repository / "docs" / "annotated" / "page.md"
+    path.write_text(PAGE.replace(*replace))
+    return annotated.read_page(path.relative_to(repository), repository)
+
+
+def test_the_pages_of_this_repository() -> None:
+    """A symbol that was renamed, or a new public method without a note, fails here first."""
+    coverage.check(annotated.pages())
+
+
+@pytest.mark.parametrize(
+    ("place", "first", "last"),
+    [
+        ("model.py", 1, 21),
+        ("model.py: LIMIT", 3, 3),
+        ("model.py: Layer.forward", 9, 15),
+        ("model.py: Layer.forward\nfrom: y = x", 14, 14),
+        ("model.py: Layer\nfrom: class Layer\nto: doubles", 6, 7),
+    ],
+)
+def test_places(repository: Path, place: str, first: int, last: int) -> None:
+    lines = find(parse_place(place), repository)
+    assert lines.ranges == ((first, last),)
+
+
+def test_a_place_of_two_spans(repository: Path) -> None:
+    lines = find(
+        parse_place("model.py: Layer\nfrom: def forward\nfrom: y = x\nto: return"), repository
+    )
+    assert lines.ranges == ((9, 9), (14, 15))
+    assert lines.text.splitlines()[1:] == ["    y = x", "    return y + x"]
+    html = listing(lines, "model.html", repository)
+    assert 'href="model.html#L9"' in html
+    assert html.count('class="line"') == 3
+    assert html.count("⋯") == 1
+    assert 'data-line="9"><span class="k">def</span>' in html
+
+
+@pytest.mark.parametrize(
+    ("replace", "words"),
+    [
+        (("Layer.forward", "Layer.backward"), "page.md: model.py has no Layer.backward"),
+        (("from: y = x", "from: z = x"), "no line from 9 to 15 has 'z = x'"),
+        (("from: y = x", "form: y = x"), "'form: y = x' is not 'from: TEXT'"),
+        (("model.py: Layer.forward", "gone.py: Layer"), "no file"),
+        ((": it does nothing", ""), "is not 'PATH: Symbol: why'"),
+        (("nothing\n```", "nothing"), "does not end"),
+    ],
+)
+def test_what_is_wrong_with_a_page_is_one_line(
+    repository: Path, replace: tuple[str, str], words: str
+) -> None:
+    with pytest.raises(DocsError) as error:
+        read(repository, replace)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("replace", "words"),
+    [
+        (("Layer.extra", "Layer.gone"), "Layer.extra has no note"),
+        (("Layer.forward\n", "Layer\n"), "Layer.forward has no note"),
+        (("model.py: Layer.extra: it does nothing\n", ""), "Layer.extra has no note"),
+    ],
+)
+def test_what_has_no_note(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, replace: tuple[str, str], words: str
+) -> None:
+    """A passage counts for the function that it names, or whose ``def`` it shows."""
+    monkeypatch.setattr(coverage, "COVERED", ("model.py",))
+    monkeypatch.setattr(coverage, "AWAITED", ())
+    coverage.check([read(repository)], repository)
+    with pytest.raises(DocsError, match=words):
+        coverage.check([read(repository, replace)], repository)
+    with pytest.raises(DocsError, match=r"no page in docs/annotated covers model\.py"):
+        coverage.check([], repository)
+
+
+def test_columns(repository: Path) -> None:
+    text = annotated.in_columns(read(repository), lambda lines: f"<pre>{lines.place}</pre>", str)
+    assert text.index("Before.") < text.index('<div class="passage"')
+    note = text[text.index('<div class="note"') : text.index("</div>")]
+    assert "    an indented line." in note
+    assert text.index("<pre>model.py: Layer.forward</pre>") < text.index("## A heading")
+    assert "- `Layer.extra`: it does nothing" in text
+
+
+def test_code_that_changed_since_its_note_was_read(repository: Path) -> None:
+    assert len(read_state.changed([read(repository)], repository)) == 1
+    read_state.accept([read(repository)], repository)
+    assert not read_state.changed([read(repository)], repository)
+    # Other lines of the file may change, and these may move.
+    model = repository / "model.py"
+    for old, new, n_changed in (("LIMIT = 3", "LIMIT = 4\n\n", 0), ("y + x", "y + y", 1)):
+        _forget_files()
+        model.write_text(model.read_text().replace(old, new))
+        changed = read_state.changed([read(repository)], repository)
+        assert len(changed) == n_changed
+    assert "model.py: Layer.forward has changed" in changed[0]
+
+
+def test_read_state_of_this_repository() -> None:
+    """It names no passage that is gone."""
+    pages = annotated.pages()
+    stale = read_state.recorded() - {
+        (p.path.stem, lines.place.key) for p in pages for lines in p.places
+    }
+    assert not stale, f"make docs-read rewrites {read_state.FILE}"
+    assert (ROOT / read_state.FILE).is_file()
+
+
+def _forget_files() -> None:
+    from docsite import code
+
+    code.read.cache_clear()
+    code._tree.cache_clear()
