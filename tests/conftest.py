@@ -18,6 +18,8 @@ from memspan.ops.feedback import compiled as feedback_loop
 from memspan.training import metrics
 
 torch.set_num_threads(1)
+# No power is cut here: workers waited for disks a fifth of the time.
+os.fsync = lambda descriptor: None
 
 hypothesis.settings.register_profile(
     "default",
@@ -47,6 +49,11 @@ def own_folders(
     return tmp_path
 
 
+# Before xdist looks at the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that start processes come first: a long test that comes last is waited for."""
+    """Those that start processes come first, in one worker: what they are forks of starts once."""
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)
+    for item in items:
+        if item.get_closest_marker("processes") is not None:
+            item.add_marker(pytest.mark.xdist_group("processes"))

@@ -1,4 +1,4 @@
-"""The Python examples of the README run as they are, but for the size of the model that they train."""
+"""The Python examples of the README run as they are, on a tiny model and a short measurement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_examples_run(
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("Once upon a time there was a fox. " * 40)
-    whole_size = memspan.train
+    whole_size, whole_measurement = memspan.train, memspan.measure
 
     def tiny(config: memspan.RunConfig[Any], folder: str) -> Path:
         train = memspan.TrainConfig(
@@ -30,7 +30,11 @@ def test_the_examples_run(
         model = TransformerXLConfig(n_layers=1, d_model=16, d_ff=16, n_heads=2)
         return whole_size(dataclasses.replace(config, model=model, train=train), folder)
 
+    def short(folder: str) -> memspan.Measurement:
+        return whole_measurement(folder, budget=0.5)
+
     monkeypatch.setattr(memspan, "train", tiny, raising=False)
+    monkeypatch.setattr(memspan, "measure", short, raising=False)
     examples = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
     assert len(examples) == 3
     for example in examples:

@@ -18,6 +18,8 @@ import pytest
 # Of the process that all are forks of: imported there, and inherited.
 IMPORTS = (
     "several_processes",
+    # Training imports it, which takes as long as all the others.
+    "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.run",
@@ -38,6 +40,7 @@ class Child:
         self, name: str, function: Callable[..., object], *arguments: Any, **variables: str
     ) -> None:
         self.name = name
+        _begin()
         environment = os.environ | variables
         self._process = CONTEXT.Process(
             target=_call, args=(name, function, arguments, environment, os.getcwd()), daemon=True
@@ -64,7 +67,7 @@ class Child:
         return status, errors
 
 
-def begin() -> None:
+def _begin() -> None:
     """Start the process that all others are forks of, if it does not run."""
     CONTEXT.set_forkserver_preload(list(IMPORTS))
     with pytest.MonkeyPatch.context() as patch:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import run as runs
 from memspan.runs.config_files import PRESETS, read_config
 from memspan.runs.options import RunConfig
-from memspan.training import terminal
+from memspan.training import metrics, terminal
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
 SMALL = [
@@ -65,9 +66,22 @@ def _text(own_folders: Path) -> None:
     Path("text.txt").write_bytes(TEXT)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is trained once, for all tests to copy."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSPAN_CACHE", str(folder / "cache"))
+        patch.setattr(metrics, "plot", lambda *_: [])
+        patch.chdir(folder)
+        Path("text.txt").write_bytes(TEXT)
+        cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
+    return folder / "run"
+
+
 @pytest.fixture
-def run(_text: None) -> Path:
-    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
+def run(_text: None, trained: Path) -> Path:
+    shutil.copytree(trained, "run")
     return Path("run")
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import time
@@ -20,7 +21,6 @@ import torch
 from torch.distributed.run import main as torchrun
 
 import memspan
-import warm
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
@@ -59,16 +59,8 @@ SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fs
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
 KINDS = ("ddp", "fsdp")
 several = pytest.mark.processes
-one_worker = pytest.mark.xdist_group("learned")
-UNSCORED = (("transformer-xl", "ddp"), ("fast-weights", "fsdp"))
-"""Where one process scores fewer tokens than the other."""
 STEPS, CUT = 5, 3
 SOURCE = str(Path(memspan.__file__).parents[1])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _forks() -> None:
-    warm.begin()
 
 
 def begin(patch: pytest.MonkeyPatch) -> None:
@@ -116,11 +108,11 @@ def losses(folder: str) -> list[tuple[int, str, float]]:
     ]
 
 
-def assert_same_losses(a: str, b: str, skipped: int = 0) -> None:
+def assert_same_losses(a: str, b: str, n_losses: int = STEPS) -> None:
     """In every step and at every validation; float32 has a resolution of 1e-7."""
     ours, theirs = losses(a), losses(b)
     assert [x[:2] for x in ours] == [x[:2] for x in theirs], b
-    assert len({step for step, *_ in ours}) == STEPS - skipped
+    assert len({step for step, *_ in ours}) == n_losses
     assert [x[2] for x in ours] == pytest.approx([x[2] for x in theirs], rel=1e-6, abs=0), b
 
 
@@ -130,7 +122,10 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: ``NAME-1`` in one process, ``NAME-KIND`` in two; the others as tests say."""
+    """A folder of runs: ``NAME-1`` in one process, ``NAME-KIND`` in two; the others as tests say.
+
+    The last process scores fewer tokens than the other.
+    """
     folder = tmp_path_factory.mktemp("learned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSPAN_CACHE", str(folder / "cache"))
@@ -139,29 +134,26 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         begin(patch)
         jobs = []
         for name in MODELS:
-            run({"config": written(config(name), name), "folder": f"{name}-1"})
+            alone = written(config(name), name)
+            run({"config": alone, "folder": f"{name}-1", "unscored": 4})
             for kind in KINDS:
                 options = written(config(name, kind), f"{name}-{kind}")
-                jobs.append({"config": options, "folder": f"{name}-{kind}"})
+                jobs.append({"config": options, "folder": f"{name}-{kind}", "unscored": 4})
         for name, kind in SPOILT:
             options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
             jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
+        for name in dict(SPOILT):
             alone = written(config(name, non_finite="skip"), f"{name}-skip")
-            run({"config": alone, "folder": f"{name}-{kind}-spoilt-1", "spoil": 2})
-        for name, kind in UNSCORED:
-            shared = written(config(name, kind), f"{name}-{kind}")
-            jobs.append({"config": shared, "folder": f"{name}-{kind}-unscored", "unscored": 4})
-            alone = written(config(name), name)
-            run({"config": alone, "folder": f"{name}-{kind}-unscored-1", "unscored": 4})
+            run({"config": alone, "folder": f"{name}-spoilt", "spoil": 2})
         together(2, jobs)
     return folder
 
 
 @several
-@one_worker
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_processes_learn_as_one(name: str, kind: str, learned: Path) -> None:
+    """Every scored token has the same weight, whichever process scores it."""
     assert_same_losses(f"{learned}/{name}-1", f"{learned}/{name}-{kind}")
     one = weights(f"{learned}/{name}-1")
     for key, tensor in weights(f"{learned}/{name}-{kind}").items():
@@ -170,23 +162,13 @@ def test_two_processes_learn_as_one(name: str, kind: str, learned: Path) -> None
 
 
 @several
-@one_worker
-@pytest.mark.parametrize(("name", "kind"), UNSCORED)
-def test_every_scored_token_has_the_same_weight(name: str, kind: str, learned: Path) -> None:
-    """Where one process scores fewer tokens than the other."""
-    unscored = f"{learned}/{name}-{kind}-unscored"
-    assert_same_losses(f"{unscored}-1", unscored)
-
-
-@several
-@one_worker
 @pytest.mark.parametrize(("name", "kind"), SPOILT)
 def test_all_skip_an_update_that_is_not_finite_in_one(name: str, kind: str, learned: Path) -> None:
-    spoilt = f"{learned}/{name}-{kind}-spoilt"
-    assert_same_losses(f"{spoilt}-1", spoilt, skipped=1)
+    alone, spoilt = f"{learned}/{name}-spoilt", f"{learned}/{name}-{kind}-spoilt"
+    assert_same_losses(alone, spoilt, STEPS - 1)
     health = checkpoints.latest(Path(spoilt)).state["health"]
     assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
-    assert checkpoints.latest(Path(f"{spoilt}-1")).state["health"] == health
+    assert checkpoints.latest(Path(alone)).state["health"] == health
 
 
 @several
@@ -213,8 +195,7 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
             run({"config": path, "folder": f"{name}-whole"})
     together(2, jobs)
     four = [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in others]
-    together(4, [*four, {"config": written(chosen["sharded"], "fresh"), "folder": "fresh-4"}])
-    assert_same_losses("sharded-whole", "fresh-4")
+    together(4, four)
     for name in others:
         assert (Path(f"{name}-cut/checkpoints/latest")).read_text() == "step-00000003\n"
         run({"copy": f"{name}-cut", "folder": f"{name}-1"})
@@ -338,6 +319,24 @@ def wait_for(condition: Any, process: Child | None) -> Any:
         assert process is None or process.poll() is None
         time.sleep(0.05)
     raise AssertionError("nothing happened for a minute")
+
+
+@several
+def test_processes_of_another_launcher_train_together() -> None:
+    """They meet by the environment, as torchrun's do; apart, the second would find the folder taken."""
+    path = written(config("fast-weights", steps=2, evaluate_every=2), "r")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    arguments = ["train", "--preset", path, "--out", "r"]
+    ranks = [
+        Child(f"rank-{rank}", cli.main, arguments, RANK=rank, LOCAL_RANK=rank, **common)
+        for rank in "01"
+    ]
+    ended = [rank.ended() for rank in ranks]
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert memspan.load("r").step == 2
 
 
 @several

@@ -76,7 +76,7 @@ def expected(
 @torch.no_grad()
 def test_documents_and_padding(case: Case, where: dict[str, Any], empty: bool) -> None:
     """Losses and memory are those of each row's documents, read alone."""
-    model = case.model()
+    model = case.shared_model()
     memory = model.initial_memory(ROWS) if empty else some_memory(model, ROWS)
     tokens, targets = text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6)
     out = model(tokens, memory, targets=targets, **where)
@@ -96,7 +96,7 @@ def test_gradients_of_documents(case: Case) -> None:
     starts[0, 4] = starts[1, 0] = starts[1, 7] = starts[2, 5] = True
     where = {"starts": starts, "lengths": torch.tensor([9, 8, 6]), "padding": "left"}
     tokens, targets = text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6)
-    model = case.model()
+    model = case.shared_model()
     with torch.no_grad():
         memory = some_memory(model, ROWS).detach()
     parameters = dict(model.named_parameters())
@@ -120,7 +120,7 @@ def test_gradients_of_documents(case: Case) -> None:
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
     """NaN where a row is padded reaches neither results nor gradients."""
-    backbone, lengths = case.model().backbone, torch.tensor([5, 0, 2])
+    backbone, lengths = case.shared_model().backbone, torch.tensor([5, 0, 2])
     own = padding_mask(lengths, 5, padding)
     torch.manual_seed(2)
     clean = torch.randn(3, 5, backbone.config.d_model, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
 @torch.no_grad()
 def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:
     """A reader gives what the model gives, before and after a segment with documents."""
-    model = case.model()
+    model = case.shared_model()
     memory = some_memory(model, ROWS)
     reader = model.reader(memory)
     plain, tokens, after = text(ROWS, 3, 7), text(ROWS, LENGTH, 5), text(ROWS, 1, 8)
@@ -160,7 +160,7 @@ def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:
 @torch.no_grad()
 def test_nothing_to_read(case: Case) -> None:
     """An empty segment gives an empty result and the same memory; likewise no rows, or one line."""
-    model = case.model()
+    model = case.shared_model()
     memory, tokens = some_memory(model, ROWS), text(ROWS, 0)
     lengths = torch.zeros(ROWS, dtype=torch.long)
     for where in ({}, {"starts": tokens.bool()}, {"lengths": lengths, "padding": "left"}):

@@ -275,7 +275,7 @@ def test_bounded_memory(case: Case) -> None:
     memory = model.initial_memory(rows)
     reader = model.reader(memory)
     size, largest = memory.nbytes, 0
-    for n in range(30):
+    for n in range(10):
         memory = model(text(rows, 3, n), memory).memory
         reader.read(text(rows, 3, n))
         largest = max(largest, memory.nbytes, reader.memory.nbytes)
@@ -336,7 +336,7 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
 @every_case
 def test_gradients_stop_at_a_detached_memory(case: Case) -> None:
     """Through memory where it is kept, not where it is detached."""
-    model = case.model()
+    model = case.shared_model()
     d_model = case.backbone.d_model
     x = torch.randn(2, 2, 4, d_model, dtype=torch.float64, requires_grad=True)
     first = model.backbone(x[0])
@@ -434,8 +434,8 @@ def test_reader_over_a_long_stream(case: Case) -> None:
     """Past several moves of its buffers, and with a memory that was taken on the way."""
     model = case.shared_model()
     reader, memory, taken = model.reader(batch_size=2), None, []
-    for n in range(40):
-        segment = text(2, 1 + n % 8, n)
+    for n, length in enumerate([1, 12, 3, 16, 7] * 4):
+        segment = text(2, length, n)
         out = model(segment, memory)
         memory = out.memory
         assert_same(reader.read(segment), out.logits, 1e-9, f"logits of call {n}")
@@ -483,7 +483,8 @@ def test_reader_refuses_training_mode(case: Case) -> None:
 
 @every_case
 def test_deepcopy_and_state_dict(case: Case, tmp_path: Path) -> None:
-    model, memory = case.model(), some_memory(case.model(), 2)
+    model = case.shared_model()
+    memory = some_memory(model, 2)
     loaded = randomise(case.model(), seed=1)
     assert loaded.fingerprint() != model.fingerprint()
     loaded.load_state_dict(model.state_dict())
@@ -503,7 +504,7 @@ def test_deepcopy_and_state_dict(case: Case, tmp_path: Path) -> None:
 
 @every_case
 def test_memory_files_belong_to_a_model(case: Case, tmp_path: Path) -> None:
-    model, path = case.model(), tmp_path / "memory"
+    model, path = case.shared_model(), tmp_path / "memory"
     for memory in (model.initial_memory(2), some_memory(model, 3), model.reader().memory):
         memory.save(path, model.fingerprint())
         loaded = type(memory).load(path, model.fingerprint())
@@ -572,6 +573,8 @@ COMPILED = {
 # Tracing warns of what is not ours.
 @pytest.mark.filterwarnings("ignore")
 @gradients
+# One worker imports the compiler.
+@pytest.mark.xdist_group("compiled")
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_as_one_graph(name: str) -> None:
     """The same numbers: three segments, and what flows back from the last."""

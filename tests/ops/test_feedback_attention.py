@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, attend, span_mask
+from memspan.ops.native import compiler
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -305,35 +303,21 @@ def test_the_fast_paths_at_an_ordinary_size(implementation: Any) -> None:
         assert_same(out.memory.vectors, expected.memory.vectors, tolerance, "vectors")
 
 
-def test_without_a_compiler(tmp_path: Path) -> None:
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch serves, and asking for the compiled loop says what is missing."""
-    program = (
-        "import torch\n"
-        "from memspan.models.feedback.config import FeedbackConfig\n"
-        "from memspan.errors import MemspanError\n"
-        "from memspan.models import Feedback\n"
-        "model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))\n"
-        "x = torch.randn(2, 3, 8)\n"
-        "assert torch.equal(model(x).hidden, model(x, implementation='fused').hidden)\n"
-        "try:\n"
-        "    model(x, implementation='compiled')\n"
-        "except MemspanError as error:\n"
-        "    print(error)\n"
-    )
+    monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
+    model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))
+    x = torch.randn(2, 3, 8)
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
     for change in ({"MEMSPAN_COMPILE": "0"}, {"CC": "no-such-compiler"}, {"CC": str(broken)}):
-        environment = os.environ | {"MEMSPAN_CACHE": str(tmp_path / "cache")} | change
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=False,
-        )
-        assert "needs a CPU" in done.stdout, done.stderr
-        assert "C compiler" in done.stdout
+        with monkeypatch.context() as patch:
+            for name, value in ({"MEMSPAN_CACHE": str(tmp_path / "cache")} | change).items():
+                patch.setenv(name, value)
+            assert torch.equal(model(x).hidden, model(x, implementation="fused").hidden)
+            with pytest.raises(MemspanError, match=r"needs a CPU.* C compiler"):
+                model(x, implementation="compiled")
 
 
 def test_memory_vectors_are_the_mix_of_states() -> None:

@@ -26,43 +26,22 @@ from rich.console import Console
 
 import memspan
 from memspan import cli
-from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 from memspan.files import lock
 from memspan.files.bytes import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
-from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, config_files
 from memspan.runs.claim import claim
-from memspan.runs.options import RunConfig
 from memspan.training import metrics, saves, start, updates, validation
-from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.options import OptimConfig
+from tiny_runs import OPTIONS, TEXT, PowerCut
 
 QUIET = Console(quiet=True)
-OPTIONS = RunConfig(
-    model=TransformerXLConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, memory_length=4),
-    data=DataConfig(corpus="text.txt"),
-    optim=OptimConfig(warmup_steps=2),
-    train=TrainConfig(
-        steps=6,
-        batch_size=2,
-        segment_length=4,
-        evaluate_every=3,
-        evaluate_tokens=32,
-        save_every=2,
-        sample_tokens=0,
-        device="cpu",
-    ),
-)
-
-
-class PowerCut(BaseException):
-    """No handler of ours catches it, as none runs when the power goes."""
 
 
 @pytest.fixture(autouse=True)
 def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text("memory is what remains of what was read. " * 30)
+    Path("text.txt").write_text(TEXT)
 
 
 def content(folder: Path) -> dict[str, object]:

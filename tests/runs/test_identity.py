@@ -17,7 +17,6 @@ import memspan
 from memspan import cli
 from memspan.data.corpora import load_corpus, located
 from memspan.data.identity import difference
-from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history, state_file
@@ -25,30 +24,11 @@ from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, start, updates
-from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.options import OptimConfig
 from memspan.training.state import TrainingState
+from tiny_runs import OPTIONS, TEXT, PowerCut
 
 QUIET = Console(quiet=True)
-TEXT = "memory is what remains of what was read. " * 30
-OPTIONS = RunConfig(
-    model=TransformerXLConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, memory_length=4),
-    data=DataConfig(corpus="text.txt"),
-    optim=OptimConfig(warmup_steps=2),
-    train=TrainConfig(
-        steps=6,
-        batch_size=2,
-        segment_length=4,
-        evaluate_every=3,
-        evaluate_tokens=32,
-        save_every=2,
-        sample_tokens=0,
-        device="cpu",
-    ),
-)
-
-
-class PowerCut(BaseException):
-    """No handler of ours catches it."""
 
 
 @pytest.fixture(autouse=True)

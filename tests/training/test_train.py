@@ -16,7 +16,6 @@ import torch
 from rich.console import Console
 
 import memspan
-import warm
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
@@ -140,13 +139,12 @@ def test_resume_continues_bit_for_bit(
 
 @pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
-    warm.begin()
-    options = config(steps=120, save_every=5, evaluate_every=60)
+    options = config(steps=60, save_every=5, evaluate_every=30)
     killed = Child("killed", start.train, options, Path("run"))
     checkpoints_of = Path("run/checkpoints")
     while killed.poll() is None and not len(list(checkpoints_of.glob("step-*"))) >= 2:
         time.sleep(0.01)
-    time.sleep(random.random() * 0.5)
+    time.sleep(random.random() * 0.3)
     killed.send_signal(signal.SIGKILL)
     status, errors = killed.ended()
     assert status == -signal.SIGKILL, errors
