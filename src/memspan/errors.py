@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 
 class MemspanError(ValueError):
@@ -18,7 +18,7 @@ class MemspanError(ValueError):
         super().__init__(" ".join(printable.split()))
 
 
-def refuse_unknown(what: str, name: str | None, known: Any) -> None:
+def refuse_unknown(what: str, name: str | None, known: object) -> None:
     """Raise :class:`MemspanError` unless ``name`` is None or one of the literal type ``known``."""
     if name is not None and name not in get_args(known):
         raise MemspanError(f"there is no {what} {name!r}: use {', '.join(get_args(known))}")

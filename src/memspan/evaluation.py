@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.models import LanguageModel, Reader
+from memspan.memory import Memory
+from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
 from memspan.precision.products import Precision
 from memspan.runs.reading import opened, options_of, precision_for
@@ -173,8 +174,7 @@ def evaluate(
     sizes, reading = options_of(run, options)
     precision = precision or precision_for(run)
     text = text_of(run, corpus, split, progress is not None)
-    ids, starts = text.tokens, text.document_starts
-    ids = ids[: tokens or None]
+    ids = text.tokens[: tokens or None]
     if segment_length is None:
         per_stream = len(ids) // max(batch_size, 1)
         segment_length = min(run.config.train.segment_length, max(per_stream, 1))
@@ -182,7 +182,7 @@ def evaluate(
         run.model,
         ids,
         run.tokenizer,
-        document_starts=starts if run.config.data.document_reset else None,
+        document_starts=text.document_starts,
         batch_size=batch_size,
         segment_length=segment_length,
         memory=sizes,
@@ -209,8 +209,8 @@ class RunText:
     """Its name or path."""
     tokens: np.ndarray
     """Integers, 1-D."""
-    document_starts: np.ndarray
-    """The index of each document's first token."""
+    document_starts: np.ndarray | None
+    """The index of each document's first token (None: the run carries memory across documents)."""
     as_in_training: bool | None
     """Whether this is the text that the run was trained on (None: an old run did not record it)."""
 
@@ -239,7 +239,8 @@ def text_of(run: Run, corpus: str | None, split: str, progress: bool) -> RunText
             f"{name} has changed since {run.folder} was trained on it ({changed}): the score is not "
             "comparable with earlier ones, and the scored text may have been trained on"
         )
-    return RunText(name, tokens, starts, changed is None if known else None)
+    as_in_training = changed is None if known else None
+    return RunText(name, tokens, starts if run.config.data.document_reset else None, as_in_training)
 
 
 def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:
@@ -279,15 +280,15 @@ def _ignore(scored: int) -> None:
 
 
 def score_tokens(
-    model: LanguageModel,
+    model: TokenModel,
     tokens: np.ndarray,
     tokenizer: Tokenizer,
     *,
     document_starts: np.ndarray | None = None,
     batch_size: int = 1,
     segment_length: int = 128,
-    memory: dict[str, Any] | None = None,
-    reading: dict[str, Any] | None = None,
+    memory: dict[str, object] | None = None,
+    reading: dict[str, object] | None = None,
     precision: Precision | None = None,
     progress: Callable[[int], None] = _ignore,
     processes: Processes = ALONE,
@@ -318,8 +319,11 @@ def score_tokens(
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-    empty = model.initial_memory(rows.stop - rows.start, **memory)
-    reader = model.reader(empty, precision=precision, **reading)
+    # Options of the architecture's own, which no type names.
+    make_memory: Callable[..., Memory] = model.initial_memory
+    make_reader: Callable[..., TokenReader] = model.reader
+    empty = make_memory(rows.stop - rows.start, **memory)
+    reader = make_reader(empty, precision=precision, **reading)
     start = time.perf_counter()
     nats, scored = _read_all(reader, segments, rows, batch_size, progress, processes)
     text = tokenizer.decode(tokens)
@@ -340,7 +344,7 @@ def score_tokens(
 
 
 def _read_all(
-    reader: Reader,
+    reader: TokenReader,
     segments: Iterable[Segment],
     rows: slice,
     batch_size: int,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
-from memspan.models import Reader
+from memspan.models.protocol import TokenReader
 from memspan.models.sizes import refuse_oversized
 from memspan.precision.products import Precision
 from memspan.runs.reading import opened, options_of, precision_for
@@ -190,7 +190,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p / p.sum(-1, keepdim=True)
 
 
-def read_prompt(reader: Reader, prompt: Iterable[np.ndarray]) -> Tensor:
+def read_prompt(reader: TokenReader, prompt: Iterable[np.ndarray]) -> Tensor:
     """Read a prompt of any length in segments; returns the logits ``[1, V]`` after its last token.
 
     Args:
@@ -222,7 +222,7 @@ def _segments(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 def draw_tokens(
-    reader: Reader, logits: Tensor, n_tokens: int, sampling: Sampling
+    reader: TokenReader, logits: Tensor, n_tokens: int, sampling: Sampling
 ) -> Iterator[list[int]]:
     """Draw ``n_tokens`` tokens for every row, and yield each step's ids.
 

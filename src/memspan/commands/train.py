@@ -17,11 +17,12 @@ from memspan.commands.output import settle_output
 from memspan.commands.parsing import Modules, first_look, parsed
 from memspan.distributed import reports
 from memspan.errors import MemspanError
+from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import PRESETS, load_config, preset_file, read_config
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
 
-M = TypeVar("M")
+M = TypeVar("M", bound=BackboneConfig)
 PRESET_HELP = f"A preset, which flags override: {', '.join(PRESETS)}; or a TOML file of your own."
 
 
@@ -100,7 +101,7 @@ def train(arguments: list[str]) -> None:
     settle_output()
 
 
-def _begin_with(arguments: list[str]) -> RunConfig[Any]:
+def _begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
     """The options that flags change: those of the run to resume, of the preset, or the defaults."""
     given = first_look(arguments)
     if given.model is not None and given.model not in MODELS:
@@ -133,7 +134,7 @@ def _launch(arguments: list[str], n_processes: int) -> None:
         sys.exit(error.status)
 
 
-def new_folder(config: RunConfig[Any]) -> Path:
+def new_folder(config: RunConfig[BackboneConfig]) -> Path:
     """An unused folder in ``runs/``, named after the architecture and the text."""
     # The last part of the path with letters in it: of a glob, often the folder.
     parts = [Path(part).stem for part in reversed(Path(config.data.corpus).parts)]

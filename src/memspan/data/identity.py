@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ def identity(splits: Mapping[str, TokenFile]) -> Identity:
     }
 
 
-def recorded(value: Any) -> Identity:
+def recorded(value: object) -> Identity:
     """An identity as a checkpoint records it; old ones recorded only the hash of the training tokens.
 
     Raises:

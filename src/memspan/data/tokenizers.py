@@ -77,7 +77,7 @@ class Tokenizer(ABC):
         return sum(int(np.count_nonzero(piece == self.unknown)) for piece in pieces)
 
     @abstractmethod
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """What :func:`load_tokenizer` passes to the constructor, as JSON values."""
 
     @property
@@ -144,7 +144,7 @@ class ByteTokenizer(Tokenizer):
             return ids.astype(np.uint8).tobytes()
         return np.fromiter(ids, dtype=np.uint8).tobytes()
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         return {}
 
 
@@ -180,7 +180,7 @@ class CharacterTokenizer(Tokenizer):
         table = "\N{REPLACEMENT CHARACTER}" + self.characters
         return "".join(table[i] for i in ids).encode()
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         return {"characters": self.characters}
 
 
@@ -209,7 +209,7 @@ class WordTokenizer(Tokenizer):
         lines = " ".join("\n" if w == END_OF_LINE else w for w in words)
         return lines.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n").encode()
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         return {"words": self.words}
 
 
@@ -236,7 +236,7 @@ class SubwordTokenizer(Tokenizer):
         tokens = (self._bpe.id_to_token(int(i)) for i in ids)
         return bytes(table[c] for token in tokens for c in token)
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         return {"model": self._bpe.to_str()}
 
 

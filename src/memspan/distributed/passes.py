@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
+from memspan.models.protocol import TokenModel
 from memspan.precision.products import Precision
 
 if TYPE_CHECKING:
@@ -34,12 +35,12 @@ class Passes:
     ) -> Output:
         return self.model(tokens, memory, targets=targets, starts=starts)
 
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         """Whether backward inside averages gradients over processes or only accumulates them."""
         return nullcontext()
 
     @property
-    def scored(self) -> Any:
+    def scored(self) -> TokenModel:
         """The model as evaluation and generation use it."""
         return self.model
 
@@ -65,7 +66,7 @@ class ReplicatedPasses(Passes):
     ) -> Output:
         return self._wrapped(tokens, memory, targets, starts)[-1].output
 
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         return nullcontext() if enabled else self._wrapped.no_sync()
 
 
@@ -104,13 +105,13 @@ class ShardedPasses(Passes):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
 
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         module: Any = self.model
         module.set_requires_gradient_sync(enabled)
         return nullcontext()
 
     @property
-    def scored(self) -> Any:
+    def scored(self) -> TokenModel:
         return _Sharded(self.model, self._empty)
 
 
@@ -138,6 +139,7 @@ class _Sharded:
         self,
         tokens: Tensor,
         memory: Memory,
+        *,
         targets: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> Output:
@@ -160,7 +162,8 @@ class _ShardedReader:
     ) -> Tensor:
         precision = self._precision
         with precision.applied(self.device) if precision else nullcontext():
-            output = _Sharded(self._model, self.memory)(tokens, self.memory, targets, starts)
+            model = _Sharded(self._model, self.memory)
+            output = model(tokens, self.memory, targets=targets, starts=starts)
         self.memory = output.memory
         result = output.logits if targets is None else output.losses
         assert result is not None

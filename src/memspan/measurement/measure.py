@@ -117,23 +117,13 @@ def measure(
         raise MemspanError(f"budget must be more than 0 seconds, not {budget:g}")
     run = opened(run)
     text = text_of(run, corpus, split, progress is not None)
-    n_tokens, left_out = len(text.tokens), []
-    if n_tokens < LEAST_TOKENS:
-        raise MemspanError(
-            f"{text.corpus}, {split} has only {n_tokens} tokens, and measuring needs at least "
-            f"{LEAST_TOKENS}: give a longer text (--corpus)"
-        )
-    fits = 1 << (min(longest, n_tokens // 2).bit_length() - 1)
-    if fits <= longest // 2:
-        left_out.append(
-            f"distances over {fits:,}: {text.corpus}, {split} has only {n_tokens:,} tokens"
-        )
+    fits, left_out = _fitting(len(text.tokens), longest, f"{text.corpus}, {split}")
     subject = Subject(
         run.model,
         run.tokenizer,
         text.tokens,
         run.config.train.segment_length,
-        text.document_starts if run.config.data.document_reset else None,
+        text.document_starts,
         precision or precision_for(run),
     )
     measuring = _Measuring(subject, fits, budget, progress, left_out)
@@ -158,6 +148,19 @@ def measure(
     for line in found.left_out:
         logging.getLogger("memspan").warning(f"{run.folder}: left out: {line}")
     return found
+
+
+def _fitting(n_tokens: int, longest: int, text: str) -> tuple[int, list[str]]:
+    """The longest distance that so many tokens allow, a power of two, and what that leaves out."""
+    if n_tokens < LEAST_TOKENS:
+        raise MemspanError(
+            f"{text} has only {n_tokens} tokens, and measuring needs at least {LEAST_TOKENS}: give a "
+            "longer text (--corpus)"
+        )
+    fits = 1 << (min(longest, n_tokens // 2).bit_length() - 1)
+    if fits > longest // 2:
+        return fits, []
+    return fits, [f"distances over {fits:,}: {text} has only {n_tokens:,} tokens"]
 
 
 @dataclass

@@ -72,17 +72,10 @@ def measured(
     rows = min(STREAMS, max(1, len(subject.tokens) // (4 * subject.segment_length)))
     length = len(subject.tokens) // rows
     wanted = sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained})
-    readers: dict[int, Reader] = {}
-    impossible: dict[int, str] = {}
+    readers, impossible = _readers(subject, option, wanted, rows)
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
     targets: list[int] = []
-    for slots in wanted:
-        try:
-            memory = subject.model.initial_memory(rows, **{option: slots})
-            readers[slots] = subject.reader(rows, memory)
-        except MemspanError as error:
-            impossible[slots] = str(error)
 
     def points() -> MemoryLength:
         # Of few segments only half, so that there is something to score.
@@ -121,3 +114,18 @@ def measured(
             break
     if nats:
         yield points()
+
+
+def _readers(
+    subject: Subject, option: str, wanted: list[int], rows: int
+) -> tuple[dict[int, Reader], dict[int, str]]:
+    """A reader for each number of slots, and why there is none for the others."""
+    readers: dict[int, Reader] = {}
+    impossible: dict[int, str] = {}
+    for slots in wanted:
+        try:
+            memory = subject.model.initial_memory(rows, **{option: slots})
+            readers[slots] = subject.reader(rows, memory)
+        except MemspanError as error:
+            impossible[slots] = str(error)
+    return readers, impossible

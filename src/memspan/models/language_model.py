@@ -144,24 +144,20 @@ class LanguageModel(nn.Module):
         else:
             memory = self.initial_memory(len(tokens)) if memory is None else memory
             out = BackboneOutput(x, memory, x.new_zeros(()))
-        hidden = self.output_dropout(out.hidden)
-        if targets is None:
-            return Output(
-                out.memory,
-                out.auxiliary_loss,
-                logits=self.head(hidden),
-                statistics=out.statistics,
-            )
-        if lengths is not None:
+        if targets is not None and lengths is not None:
             own = padding_mask(lengths, tokens.shape[1], padding)
             targets = targets.masked_fill(~own, NOT_SCORED)
-        return Output(
-            out.memory,
-            out.auxiliary_loss,
-            losses=self._losses(hidden, targets),
-            n_scored=(targets != NOT_SCORED).sum(),
-            statistics=out.statistics,
-        )
+        return self._output(out, targets)
+
+    def _output(self, out: BackboneOutput[Memory], targets: Tensor | None) -> Output:
+        """The backbone's output with logits or, where there are targets, losses."""
+        logits = losses = n_scored = None
+        hidden = self.output_dropout(out.hidden)
+        if targets is None:
+            logits = self.head(hidden)
+        else:
+            losses, n_scored = self._losses(hidden, targets), (targets != NOT_SCORED).sum()
+        return Output(out.memory, out.auxiliary_loss, logits, losses, n_scored, out.statistics)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """``int64 [B, T] -> [B, T, D]``; a token outside the vocabulary is refused."""
@@ -218,17 +214,17 @@ class LanguageModel(nn.Module):
         return self.backbone.float32_part()
 
     def fingerprint(self) -> str:
-        """SHA-256 over the backbone's config and all parameters: who wrote a memory."""
+        """SHA-256 of the backbone's options and all parameters: a memory file carries its model's."""
         named = f"{self.backbone.config} {digest(self.state_dict())}"
         return hashlib.sha256(named.encode()).hexdigest()
 
 
 class Reader:
-    """A position in a stream: :meth:`read` returns what the model says and moves on.
+    """A position in a stream of tokens: :meth:`read` returns the model's output and moves on.
 
-    Results equal those of ``model(tokens, memory)`` in evaluation mode; what is kept between calls
-    (for instance projected keys and values of memory) is valid for these weights only, so reading
-    on after a change of weights is refused.
+    Results equal those of ``model(tokens, memory)`` in evaluation mode. What is cached between calls,
+    such as projected keys and values of memory, is valid for these weights only, so reading on after a
+    change of weights is refused.
     """
 
     def __init__(
@@ -244,8 +240,8 @@ class Reader:
             memory = model.initial_memory(batch_size)
         check_memory(memory, model.backbone.memory_type)
         self._rows = memory.batch_size
-        # Where every parameter lives, which it is, how often it was written to, and its storage,
-        # which conversions such as model.float() exchange.
+        # Of every parameter: its module and name, itself, how often it was written to, and its storage,
+        # which conversions such as model.float() replace.
         self._weights = [
             (module._parameters, name, parameter, parameter._version, parameter.data_ptr())
             for module in model.modules()
@@ -262,7 +258,7 @@ class Reader:
 
     @property
     def memory(self) -> Memory:
-        """The memory after all that was read: a value that may be saved, branched or trained on."""
+        """The memory after the last token: a value that may be saved, branched or trained on."""
         return self._backbone.memory
 
     def read(
@@ -281,13 +277,13 @@ class Reader:
             for home, name, p, version, address in self._weights
         ):
             raise MemspanError(
-                "the weights have changed since this reader was made, so what it kept is stale: "
+                "the weights have changed since this reader was made, so what it cached is stale: "
                 "make a new one with model.reader(reader.memory)"
             )
         check_segment(tokens, targets, starts)
         if len(tokens) != self._rows:
             raise MemspanError(
-                f"the reader has {self._rows} rows, and {len(tokens)} were given: give as many"
+                f"the reader has {self._rows} rows, and the tokens have {len(tokens)}: give as many"
             )
         with self._inference():
             hidden = self._model._embed(tokens)

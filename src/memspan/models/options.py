@@ -26,8 +26,7 @@ class MemoryLength:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.memory_length is not None:
-            at_least(0, self, "memory_length")
+        at_least(0, self, "memory_length")
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class BackboneConfig(Protocol):
 
     @property
     def initialisation(self) -> Literal["scaled", "papers"]:
-        """How weights begin, see :mod:`memspan.models.initialisation`."""
+        """How weights are initialised, see :mod:`memspan.models.initialisation`."""
         ...
 
     def build(self) -> Backbone[Any]:
@@ -111,9 +110,8 @@ class HeadOptions(Protocol):
 
 def check_heads(config: HeadOptions) -> None:
     """Raise :class:`MemspanError` where heads have no width."""
-    if config.d_head is not None:
-        at_least(1, config, "d_head")
-    elif config.d_model % config.n_heads:
+    at_least(1, config, "d_head")
+    if config.d_head is None and config.d_model % config.n_heads:
         raise MemspanError(
             f"d_model {config.d_model} is not divisible by n_heads {config.n_heads}: "
             "change one of them, or set d_head"
@@ -166,8 +164,7 @@ class EmbeddingConfig:
         check_types(self)
         probability(self, "output_dropout")
         at_least(1, self, "div_val")
-        if self.d_embed is not None:
-            at_least(1, self, "d_embed")
+        at_least(1, self, "d_embed")
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(c < 1 for c in self.cutoffs):
             raise MemspanError(
                 f"cutoffs must be positive and increasing, not {list(self.cutoffs)}: "

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.options import BackboneConfig
-from memspan.models.output import BackboneOutput
+from memspan.models.output import BackboneOutput, Output
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
+from memspan.precision.products import Precision
 
 M = TypeVar("M", bound=Memory)
 M_co = TypeVar("M_co", bound=Memory, covariant=True)
@@ -38,6 +39,58 @@ class BackboneReader(Protocol[M_co]):
 
         ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
         """
+        ...
+
+
+@runtime_checkable
+class TokenReader(Protocol):
+    """A position in a stream of tokens, such as :class:`memspan.models.Reader`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are read."""
+        ...
+
+    @property
+    def memory(self) -> Memory:
+        """The memory after the last token."""
+        ...
+
+    def read(
+        self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats."""
+        ...
+
+
+@runtime_checkable
+class TokenModel(Protocol):
+    """What evaluation and generation ask of a :class:`memspan.models.LanguageModel`, or of one whose
+    parameters several processes share."""
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        memory: Memory,
+        *,
+        targets: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Output:
+        """Read a segment."""
+        ...
+
+    def initial_memory(self, batch_size: int) -> Memory:
+        """A memory before the first token."""
+        ...
+
+    def reader(
+        self,
+        memory: Memory | None = None,
+        batch_size: int = 1,
+        *,
+        precision: Precision | None = None,
+    ) -> TokenReader:
+        """Read on from ``memory`` without gradients."""
         ...
 
 

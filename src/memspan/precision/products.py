@@ -37,7 +37,7 @@ class Precision:
             return "bfloat16"
         return f"float32 (matmul precision {self.matmul})"
 
-    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """For forward passes on ``device``; backward passes compute as their forward did."""
         enabled = self.products == "bfloat16"
         if not enabled and not torch.is_autocast_enabled(device.type):
@@ -66,7 +66,7 @@ class Precision:
             for library, setting in libraries:
                 library.fp32_precision = setting
 
-    def applied(self, device: torch.device) -> AbstractContextManager[Any]:
+    def applied(self, device: torch.device) -> AbstractContextManager[object]:
         """Autocast and ``matmul``, for passes without gradients."""
         if float32_matmul_precision() == self.matmul:
             return self.autocast(device)
@@ -135,7 +135,7 @@ def resolve(
     return chosen
 
 
-def recorded_precision(environment: Any) -> Precision | None:
+def recorded_precision(environment: object) -> Precision | None:
     """The precision that a checkpoint's environment records; None if it records none.
 
     For runs begun before the precision was written into their options, which may still say ``auto``.

@@ -17,7 +17,7 @@ from typing import Any
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
-from memspan.models.options import EmbeddingConfig
+from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
 from memspan.training.options import OptimConfig, TrainConfig
@@ -55,7 +55,7 @@ def preset_file(name: str) -> Path:
     return PRESETS[name]
 
 
-def read_config(path: Path, architecture: str | None = None) -> RunConfig[Any]:
+def read_config(path: Path, architecture: str | None = None) -> RunConfig[BackboneConfig]:
     """The options in a preset or in a run's ``config.toml``; those it leaves out have their defaults.
 
     Args:
@@ -123,7 +123,7 @@ def _shown(name: object) -> str:
     return repr(name)[:60]
 
 
-def load_config(folder: Path) -> RunConfig[Any]:
+def load_config(folder: Path) -> RunConfig[BackboneConfig]:
     """The options of the run in ``folder``, from its ``config.toml``.
 
     Raises:
@@ -136,7 +136,7 @@ def load_config(folder: Path) -> RunConfig[Any]:
     return read_config(folder / "config.toml")
 
 
-def to_toml(config: RunConfig[Any]) -> str:
+def to_toml(config: RunConfig[BackboneConfig]) -> str:
     """The options as ``config.toml``; those that are None are left out."""
     values = dataclasses.asdict(config)
     lines = [f"architecture = {json.dumps(values.pop('architecture'))}"]

@@ -13,7 +13,6 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
@@ -29,7 +28,7 @@ class Change:
     """Options changed on resuming once."""
 
     step: int
-    changed: dict[str, list[Any]]
+    changed: dict[str, list[object]]
     """Option -> its values before and after."""
     before: str
     """SHA-256 of ``config.toml``; likewise ``after``."""
@@ -57,7 +56,7 @@ def content(changes: list[Change]) -> bytes:
     return "".join(json.dumps(asdict(change)) + "\n" for change in changes).encode()
 
 
-def record(claim: Claim, step: int, changed: dict[str, list[Any]], config: bytes) -> None:
+def record(claim: Claim, step: int, changed: dict[str, list[object]], config: bytes) -> None:
     """Record changed options, if there are any, and write the new ``config.toml``.
 
     Args:

@@ -10,11 +10,11 @@ import tyro
 from memspan.checks import check_types
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
-from memspan.models.options import EmbeddingConfig
+from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.training.options import OptimConfig, TrainConfig
 
-ModelConfig = TypeVar("ModelConfig")
+ModelConfig = TypeVar("ModelConfig", bound=BackboneConfig, covariant=True)
 DEFAULT_ARCHITECTURE = next(iter(MODELS))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memspan.data.identity import Identity, recorded
 from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
 from memspan.runs import checkpoints, history
 from memspan.runs.binding import refuse_changes
 from memspan.runs.claim import Claim
@@ -25,7 +25,7 @@ class Run:
     """A trained model and everything that is needed to use it."""
 
     folder: Path
-    config: RunConfig[Any]
+    config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
     model: LanguageModel
     """With the best weights so far, in evaluation mode."""
@@ -35,7 +35,7 @@ class Run:
     """What it was trained and validated on; empty if saved by an older version."""
 
 
-def create(claim: Claim, config: RunConfig[Any], tokenizer: Tokenizer) -> None:
+def create(claim: Claim, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
     """Begin a run in the claimed folder, anew where one ended before its first checkpoint.
 
     Raises:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 
 WEIGHTS = "model.safetensors"
@@ -39,7 +39,7 @@ def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, T
 
 
 def check_fit(
-    folder: Path, config: RunConfig[Any], vocab_size: int, weights: dict[str, Tensor]
+    folder: Path, config: RunConfig[BackboneConfig], vocab_size: int, weights: dict[str, Tensor]
 ) -> None:
     """Refuse weights of another model, before a model of these options takes memory or time.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from memspan.errors import MemspanError
+from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 
-Changes = dict[str, list[Any]]
+Changes = dict[str, list[object]]
 """Option, such as ``train.steps``, to its values before and after."""
 FIXED = {
     "train.batch_size": "each row of the batch has its own memory and its own position in the text",
@@ -19,7 +19,7 @@ FIXED = {
 """Options of training that cannot change, and why."""
 
 
-def changes(before: RunConfig[Any], after: RunConfig[Any]) -> Changes:
+def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig]) -> Changes:
     """The options that differ, in the order of the dataclasses."""
     ours, theirs = _flat(before), _flat(after)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -52,8 +52,8 @@ def describe(changed: Changes) -> str:
     return ", ".join(f"{name} {before} -> {after}" for name, (before, after) in changed.items())
 
 
-def _flat(config: RunConfig[Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {"architecture": config.architecture}
+def _flat(config: RunConfig[BackboneConfig]) -> dict[str, object]:
+    flat: dict[str, object] = {"architecture": config.architecture}
     for section, options in dataclasses.asdict(config).items():
         if isinstance(options, dict):
             flat |= {f"{section}.{name}": value for name, value in options.items()}

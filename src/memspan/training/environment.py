@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from memspan.precision.products import Precision
 
 def environment(
     model: LanguageModel, device: torch.device, precision: Precision, n_processes: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Plain JSON values by name."""
     on_gpu = device.type == "cuda"
     return {
@@ -33,7 +32,7 @@ def environment(
     }
 
 
-def difference(saved: Any, now: dict[str, Any]) -> str | None:
+def difference(saved: object, now: dict[str, object]) -> str | None:
     """One line about what differs and what follows; None if nothing does, or it was not recorded."""
     if not isinstance(saved, dict):
         return None

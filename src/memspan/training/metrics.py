@@ -33,7 +33,7 @@ def _is_number_or_none(value: object) -> bool:
     return type(value) in (float, type(None)) or (type(value) is int and abs(value) < 1 << 63)
 
 
-def checksum(folder: Path) -> dict[str, Any]:
+def checksum(folder: Path) -> dict[str, object]:
     """Size and SHA-256 of ``metrics.jsonl`` as it is now, flushed to the disk."""
     path = folder / "metrics.jsonl"
     content = b""
@@ -44,7 +44,7 @@ def checksum(folder: Path) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def unchanged(folder: Path, saved: dict[str, Any]) -> bool:
+def unchanged(folder: Path, saved: dict[str, object]) -> bool:
     """Whether ``metrics.jsonl`` begins as it was when :func:`checksum` was taken."""
     path = folder / "metrics.jsonl"
     content = path.read_bytes() if path.is_file() else b""

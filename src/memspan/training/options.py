@@ -31,7 +31,7 @@ class OptimConfig:
     clip_norm: float = 1.0
     """Clip the gradient to this norm (0: off)."""
     compression_learning_rate: float = 1.0
-    """Learning rate of the Compressive Transformer's compression functions, as a multiple of
+    """Compressive Transformer: learning rate of the compression functions, as a multiple of
     learning_rate. 0: they keep their initial values."""
 
     def __post_init__(self) -> None:
@@ -139,24 +139,20 @@ class TrainConfig:
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")
         object.__setattr__(self, "tracker", tuple(trackers))
         at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
-        at_least(1, self, "gradient_segments")
-        at_least(0, self, "curriculum_steps")
-        if self.first_segment_length is not None:
-            at_least(1, self, "first_segment_length")
-            if self.first_segment_length > self.segment_length:
-                raise MemspanError(
-                    f"a curriculum grows: first_segment_length {self.first_segment_length} is over "
-                    f"segment_length {self.segment_length}: lower it"
-                )
+        at_least(1, self, "gradient_segments", "accumulate_later")
+        at_least(0, self, "curriculum_steps", "accumulate_from")
+        at_least(1, self, "first_segment_length")
+        if (self.first_segment_length or 0) > self.segment_length:
+            raise MemspanError(
+                f"a curriculum grows: first_segment_length {self.first_segment_length} is over "
+                f"segment_length {self.segment_length}: lower it"
+            )
         if (self.first_segment_length is None) != (self.curriculum_steps == 0):
             raise MemspanError(
                 "a curriculum needs both first_segment_length and curriculum_steps: set both, or "
                 "neither"
             )
-        at_least(0, self, "accumulate_from")
-        if self.accumulate_later is not None:
-            at_least(1, self, "accumulate_later")
-        elif self.accumulate_from:
+        if self.accumulate_later is None and self.accumulate_from:
             raise MemspanError(
                 "accumulate_from says when accumulate_later holds: set both, or neither"
             )
@@ -166,6 +162,7 @@ class TrainConfig:
                 f"gradient_segments {self.gradient_segments} is over accumulate {most}: gradients "
                 "flow within one update; raise accumulate, or lower gradient_segments"
             )
-        at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens")
-        at_least(0, self, "seed")
+        at_least(
+            0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens", "seed"
+        )
         refuse_contradictory_precision(self.precision, self.matmul_precision)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
+from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 
 
-def learning_rate(step: int, config: RunConfig[Any]) -> float:
+def learning_rate(step: int, config: RunConfig[BackboneConfig]) -> float:
     """Learning rate of the update after ``step`` updates: linear warm-up, then the schedule."""
     optim, steps = config.optim, config.train.steps
     if step < optim.warmup_steps:

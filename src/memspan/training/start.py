@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -16,6 +15,7 @@ from memspan.data.tokenizers import Tokenizer, load_tokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError
+from memspan.models.options import BackboneConfig
 from memspan.precision.products import recorded_precision
 from memspan.runs import checkpoints, history
 from memspan.runs.claim import Claim, claim
@@ -36,7 +36,7 @@ from memspan.training.trainer import Trainer
 
 
 def train(
-    config: RunConfig[Any],
+    config: RunConfig[BackboneConfig],
     folder: str | Path,
     *,
     init_from: str | Path | None = None,
@@ -103,7 +103,7 @@ def train(
 def resume(
     folder: str | Path,
     *,
-    config: RunConfig[Any] | None = None,
+    config: RunConfig[BackboneConfig] | None = None,
     console: Console | None = None,
     processes: Processes = ALONE,
 ) -> Path:
@@ -141,7 +141,7 @@ def _resume(
     claimed: Claim | None,
     console: Console,
     processes: Processes,
-    wanted: RunConfig[Any] | None,
+    wanted: RunConfig[BackboneConfig] | None,
 ) -> Path:
     if claimed is not None:
         claimed.load()
@@ -186,7 +186,9 @@ def _resume(
     return saves.folder
 
 
-def _merged(before: RunConfig[Any], wanted: RunConfig[Any]) -> RunConfig[Any]:
+def _merged(
+    before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
+) -> RunConfig[BackboneConfig]:
     """``wanted`` with an absolute corpus, and the run's own precision where it says ``auto``."""
     corpus = wanted.data.corpus
     if corpus != before.data.corpus:
@@ -195,7 +197,7 @@ def _merged(before: RunConfig[Any], wanted: RunConfig[Any]) -> RunConfig[Any]:
     return dataclasses.replace(_with_corpus(wanted, corpus), train=options)
 
 
-def _refuse_changes(changed: Changes, config: RunConfig[Any], folder: Path) -> None:
+def _refuse_changes(changed: Changes, config: RunConfig[BackboneConfig], folder: Path) -> None:
     """Refuse options that the run cannot continue with, and a corpus that is not there."""
     refuse_fixed(changed, folder)
     longest, segment_length = config.model.longest_segment, config.train.segment_length
@@ -214,7 +216,7 @@ def _refuse_changes(changed: Changes, config: RunConfig[Any], folder: Path) -> N
 def _check_corpus(
     state: State,
     prepared: Prepared,
-    config: RunConfig[Any],
+    config: RunConfig[BackboneConfig],
     folder: Path,
     console: Console,
 ) -> None:
@@ -234,8 +236,8 @@ def _check_corpus(
 
 def _report_changes(
     changed: Changes,
-    before: RunConfig[Any],
-    config: RunConfig[Any],
+    before: RunConfig[BackboneConfig],
+    config: RunConfig[BackboneConfig],
     step: int,
     folder: Path,
     console: Console,
@@ -246,7 +248,7 @@ def _report_changes(
 
 
 def _report_differences(
-    saved: Checkpoint, environment: dict[str, Any], folder: Path, console: Console
+    saved: Checkpoint, environment: dict[str, object], folder: Path, console: Console
 ) -> None:
     """Say what is not as it was when the checkpoint was saved, and does not stop the run."""
     if line := environments_differ(saved.state.get("environment"), environment):
@@ -258,12 +260,12 @@ def _report_differences(
         )
 
 
-def _with_corpus(config: RunConfig[Any], corpus: str) -> RunConfig[Any]:
+def _with_corpus(config: RunConfig[BackboneConfig], corpus: str) -> RunConfig[BackboneConfig]:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
 
 
 def _prepared(
-    config: RunConfig[Any], processes: Processes, tokenizer: Tokenizer | None = None
+    config: RunConfig[BackboneConfig], processes: Processes, tokenizer: Tokenizer | None = None
 ) -> Prepared:
     data = config.data
     return processes.in_turn(

@@ -7,7 +7,6 @@ import hashlib
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from memspan.distributed.processes import ALONE, Processes, local, placed, shard
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.runs.state_file import Checkpoint, State
@@ -38,7 +38,7 @@ class TrainingState:
 
     def __init__(
         self,
-        config: RunConfig[Any],
+        config: RunConfig[BackboneConfig],
         prepared: Prepared,
         device: torch.device,
         processes: Processes = ALONE,
@@ -139,7 +139,7 @@ class TrainingState:
         }
         return Checkpoint(weights_of(self.model), training, state)
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> dict[str, object]:
         """What rounding depends on besides the options."""
         return environment(self.model, self.device, self.precision, self.processes.size)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -98,7 +99,7 @@ def stoppable(ask: Callable[[], None]) -> Iterator[None]:
     A second one ends the process at once. What was ignored, as SIGHUP is under nohup, stays ignored.
     """
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         ask()
         for signal_number, handler in before.items():
             signal.signal(signal_number, handler)

@@ -35,8 +35,7 @@ class CompressiveMemoryOptions(MemoryLength):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compressed_length is not None:
-            at_least(0, self, "compressed_length")
+        at_least(0, self, "compressed_length")
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ class CompressiveConfig(BackboneConfig):
     attention_bias: bool = False
     """Biases on the value and output projections."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
-    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all,
+    which suits widths of about 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings, position codes and sub-layer outputs."""
     attention_dropout: float = 0.0

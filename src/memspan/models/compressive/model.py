@@ -4,7 +4,7 @@ Layer ``n`` attends to ``[compressed_n ; memory_n ; h_n]``. What leaves ``memory
 as in Transformer-XL, but compressed by the layer's own function, ``c`` slots into one, and kept in
 ``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer.
 Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression functions:
-:mod:`memspan.ops.compression`.
+:mod:`memspan.models.compressive.compression`.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
                 layer.compression.initialise()
 
     def stack(self) -> Iterator[CompressiveLayer]:
-        """The layers, first to last, under their own type."""
+        """The layers, first to last, as :class:`CompressiveLayer`."""
         return iter(self.layers)  # type: ignore[arg-type]
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
@@ -357,15 +357,11 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             length=step.after.length,
             compressed_length=step.after.compressed_length,
         )
-        by_layer = torch.stack(losses)
-        statistics = {"auxiliary_loss": by_layer.detach()}
-        if shares:
-            names = ("attention_compressed", "attention_memory", "attention_segment")
-            statistics |= dict(zip(names, torch.stack(shares, 1), strict=True))
         out = self.final_norm(h)
         if documents is not None:
             out = documents.put_back(out)
-        return BackboneOutput(out, memory, by_layer.sum(), statistics)
+        by_layer = torch.stack(losses)
+        return BackboneOutput(out, memory, by_layer.sum(), _statistics(by_layer, shares))
 
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: CompressiveMemory) -> AttentionWeights:
@@ -403,7 +399,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         attention_span: str | None = None,
         clamp_length: int | None = None,
     ) -> BackboneReader[CompressiveMemory]:
-        """Reads on without gradients, keeping the keys and values of both memories.
+        """A reader that caches the keys and values of both memories.
 
         Args:
             memory: what was read before (None: nothing, in ``batch_size`` rows).
@@ -475,8 +471,15 @@ def in_one_row(memory: CompressiveMemory) -> Tensor:
 
 
 def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
-    """:func:`memspan.ops.compression.pick` from ``[B, H, S, K]``, the same columns for all heads."""
+    """:func:`ops.pick` from ``[B, H, S, K]``, the same columns for all heads."""
     return ops.pick(x.transpose(1, 2), columns).transpose(1, 2)
+
+
+def _statistics(losses: Tensor, shares: list[Tensor]) -> dict[str, Tensor]:
+    """Per layer: the auxiliary ``losses [L]`` and, where they were counted, attention's ``shares``."""
+    names = ("attention_compressed", "attention_memory", "attention_segment") if shares else ()
+    parts = torch.stack(shares, 1) if shares else ()
+    return {"auxiliary_loss": losses.detach(), **dict(zip(names, parts, strict=True))}
 
 
 def _shares(received: Tensor, length: Tensor, n_tokens: int, documents: Documents | None) -> Tensor:

@@ -80,9 +80,8 @@ class FeedbackConfig(BackboneConfig):
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
         probability(self, "dropout", "attention_dropout")
         at_least(1, self, "span_ramp")
-        if self.adaptive_span is not None:
-            at_least(0, self, "adaptive_span")
-        elif self.span_ramp != 32:
+        at_least(0, self, "adaptive_span")
+        if self.adaptive_span is None and self.span_ramp != 32:
             raise MemspanError(
                 "span_ramp belongs to adaptive spans: set adaptive_span, or drop span_ramp"
             )

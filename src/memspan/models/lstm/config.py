@@ -21,7 +21,7 @@ class LSTMConfig(BackboneConfig):
     d_model: int = 128
     """Width of the input, the states and the output."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How weights begin. scaled: by their width. papers: N(0, 0.02^2)."""
+    """Initial weights. scaled: by their width. papers: N(0, 0.02^2)."""
     dropout: float = 0.0
     """Dropout probability on embeddings and on the output of each layer."""
 

@@ -22,8 +22,7 @@ class RelativeReaderOptions:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.clamp_length is not None:
-            at_least(1, self, "clamp_length")
+        at_least(1, self, "clamp_length")
 
 
 @runtime_checkable
@@ -67,9 +66,7 @@ class RelativeConfig(BackboneConfig, RelativeOptions, Protocol):
 def check_attention(config: RelativeOptions) -> None:
     """Raise :class:`MemspanError` for options that contradict one another."""
     check_heads(config)
-    for name in ("max_distance", "clamp_length"):
-        if getattr(config, name) is not None:
-            at_least(1, config, name)
+    at_least(1, config, "max_distance", "clamp_length")
     if config.max_distance is not None and config.positions != "learned":
         raise MemspanError(
             f"max_distance belongs to positions learned, not {config.positions}: drop one of them"

@@ -28,7 +28,7 @@ class TransformerConfig(BackboneConfig):
     activation: Literal["relu", "gelu"] = "relu"
     """Non-linearity of the feed-forward sub-layer."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How weights begin. scaled: each matrix by its width. papers: all from N(0, 0.02^2)."""
+    """Initial weights. scaled: each matrix by its width. papers: N(0, 0.02^2) for all."""
     dropout: float = 0.0
     """Dropout probability on embeddings, attention weights and sub-layer outputs."""
 

@@ -106,6 +106,5 @@ class Transformer(Backbone[TransformerMemory]):
             h = layer(h, mask, codes, implementation == "reference")
         h = self.final_norm(h)
         h = h if documents is None else documents.put_back(h)
-        return BackboneOutput(
-            h, TransformerMemory(count_after(seen, x.shape[1], documents)), h.new_zeros(())
-        )
+        memory = TransformerMemory(count_after(seen, x.shape[1], documents))
+        return BackboneOutput(h, memory, h.new_zeros(()))

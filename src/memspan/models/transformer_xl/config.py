@@ -62,8 +62,8 @@ class TransformerXLConfig(BackboneConfig):
     attention_bias: bool = False
     """Biases on the value and output projections."""
     initialisation: Literal["scaled", "papers"] = "scaled"
-    """How weights begin. scaled: each matrix by its width and what it is for. papers: all from
-    N(0, 0.02^2), whatever their width, which fits widths near 500 to 1,000."""
+    """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all,
+    which suits widths of about 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings, position codes and sub-layer outputs."""
     attention_dropout: float = 0.0

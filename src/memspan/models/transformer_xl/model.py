@@ -80,7 +80,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         super().__init__(config, (TransformerXLLayer(config) for _ in range(config.n_layers)))
 
     def stack(self) -> Iterator[TransformerXLLayer]:
-        """The layers, first to last, under their own type."""
+        """The layers, first to last, as :class:`TransformerXLLayer`."""
         return iter(self.layers)  # type: ignore[arg-type]
 
     def initial_memory(
@@ -118,15 +118,11 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         implementation: str | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> BackboneOutput[TransformerXLMemory]:
-        """Read a segment.
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
         Args:
             x: ``[B, T, D]``.
-            memory: what was read before (None: nothing). It is not changed.
-            starts: bool ``[B, T]``, true where a document begins (None: nowhere): it sees nothing
-                before, neither in the segment nor in memory.
-            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding (None: none).
-            padding: the side that padding is on.
+            memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
             implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
             attention_weights: a list that receives each layer's weights, ``[B, H, T, M + T]`` over
                 ``[memory | segment]``, before dropout and without gradient; for inspection. Left
@@ -174,7 +170,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         attention_span: str | None = None,
         clamp_length: int | None = None,
     ) -> BackboneReader[TransformerXLMemory]:
-        """Reads on without gradients, keeping the keys and values of memory.
+        """A reader that caches the keys and values of memory.
 
         Args:
             memory: what was read before (None: nothing, in ``batch_size`` rows).
