@@ -4,52 +4,42 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from memspan.checks import at_least, check_types
-from memspan.commands.parsing import Modules, parsed
+from memspan.checks import at_least
+from memspan.commands.parsing import parsed
+from memspan.commands.reading import DeviceArguments
 from memspan.errors import MemspanError
-from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
 from memspan.runs.config_files import load_config
 
 
 @dataclass(frozen=True)
-class MeasureArguments:
-    """Measure how far back trained models remember: the span that their loss depends on, what a longer
-    or shorter memory is worth, how long a random string is remembered, and where attention goes.
+class MeasureArguments(DeviceArguments):
+    """Measure how far back trained models remember: the span of context that lowers their loss, the
+    effect of a longer or shorter memory, how long they recall a random string, and where they attend.
 
     Writes measure.json, measure.html and, with the extra plot, measure.png.
     """
 
-    run: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    run: Annotated[tuple[Path, ...], tyro.conf.Positional] = field(kw_only=True)
     """Run folders; several are compared."""
     corpus: str | None = None
     """A named corpus, file, folder or glob (None: each run's own)."""
     split: Literal["train", "validation", "test", "all"] = "validation"
     """Part of the corpus; all: the whole text in order."""
     longest: int = 2048
-    """Tokens, the longest distance to measure."""
+    """Longest distance to measure, in tokens."""
     budget: float = 45.0
     """CPU seconds to spend on each run; more time means narrower intervals."""
     out: Path | None = None
     """Folder for the report (None: the first run's)."""
-    device: str = "auto"
-    """auto, cpu, cuda, ..."""
-    precision: Products = "auto"
-    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is many times
-    slower."""
-    matmul_precision: MatmulPrecision = "auto"
-    """How products of float32 are computed (auto: as in training). See memspan train --help."""
-
-    modules: Modules = ()
 
     def __post_init__(self) -> None:
-        check_types(self)
-        refuse_contradictory_precision(self.precision, self.matmul_precision)
+        super().__post_init__()
         at_least(2, self, "longest")
         if not self.run:
             raise MemspanError("no run to measure: give one or more run folders")

@@ -24,7 +24,7 @@ Modules = Annotated[
     tyro.conf.arg(
         name="import",
         metavar="MODULE",
-        help="Import this module first, which registers an architecture of its own; may be repeated.",
+        help="Import this module first: it registers an architecture of your own. May be repeated.",
     ),
     tyro.conf.UseAppendAction,
 ]

@@ -1,8 +1,8 @@
-"""Options that evaluate and generate share."""
+"""Options that evaluate, generate and measure share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,16 +18,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReadingArguments:
-    """A run and how it is read."""
+class DeviceArguments:
+    """Where and how precisely trained models are read."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Run folder."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
     precision: Products = "auto"
-    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is many times
-    slower."""
+    """Precision of matrix products: auto is float32. bfloat16 is slow on a CPU without AVX-512."""
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed (auto: as in training). See memspan train --help."""
 
@@ -36,6 +33,14 @@ class ReadingArguments:
     def __post_init__(self) -> None:
         check_types(self)
         refuse_contradictory_precision(self.precision, self.matmul_precision)
+
+
+@dataclass(frozen=True)
+class ReadingArguments(DeviceArguments):
+    """A run and how it is read."""
+
+    run: Annotated[Path, tyro.conf.Positional] = field(kw_only=True)
+    """Run folder."""
 
     def opened(self) -> tuple[Run, Precision]:
         """The run, and the precision to read in. Imports torch."""

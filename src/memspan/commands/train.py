@@ -23,7 +23,9 @@ from memspan.runs.config_files import PRESETS, load_config, preset_file, read_co
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
 
 M = TypeVar("M", bound=BackboneConfig)
-PRESET_HELP = f"A preset, which flags override: {', '.join(PRESETS)}; or a TOML file of your own."
+PRESET_HELP = (
+    f"Preset to start from: {', '.join(PRESETS)}, or your own TOML file. Flags override it."
+)
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,14 @@ class TrainArguments(Generic[M]):
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
-    """Start with the weights of this run where they fit, for instance a Feedback Transformer with
-    those of a Transformer-XL of the same width; says which were taken."""
+    """Start from the weights of this run where they fit, for instance a Feedback Transformer from a
+    Transformer-XL of the same width. Prints which were taken."""
     resume: Path | None = None
-    """Run folder to continue, bit for bit. Options of training and of the optimiser that are given
-    with it, such as --train.steps, replace the run's from here on."""
+    """Run folder to continue, bit for bit. Options of training and of the optimiser given with it, such
+    as --train.steps, replace the run's from here on."""
     nproc: int = 1
-    """Processes on this machine that share the rows of the batch, which it must divide. With --resume
-    it may differ from before. On several machines: torchrun -m memspan train."""
+    """Processes on this machine, which share the rows of the batch equally. With --resume their number
+    may differ from before. On several machines: torchrun -m memspan train."""
 
     modules: Modules = ()
 
@@ -68,7 +70,7 @@ def train(arguments: list[str]) -> None:
         _launch(arguments, options.nproc)
         return
     if reports.is_worker():
-        # Else DDP suggests not to look for unused parameters, which some options need.
+        # Otherwise DDP advises against looking for unused parameters, which some options need.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from rich.console import Console
 

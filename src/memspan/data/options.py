@@ -14,18 +14,18 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Text."""
+    """The text, and what its tokens are."""
 
     corpus: str = "python-stdlib"
     """A named corpus (see `memspan data list`), or a file, a folder or a quoted glob of text."""
     tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
-    """What a token is. subwords needs the extra `memspan[subwords]`. Words and characters that the
-    vocabulary lacks are one unknown token; a text that has it is not scored in bits per byte."""
+    """What a token is. subwords needs the extra `memspan[subwords]`. Words and characters outside the
+    vocabulary become one unknown token; a text that contains it is not scored in bits per byte."""
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
     document_reset: bool = False
     """Read every document by itself, in training and evaluation: nothing before its first token is
-    seen, in the segment or in memory (off: the text is read on across its documents)."""
+    visible, in the segment or in memory (off: memory is carried from document to document)."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -51,22 +51,22 @@ class TrainConfig:
     batch_size: int = 12
     """Parallel streams of text, each with its own memory, B."""
     segment_length: int = 64
-    """Tokens that a stream advances per pass, T; gradients stop at the border of a segment."""
+    """Tokens of each stream that one pass reads, T; gradients stop at a segment's start."""
     first_segment_length: int | None = None
-    """Training curriculum: segments start this long and double, in equal shares of the steps up to
-    curriculum_steps, to segment_length (None: segment_length from the start)."""
+    """Training curriculum: segments start at this length and double, in equal shares of
+    curriculum_steps, until they have segment_length (None: segment_length from the start)."""
     curriculum_steps: int = 0
-    """Step from which segment_length holds, with first_segment_length."""
+    """Step from which segments have segment_length, with first_segment_length."""
     accumulate: int = 1
     """Segments whose gradients are averaged into one update."""
     accumulate_later: int | None = None
-    """The same from step accumulate_from on, for larger effective batches late in training (None: no
+    """accumulate from step accumulate_from on, for larger effective batches late in training (None: no
     change)."""
     accumulate_from: int = 0
-    """Step from which accumulate_later holds."""
+    """Step from which accumulate_later replaces accumulate."""
     gradient_segments: int = 1
-    """Segments of an update that gradients flow back through, through memory; 1: they stop at the
-    segment's border. At most accumulate."""
+    """Segments of an update through which gradients flow back, by way of memory; 1: they stop at a
+    segment's start. At most accumulate."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072

@@ -55,29 +55,29 @@ class CompressiveConfig(BackboneConfig):
     activation: Literal["relu", "gelu"] = "relu"
     """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
     memory_length: int = 64
-    """Slots of memory that each layer keeps, one per token, M. May be changed at evaluation."""
+    """Memory slots per layer, one per token, M. May be changed at evaluation."""
     compressed_length: int = 64
-    """Compressed slots that each layer keeps, C. May be changed at evaluation. 0: none."""
+    """Compressed slots per layer, C (0: none). May be changed at evaluation."""
     compression_rate: int = 4
-    """Slots of memory that are compressed into one, c. Each layer reaches M + c C tokens back."""
+    """Memory slots that are compressed into one, c. Each layer reaches M + c C tokens back."""
     compression: Literal["convolution", "mean", "max", "dilated-convolution", "most-used"] = (
         "convolution"
     )
-    """What makes one slot of c. convolution: kernel and stride c (the paper's best). most-used: the
-    slot that received most attention when it left memory."""
+    """How c slots become one. convolution: kernel and stride c (the paper's best). most-used: pick the
+    slot that had received most attention when it left memory."""
     auxiliary_loss: Literal["attention", "auto-encoding", "none"] = "attention"
-    """What trains the compression: reconstructing the attention on what was compressed, or the slots
-    themselves. none: only the task, see task_gradient."""
+    """What trains the compression. attention: reconstruct the attention on the compressed slots.
+    auto-encoding: reconstruct the slots. none: only the task's loss, see task_gradient."""
     task_gradient: bool = False
-    """Let the task's loss train the compression too. It needs gradients over several segments:
-    set train.accumulate and train.gradient_segments to 2 or more."""
+    """Let the task's loss train the compression, too. That needs gradients over several segments: set
+    train.accumulate and train.gradient_segments to at least 2."""
     attention_span: Literal["segment", "fixed"] = "segment"
-    """segment: a query sees both memories and its segment's past. fixed: exactly the last M + C
-    slots, itself included."""
+    """segment: a token attends to both memories and to its segment so far. fixed: to exactly the last
+    M + C slots, its own included."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """Position term: projected sinusoids of the distance in slots, or learned tables."""
     max_distance: int | None = None
-    """Rows of the learned position tables: the longest span in use, both memories and segment
+    """Rows of the learned position tables: the longest span that can be used, both memories and segment
     together (None: what training needs). Only for learned positions."""
     clamp_length: int | None = None
     """Distances over this many slots share one position code (None: no clamping)."""

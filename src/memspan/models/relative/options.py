@@ -15,10 +15,10 @@ class RelativeReaderOptions:
     """How a trained model with relative positions is read."""
 
     attention_span: Literal["segment", "fixed"] | None = None
-    """What a token sees: all of memory and its segment's past, or exactly the memory's length (None: as
-    in training)."""
+    """What a token attends to. segment: all of memory and its segment so far. fixed: exactly as many
+    positions as memory has slots (None: as in training)."""
     clamp_length: int | None = None
-    """Distances over this share one position code (None: as in training)."""
+    """Distances over this many tokens share one position code (None: as in training)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -27,7 +27,7 @@ class RelativeReaderOptions:
 
 @runtime_checkable
 class RelativeOptions(HeadOptions, Protocol):
-    """The options that they share."""
+    """The options that these architectures share."""
 
     @property
     def positions(self) -> str: ...

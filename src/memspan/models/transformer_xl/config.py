@@ -42,15 +42,15 @@ class TransformerXLConfig(BackboneConfig):
     activation: Literal["relu", "gelu"] = "relu"
     """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
     memory_length: int = 64
-    """Tokens of memory that each layer keeps, M. May be changed at evaluation."""
+    """Memory slots per layer, one per token, M. May be changed at evaluation."""
     attention_span: Literal["segment", "fixed"] = "segment"
     """segment: a query sees all of memory and its segment's past. fixed: exactly the last M
     positions, itself included ("same length"), which makes reading independent of cuts."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """Position term: the paper's projected sinusoids of the distance, or learned tables."""
     max_distance: int | None = None
-    """Rows of the learned position tables: the longest span in use, memory and segment together
-    (None: what training needs). Only for learned positions."""
+    """Rows of the learned position tables: the longest span that can be used, memory and segment
+    together (None: what training needs). Only for learned positions."""
     clamp_length: int | None = None
     """Distances over this many tokens share one position code (None: no clamping)."""
     tie_position_biases: bool = False
