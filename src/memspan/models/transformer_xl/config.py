@@ -44,8 +44,8 @@ class TransformerXLConfig(BackboneConfig):
     memory_length: int = 64
     """Memory slots per layer, one per token, M. May be changed at evaluation."""
     attention_span: Literal["segment", "fixed"] = "segment"
-    """segment: a query sees all of memory and its segment's past. fixed: exactly the last M
-    positions, itself included ("same length"), which makes reading independent of cuts."""
+    """segment: a token attends to all of memory and to its segment so far. fixed: to exactly the last M
+    positions, its own included ("same length"), so that results do not depend on the cuts."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """Position term: the paper's projected sinusoids of the distance, or learned tables."""
     max_distance: int | None = None
