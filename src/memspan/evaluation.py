@@ -319,11 +319,7 @@ def score_tokens(
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-    # Options of the architecture's own, which no type names.
-    make_memory: Callable[..., Memory] = model.initial_memory
-    make_reader: Callable[..., TokenReader] = model.reader
-    empty = make_memory(rows.stop - rows.start, **memory)
-    reader = make_reader(empty, precision=precision, **reading)
+    reader = _reader(model, rows.stop - rows.start, memory, reading, precision)
     start = time.perf_counter()
     nats, scored = _read_all(reader, segments, rows, batch_size, progress, processes)
     text = tokenizer.decode(tokens)
@@ -341,6 +337,19 @@ def score_tokens(
         reading=reading,
         seconds=time.perf_counter() - start,
     )
+
+
+def _reader(
+    model: TokenModel,
+    rows: int,
+    memory: dict[str, object],
+    reading: dict[str, object],
+    precision: Precision | None,
+) -> TokenReader:
+    """A reader from an empty memory, with options of the architecture's own, which no type names."""
+    make_memory: Callable[..., Memory] = model.initial_memory
+    make_reader: Callable[..., TokenReader] = model.reader
+    return make_reader(make_memory(rows, **memory), precision=precision, **reading)
 
 
 def _read_all(

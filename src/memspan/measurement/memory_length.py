@@ -81,17 +81,17 @@ def measured(
         # Of few segments only half, so that there is something to score.
         unscored = min(-(-warm_up // subject.segment_length), len(nats) // 2)
         blocks = Blocks(np.concatenate(nats[unscored:]), np.concatenate(n_bytes[unscored:]))
-        slots, own = list(readers), list(readers).index(trained)
+        own = list(readers).index(trained)
         found = tuple(
             MemoryLengthPoint(n, float(blocks.bits_per_byte[i]), blocks.difference(i, own))
-            for i, n in enumerate(slots)
+            for i, n in enumerate(readers)
         )
         scored = sum(targets[unscored:])
         return MemoryLength(option, trained, scored, found, dict(sorted(impossible.items())))
 
-    first = np.arange(rows) * length
     for start in range(0, length, subject.segment_length):
-        segment = subject.segment(first + start, min(subject.segment_length, length - start))
+        first = np.arange(rows) * length + start
+        segment = subject.segment(first, min(subject.segment_length, length - start))
         whole, losses = ((0, segment.inputs.shape[1]),), {}
         for slots, reader in list(readers.items()):
             try:
