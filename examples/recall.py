@@ -13,7 +13,7 @@ time of updates, one thread per run; drawing the task's tokens is not counted. I
 when 95 % of the last 10,000 questions about writes in direct reach were answered with p > ½, or at
 the limit.
 
-Scores are of 16 new streams, after as many tokens as the longest distance. Runs that are in the
+Scores are of 32 new streams, after as many tokens as the longest distance. Runs that are in the
 JSON file are not repeated, so that the script can be stopped and started again.
 """
 
@@ -27,7 +27,7 @@ import multiprocessing
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ SHORTEST, CURRICULUM = 16, 500
 FIRST_WEIGHT = 3.0
 """Of the embedding in Feedback's memory vectors, before the softmax: it begins with a share of .91."""
 LEVEL, LAST_QUESTIONS = 0.95, 10_000
-TEST_ROWS, TEST_SEED = 16, 1_000_000
+TEST_ROWS, TEST_SEED = 32, 1_000_000
 UNLIMITED = math.inf
 
 
@@ -361,8 +361,8 @@ def best_rate(name: str, path: Path, seconds: float) -> float:
 # ----- Pictures
 
 
-def pictures(path: Path) -> None:
-    """A picture for each panel that has rows, beside the file."""
+def pictures(path: Path, models: Collection[str]) -> None:
+    """A picture of ``models`` for each panel that has rows, beside the file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -371,7 +371,7 @@ def pictures(path: Path) -> None:
 
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     for name in PANELS:
-        rows = [row for row in rows_in(path) if row["panel"] == name]
+        rows = [r for r in rows_in(path) if r["panel"] == name and r["model"] in models]
         if rows:
             figure, axes = pyplot.subplots(figsize=(8, 4.4), dpi=160)
             figure.subplots_adjust(left=0.085, right=0.985, top=0.92, bottom=0.12)
@@ -417,7 +417,8 @@ def draw(axes: Any, panel: str, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("tokens since the value was written" if by_distance else "keys in use")
-    marks = EDGES if by_distance else FEATURES
+    colours = {colour for _, _, colour in lines.values()}
+    marks = [mark for mark in (EDGES if by_distance else FEATURES) if mark[2] in colours]
     for i, (text, at_edge, colour) in enumerate(marks):
         axes.axvline(at_edge, ymax=0.96, color=colour, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
         axes.annotate(
@@ -517,7 +518,7 @@ def main() -> None:
             for name in names
         ]
         run_all(jobs, path, options.workers)
-    pictures(path)
+    pictures(path, options.models or CONTESTANTS)
 
 
 if __name__ == "__main__":
