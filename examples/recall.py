@@ -8,7 +8,7 @@
 The task is in `memspan.data.synthetic.recall`; docs/recall.md explains it and the edges. All models
 have about as many parameters, and the same optimiser, schedule and curriculum: distances are
 log-uniform up to 16 at first, and up to 4,096 from the 500th update on. Each model's learning rate is
-the best of three, tried with seed 0 before its first run, for half of panel A's time. Time is the CPU
+the best of three, tried with seed 0 before its first run, for 50 seconds each. Time is the CPU
 time of updates, one thread per run; drawing the task's tokens is not counted. In panel B a run ends
 when 95 % of the last 10,000 questions about writes in direct reach were answered with p > ½, or at
 the limit.
@@ -52,8 +52,8 @@ N_LAYERS, WIDTH = 2, 64
 SEGMENT, MEMORY, COMPRESSED, RATE = 64, 128, 128, 4
 """T, M (Feedback's span S, too), C and c."""
 ROWS = 16
-RATES = (2e-3, 4e-3, 8e-3)
-"""Learning rates that are tried."""
+RATES, TRIAL = (2e-3, 4e-3, 8e-3), 50.0
+"""Learning rates that are tried, and the CPU seconds of a trial."""
 SHORTEST, CURRICULUM = 16, 500
 """The curriculum's first longest distance, and the number of updates in which that grows."""
 FIRST_WEIGHT = 3.0
@@ -342,18 +342,17 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
-def trials(names: list[str], seconds: float) -> list[dict[str, Any]]:
+def trials(names: list[str]) -> list[dict[str, Any]]:
     return [
-        {"panel": "rates", "model": name, "seed": 0, "rate": rate, "seconds": seconds}
+        {"panel": "rates", "model": name, "seed": 0, "rate": rate, "seconds": TRIAL}
         for name in names
         for rate in RATES
     ]
 
 
-def best_rate(name: str, path: Path, seconds: float) -> float:
+def best_rate(name: str, path: Path) -> float:
     """The trial with the best accuracy, all distances alike."""
-    rows = [row for row in rows_in(path) if row["panel"] == "rates"]
-    tried = [row for row in rows if (row["model"], row["seconds"]) == (name, seconds)]
+    tried = [r for r in rows_in(path) if (r["panel"], r["model"]) == ("rates", name)]
     best = max(tried, key=lambda row: sum(accuracy for _, accuracy in row["curve"]))
     return float(best["rate"])
 
@@ -507,11 +506,11 @@ def main() -> None:
     path = options.out / "recall.json"
     if options.panel != "pictures":
         names = options.models or list(PANELS[options.panel].models)
-        run_all(trials(names, options.seconds / 2), path, options.workers)
+        run_all(trials(names), path, options.workers)
         job: dict[str, Any] = {"panel": options.panel, "seconds": options.seconds}
         if options.panel == "level":
             job["seconds"] = options.limit
-        rates = {name: best_rate(name, path, options.seconds / 2) for name in names}
+        rates = {name: best_rate(name, path) for name in names}
         jobs = [
             job | {"model": name, "seed": seed, "rate": rates[name]}
             for seed in options.seeds
