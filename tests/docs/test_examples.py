@@ -1,0 +1,137 @@
+"""The code of README, tutorial, guides and annotated pages runs as it stands, in small."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memspan
+from memspan import cli
+from memspan.models import TransformerXLConfig
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "tutorial.md",
+    *sorted((DOCS / "guides").glob("*.md")),
+    *sorted((DOCS / "annotated").glob("*.md")),
+]
+NOT_OF_LSTM = ("--model.n-heads", "--model.d-ff")
+BOOK = "Once upon a time there was a fox. " * 60
+SMALL = {
+    "--train.steps": "2",
+    "--train.batch-size": "2",
+    "--train.segment-length": "8",
+    "--train.evaluate-tokens": "16",
+    "--train.sample-tokens": "4",
+    "--train.device": "cpu",
+}
+SMALL_MODEL = {
+    "--model.n-layers": "1",
+    "--model.d-model": "16",
+    "--model.n-heads": "2",
+    "--model.d-ff": "16",
+}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of the fenced blocks that are to be run."""
+    return re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def commands(block: str) -> list[list[str]]:
+    """The lines for ``memspan``, without comments and without what is large or has other tests."""
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    return [
+        small(line[1:])
+        for line in lines
+        if line[:1] == ["memspan"] and not {"--nproc", "enwik8", "measure"} & {*line}
+    ]
+
+
+def small(arguments: list[str]) -> list[str]:
+    """A command with the sizes of a test."""
+    sizes: dict[str, str] = {}
+    if arguments[0] == "train" and "--resume" in arguments:
+        sizes = {"--train.steps": "4" if "--train.steps" in arguments else "3"}
+    elif arguments[0] == "train":
+        own = "--import" in arguments
+        sizes = SMALL | ({} if own or "--preset" in arguments else SMALL_MODEL)
+        if "--data.corpus" not in arguments and "--preset" not in arguments:
+            sizes = sizes | {"--data.corpus": "book.txt"}
+        if "lstm" in arguments:
+            sizes = {flag: size for flag, size in sizes.items() if flag not in NOT_OF_LSTM}
+    elif arguments[0] == "generate" and "--tokens" not in arguments:
+        sizes = {"--tokens": "4"}
+    kept = list(arguments)
+    for flag in sizes:
+        if flag in kept:
+            del kept[kept.index(flag) : kept.index(flag) + 2]
+    return [*kept, *(word for pair in sizes.items() for word in pair)]
+
+
+@pytest.fixture
+def folder(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the texts that the pages name, in which trainings are small."""
+    Path("book.txt").write_text(BOOK)
+    Path("texts").mkdir()
+    for n in range(3):
+        Path(f"texts/{n}.txt").write_text(BOOK[n:])
+    shutil.copyfile(ROOT / "examples" / "own_architecture.py", "own_architecture.py")
+    monkeypatch.syspath_prepend(str(own_folders))
+    whole_size = memspan.train
+
+    def tiny(config: memspan.RunConfig[Any], folder: str) -> Path:
+        train = memspan.TrainConfig(
+            steps=1, batch_size=2, segment_length=8, evaluate_tokens=16, device="cpu"
+        )
+        model = TransformerXLConfig(n_layers=1, d_model=16, d_ff=16, n_heads=2)
+        return whole_size(dataclasses.replace(config, model=model, train=train), folder)
+
+    monkeypatch.setattr(memspan, "train", tiny, raising=False)
+    quick = functools.partial(memspan.measure, budget=1, longest=16)
+    monkeypatch.setattr(memspan, "measure", quick, raising=False)
+    return own_folders
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
+    """Blocks run in order, Python's in one namespace: a page is read from top to bottom."""
+    names: dict[str, Any] = {}
+    ran = 0
+    for language, block in blocks(page):
+        if language == "python":
+            if "memspan.train(" in block:
+                shutil.rmtree("runs", ignore_errors=True)
+            elif re.search(r"memspan\.(load|evaluate)\(", block) and not Path("runs/book").exists():
+                memspan.train(_config(), "runs/book")
+            exec(compile(block, str(page), "exec"), names)
+            ran += 1
+        for command in commands(block) if language == "sh" else []:
+            cli.main(command)
+            ran += 1
+    assert ran, f"{page.name} has no code to run"
+    assert torch.is_grad_enabled()
+
+
+def _config() -> memspan.RunConfig[Any]:
+    return memspan.RunConfig(TransformerXLConfig(), data=memspan.DataConfig("book.txt"))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (DOCS / "docsite" / "zensical.toml").read_text(encoding="utf-8")
+    missing = [
+        name
+        for path in sorted(DOCS.rglob("*.md"))
+        if f'"{(name := str(path.relative_to(DOCS)))}"' not in navigation
+    ]
+    assert not missing
