@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from docsite.code import ROOT
-from docsite.errors import DocsError
 
 COPIED = (".svg", ".png", ".json")
 """Files that stand on the site as they are."""
@@ -44,7 +43,7 @@ def place(path: Path, root: Path = ROOT) -> PurePosixPath:
 def rewritten(
     text: str, page: Path, at: PurePosixPath, linked: Callable[[Path], None], root: Path = ROOT
 ) -> str:
-    """A page's Markdown with links as the site needs them.
+    """A page's Markdown with links as the site needs them; one to nowhere is named and left out.
 
     Args:
         text: the page.
@@ -52,9 +51,6 @@ def rewritten(
         at: its place on the site.
         linked: called with every file or folder of the repository that is linked to.
         root: the repository.
-
-    Raises:
-        DocsError: a link to a file that is not there.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -64,7 +60,8 @@ def rewritten(
         name, _, anchor = target.partition("#")
         path = Path(os.path.normpath(page.parent / name))
         if not (root / path).exists():
-            raise DocsError(f"{page} links to {target}, which is not there")
+            print(f"broken link: {page} links to {target}, which is not there")
+            return re.sub(r"!?\[(.*)\]\(", r"\1", before) if after == ")" else match[0]
         linked(path)
         there = relative(place(path, root), at)
         return f"{before}{there}{'#' * bool(anchor)}{anchor}{after}"
