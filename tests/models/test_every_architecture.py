@@ -14,6 +14,7 @@ import memspan
 from memspan import cli
 from memspan.data.prepared import prepare
 from memspan.models.registry import MODELS
+from memspan.training import metrics
 
 TEXT = "Reading on, it remembers what it read. " * 200
 LOOP = {
@@ -45,6 +46,7 @@ def trained(
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSPAN_CACHE", str(folder / "cache"))
+        patch.setattr(metrics, "plot", lambda *_: [])
         patch.chdir(folder)
         Path("text.txt").write_text(TEXT)
         cli.main(["train", *flags(request.param), "--out", "run"])
@@ -55,6 +57,7 @@ def trained(
 def architecture(trained: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> str:
     name, folder = trained
     monkeypatch.setenv("MEMSPAN_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(metrics, "plot", lambda *_: [])
     monkeypatch.chdir(folder)
     return name
 
