@@ -406,7 +406,7 @@ def draw(axes: Any, panel: str, rows: list[dict[str, Any]]) -> None:
     chance = 100 / PANELS[panel].task.n_values
     axes.axhline(chance, color="#999999", linewidth=0.8, linestyle=(0, (2, 2)))
     axes.annotate(
-        "guessing", (0.005, chance), (0, 3), xycoords=("axes fraction", "data"),
+        "guessing", (0.005, chance), (0, -9), xycoords=("axes fraction", "data"),
         textcoords="offset points", color="#666666", fontsize=8,
     )  # fmt: skip
     axes.set_xscale("log", base=2)
