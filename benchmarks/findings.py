@@ -81,7 +81,7 @@ class Row:
     """Trainings that are compared with one another."""
 
     minutes: float
-    """CPU time of one training and its scores, measured (one core of an AMD EPYC with AVX2)."""
+    """CPU time of one training and its scores, about (one core of an AMD EPYC with AVX2)."""
     variants: dict[str, Variant]
     corpus: str | None = None
     """A named corpus (None: Tiny Shakespeare)."""
@@ -149,7 +149,7 @@ def _compression(function: str, loss: str) -> Variant:
 
 ROWS = {
     "positions": Row(
-        1.6,
+        2.2,
         {
             "recurrence, distances": Variant("transformer-xl", SINUSOIDS),
             "distances": Variant("transformer-xl", SINUSOIDS | {"memory_length": 0}),
@@ -159,7 +159,7 @@ ROWS = {
         more=by_memory_length,
     ),
     "feedback": Row(
-        1.8,
+        2.5,
         {
             "learned, shared": Variant("feedback"),
             "last, shared": Variant("feedback", {"memory_vector": "last"}),
@@ -169,7 +169,7 @@ ROWS = {
         more=mixture,
     ),
     "compressed-memory": Row(
-        3.0,
+        4.0,
         {
             "compressive": Variant("compressive"),
             "transformer-xl": Variant(
@@ -180,7 +180,7 @@ ROWS = {
         more=compressed_slots,
     ),
     "compression": Row(
-        2.0,
+        2.6,
         {
             f"{function}, {loss}": _compression(function, loss)
             for function in ("convolution", "dilated-convolution")

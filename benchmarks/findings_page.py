@@ -19,6 +19,8 @@ PROSE = ROOT / "benchmarks" / "findings.toml"
 STEPS = {"positions": 800, "feedback": 800, "compressed-memory": 1000, "compression": 600}
 """Updates of a training of each row: those with other numbers are trials, and not shown."""
 PROGRAM_SECONDS = 600
+USUAL_SPREAD = 0.02
+"""Nats by which the presets' scores differ from seed to seed, at most (docs/memory-worth.md)."""
 MISSING = "not measured yet"
 YES, NO, UNDECIDED = "yes", "**no**", "undecided"
 
@@ -68,16 +70,21 @@ def spread(values: list[float]) -> str:
 def lower(a: list[float], b: list[float], paired: bool = False) -> str:
     """Whether ``a`` is lower than ``b``: by more than two standard errors of the difference.
 
-    ``paired``: both are of the same models, seed by seed.
+    Of one seed by more than three times the usual spread. ``paired``: both are of the same models,
+    seed by seed.
     """
     gap = mean(b) - mean(a)
     if min(len(a), len(b)) == 1:
-        return (YES if gap > 0 else NO) + ", one seed"
+        return _verdict(gap, 3 * USUAL_SPREAD) + ", one seed"
     if paired:
         error = stdev(y - x for x, y in zip(a, b, strict=True)) / len(a) ** 0.5
     else:
         error = (stdev(a) ** 2 / len(a) + stdev(b) ** 2 / len(b)) ** 0.5
-    return UNDECIDED if abs(gap) <= 2 * error else YES if gap > 0 else NO
+    return _verdict(gap, 2 * error)
+
+
+def _verdict(gap: float, least: float) -> str:
+    return UNDECIDED if abs(gap) <= least else YES if gap > 0 else NO
 
 
 def minutes(groups: Iterable[list[dict[str, Any]]]) -> float:
@@ -251,7 +258,7 @@ def programs(results: list[dict[str, Any]], known: float) -> Measured:
     gap = share["feedback"] - share["transformer-xl"]
     names = {"feedback": "Feedback", "transformer-xl": "Transformer-XL"}
     summary = ", ".join(f"{title} {_percent(share[name])}" for name, title in names.items())
-    agrees = (YES if gap > 0.1 else NO if gap < -0.1 else UNDECIDED) + ", one seed"
+    agrees = f"{_verdict(gap, 0.1)}, one seed"
     return Measured(summary, agrees, table, sum(r["seconds"] for r in results) / 60)
 
 

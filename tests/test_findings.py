@@ -68,6 +68,7 @@ def test_verdicts() -> None:
     assert lower([1.0, 2.0], [1.1, 2.1]) == "undecided"
     assert lower([1.0, 2.0], [1.1, 2.1], paired=True) == "yes"
     assert lower([1.0], [1.1]) == "yes, one seed"
+    assert lower([1.0], [1.01]) == "undecided, one seed"
 
 
 def test_every_variant_is_a_model() -> None:
