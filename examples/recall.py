@@ -56,8 +56,6 @@ RATES, TRIAL = (2e-3, 4e-3, 8e-3), 50.0
 """Learning rates that are tried, and the CPU seconds of a trial."""
 SHORTEST, CURRICULUM = 16, 500
 """The curriculum's first longest distance, and the number of updates in which that grows."""
-FIRST_WEIGHT = 3.0
-"""Of the embedding in Feedback's memory vectors, before the softmax: it begins with a share of .91."""
 LEVEL, LAST_QUESTIONS = 0.95, 10_000
 TEST_ROWS, TEST_SEED = 32, 1_000_000
 UNLIMITED = math.inf
@@ -225,9 +223,6 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(job["seed"])
     vocab_size = panel.task.vocab_size
     model = model_of(config_of(name, vocab_size), vocab_size)
-    if isinstance(model.backbone.config, FeedbackConfig):
-        # docs/feedback.md, "Recall over distance", says why.
-        model.backbone.layer_weights.data[0] = FIRST_WEIGHT
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=job["rate"], betas=(0.9, 0.99), weight_decay=0.01, fused=True
     )

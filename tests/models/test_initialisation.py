@@ -89,3 +89,10 @@ def test_forget_gates_of_an_lstm_begin_open() -> None:
     for scheme, forget in (("scaled", 1), ("papers", 0)):
         model: Any = LSTMConfig(n_layers=1, d_model=2, initialisation=scheme).build()
         assert model.layers[0].bias_ih_l0.tolist() == [0, 0, forget, forget, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("n_layers", [2, 8])
+def test_memory_vectors_of_feedback_begin_as_embeddings(n_layers: int) -> None:
+    for scheme, share in (("scaled", 10 / 11), ("papers", 1 / (n_layers + 1))):
+        config = FeedbackConfig(n_layers=n_layers, d_model=8, n_heads=2, initialisation=scheme)
+        assert config.build().mix()[0].item() == pytest.approx(share)

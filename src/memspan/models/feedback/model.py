@@ -7,6 +7,7 @@ next token sees what the highest layer computed. Options: :class:`memspan.models
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -150,7 +151,7 @@ class Feedback(Backbone[FeedbackMemory]):
             else nn.Identity()
         )
         self.layer_weights = (
-            nn.Parameter(torch.zeros(config.n_layers + 1))
+            nn.Parameter(_first_layer_weights(config))
             if config.memory_vector == "learned"
             else None
         )
@@ -465,6 +466,18 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"the memory is for a span of {span} tokens, and this model's position table has only "
                 f"{self.config.table_rows} rows: use this model's initial_memory"
             )
+
+
+def _first_layer_weights(config: FeedbackConfig) -> Tensor:
+    """``[L + 1]``, before the softmax; ``scaled`` gives the embedding a share of 10/11 at any depth.
+
+    With equal shares, what the upper layers learn for all tokens alike hides which token it was
+    (docs/feedback.md, "Recall over distance").
+    """
+    weights = torch.zeros(config.n_layers + 1)
+    if config.initialisation == "scaled":
+        weights[0] = math.log(10 * config.n_layers)
+    return weights
 
 
 def _slots_in_use(memory: FeedbackMemory) -> int:
