@@ -8,12 +8,15 @@ Sides of every architecture, with the recipe, the seed and the order of the text
     carried              the preset: memory goes from segment to segment
     emptied              emptied before every segment, in training and scoring; the same number of steps
     emptied, equal time  the same for as many steps as fit the CPU time of `carried`
+    carried in scoring   Transformer-XL: emptied in training alone; scored with a memory of M tokens
+                         and, `nats_half`, of M / 2
     long segments        Transformer-XL: no memory, segments of T + M tokens, as many tokens a step
 
 `gpt` is the plain GPT by nanoGPT's recipe for a CPU; `gpt, scaled` with our initialisation;
 `gpt, scaled, tuned` with twice the learning rate as well, the best of three. All are trained on the
-first nine tenths of Tiny Shakespeare and scored once, at the end, on the last tenth: nats per byte,
-in one stream, segment by segment where memory is emptied. Runs that are already in
+first nine tenths of Tiny Shakespeare and scored at the end on the last tenth: nats per byte,
+in one stream, segment by segment where memory is emptied. The GPT is scored in windows of its
+context and, `nats_half`, in windows of which only the second half counts. Runs that are already in
 benchmarks/results/memory-worth.json are not repeated: the script can be stopped and started again.
 """
 
@@ -41,7 +44,8 @@ from sides import Side
 from timing import machine, seconds_per_call
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory-worth.json"
-SIDES = ("carried", "emptied", "emptied, equal time", "long segments")
+TRANSFORMER_XL_SIDES = ("carried in scoring", "long segments")
+SIDES = ("carried", "emptied", "emptied, equal time", *TRANSFORMER_XL_SIDES)
 GPT_SIDES = ("nanoGPT", "scaled", "scaled, tuned")
 GPT_STEPS = 2000
 """Of nanoGPT's recipe."""
@@ -101,14 +105,24 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(steps):
         side.update()
     seconds = time.process_time() - start
-    nats = side.score(held_out)
+    scores = {}
+    if isinstance(side, GPTRun):
+        scores["nats_half"] = side.score(held_out, stride=GPTRun.CONTEXT // 2)
+    elif name == "carried in scoring":
+        side.emptied = False
+        half = side.state.config.model.memory_length // 2
+        scores["nats_half"] = side.score(held_out, memory_length=half)
+    scores["nats"] = side.score(held_out)
     kept = {key: job[key] for key in ("model", "side", "seed", "steps")}
-    return kept | {
-        "steps_made": steps,
-        "parameters": sum(p.numel() for p in parameters),
-        "cpu_seconds": round(seconds, 1),
-        "nats": nats,
-    }
+    return (
+        kept
+        | {
+            "steps_made": steps,
+            "parameters": sum(p.numel() for p in parameters),
+            "cpu_seconds": round(seconds, 1),
+        }
+        | scores
+    )
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -147,7 +161,7 @@ def main() -> None:
         for seed in options.seeds
         for model in options.models
         for side in (GPT_SIDES if model == "gpt" else options.sides)
-        if side != "long segments" or model == "transformer-xl"
+        if side not in TRANSFORMER_XL_SIDES or model == "transformer-xl"
     ]
     found = earlier()
     done = [{key: each[key] for key in jobs[0]} for each in found]
