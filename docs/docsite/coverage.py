@@ -9,10 +9,7 @@ from docsite.code import ROOT, public_functions, symbols
 from docsite.errors import DocsError
 
 AWAITED = (
-    "src/memspan/models/fast_weights/model.py",
     "src/memspan/models/feedback/model.py",
-    "src/memspan/ops/delta_rule/chunked.py",
-    "src/memspan/ops/delta_rule/reference.py",
     "src/memspan/ops/feedback/recurrence.py",
     "src/memspan/ops/relative_attention.py",
 )
@@ -21,7 +18,13 @@ AWAITED = (
 COVERED = (
     "src/memspan/models/compressive/compression.py",
     "src/memspan/models/compressive/model.py",
+    "src/memspan/models/fast_weights/attention.py",
+    "src/memspan/models/fast_weights/model.py",
     "src/memspan/models/transformer_xl/model.py",
+    "src/memspan/ops/delta_rule/chunked.py",
+    "src/memspan/ops/delta_rule/feature_maps.py",
+    "src/memspan/ops/delta_rule/reference.py",
+    "src/memspan/ops/delta_rule/rules.py",
 )
 """Files that a page must cover: with those awaited, the papers' models and their operations."""
 

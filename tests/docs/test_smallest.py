@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from memspan.models import Compressive, CompressiveConfig, TransformerXL, TransformerXLConfig
+from memspan.models import (
+    Compressive,
+    CompressiveConfig,
+    FastWeights,
+    FastWeightsConfig,
+    TransformerXL,
+    TransformerXLConfig,
+)
+from memspan.ops.delta_rule.rules import delta_rule
 
 FOLDER = Path(__file__).parents[2] / "docs" / "annotated" / "smallest"
 
@@ -37,9 +45,7 @@ def test_transformer_xl() -> None:
         n_layers=2, d_model=8, n_heads=2, d_ff=12, memory_length=5, normalisation="post"
     )
     model = TransformerXL(config)
-    for parameter in model.parameters():
-        if parameter.ndim != 1 or parameter.shape[0] == config.d_ff:
-            torch.nn.init.normal_(parameter, std=0.5)
+    _draw(model)
     layers = [_layer(model, n) for n in range(config.n_layers)]
     memory, memories = None, [torch.zeros(0, config.d_model)] * config.n_layers
     version = smallest("transformer_xl")
@@ -70,9 +76,7 @@ def test_compressive(auxiliary_loss: Any, monkeypatch: pytest.MonkeyPatch) -> No
         normalisation="post",
     )
     model = Compressive(config)
-    for parameter in model.parameters():
-        if parameter.ndim != 1 or parameter.shape[0] == config.d_ff:
-            torch.nn.init.normal_(parameter, std=0.5)
+    _draw(model)
     layers = [_compressive_layer(model, n) for n in range(config.n_layers)]
     none = torch.zeros(0, config.d_model)
     memory, memories = None, [(none, none)] * config.n_layers
@@ -116,9 +120,81 @@ def _compressive_layer(model: Compressive, n: int) -> dict[str, Any]:
     return _layer(model, n) | weights
 
 
+def test_fast_weights() -> None:
+    """Four segments, so that the matrices begin empty and are then overwritten."""
+    torch.manual_seed(0)
+    config = FastWeightsConfig(n_layers=2, d_model=8, n_heads=2, d_ff=12, norm="post")
+    model = FastWeights(config)
+    _draw(model)
+    layers = [_fast_weights_layer(layer) for layer in model.stack()]
+    memory, matrices = None, model.initial_memory(1).weights[0]
+    version = smallest("fast_weights")
+    with torch.no_grad():
+        for n_tokens in (3, 1, 4, 6):
+            x = torch.randn(n_tokens, config.d_model)
+            output = model(x[None], memory)
+            memory = output.memory
+            hidden, matrices = version.read(x, matrices, layers)
+            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
+    weights = torch.stack([torch.stack(heads) for heads in matrices])
+    torch.testing.assert_close(weights, memory.weights[0], atol=1e-5, rtol=1e-5)
+
+
+def test_delta_rule() -> None:
+    """Chunks of 3 tokens, the last one shorter, from a memory that is not empty."""
+    torch.manual_seed(0)
+    q, k = torch.rand(2, 8, 4)
+    v, beta, before = torch.randn(8, 3), torch.rand(8, 1), torch.randn(4, 3)
+    beta[4] = 0.0
+    given = [x[None, None] for x in (q, k, v, beta[:, 0], before)]
+    y, after = delta_rule(*given, implementation="reference")
+    version = smallest("delta_rule")
+    torch.testing.assert_close(version.read(q, k, v, beta, before, 3), (y[0, 0], after[0, 0]))
+
+
+def test_gradients_of_a_chunk() -> None:
+    """Those of the reference, by autograd."""
+    torch.manual_seed(0)
+    q, k = torch.rand(2, 5, 4)
+    v, beta, before = torch.randn(5, 3), torch.rand(5, 1), torch.randn(4, 3)
+    given = [x.requires_grad_() for x in (q.clone(), k.clone(), v, beta, before)]
+    shaped = [x[None, None] for x in (*given[:3], beta[:, 0], before)]
+    y, after = delta_rule(*shaped, implementation="reference")
+    d_y, d_after = torch.randn_like(y), torch.randn_like(after)
+    wanted = torch.autograd.grad([y, after], given, [d_y, d_after])
+    version = smallest("delta_rule")
+    with torch.no_grad():
+        _, _, z = version.chunk(*given)
+        found = version.chunk_backward(q, k, beta, before, z, d_y[0, 0], d_after[0, 0])
+    torch.testing.assert_close(found, wanted)
+
+
+def _draw(model: torch.nn.Module) -> None:
+    """Larger weights than at the start of a training; norms stay as they are."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim != 1 or "inner" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+
+
+def _fast_weights_layer(layer: Any) -> dict[str, Any]:
+    attention = layer.attention
+    per_head = {
+        name: getattr(attention, name).weight.T.chunk(attention.n_heads, 1)
+        for name in ("query", "key", "value")
+    }
+    per_head["beta"] = attention.beta.weight
+    heads = [{name: parts[h] for name, parts in per_head.items()} for h in range(attention.n_heads)]
+    return {
+        "heads": heads,
+        "output": attention.output.weight.T,
+        "output_bias": attention.output.bias,
+        **_feed_forward(layer.feed_forward),
+    }
+
+
 def _layer(model: TransformerXL | Compressive, n: int) -> dict[str, Any]:
     layer = model.layers[n]
-    attention, feed_forward = layer.attention, layer.feed_forward
+    attention = layer.attention
     u, v = model.biases(n)
     per_head = {
         name: getattr(attention, name).weight.T.chunk(attention.n_heads, 1)
@@ -131,8 +207,14 @@ def _layer(model: TransformerXL | Compressive, n: int) -> dict[str, Any]:
     return {
         "heads": heads,
         "output": attention.output.weight.T,
-        "inner": feed_forward.inner.weight.T,
-        "inner_bias": feed_forward.inner.bias,
-        "outer": feed_forward.outer.weight.T,
-        "outer_bias": feed_forward.outer.bias,
+        **_feed_forward(layer.feed_forward),
+    }
+
+
+def _feed_forward(module: Any) -> dict[str, Any]:
+    return {
+        "inner": module.inner.weight.T,
+        "inner_bias": module.inner.bias,
+        "outer": module.outer.weight.T,
+        "outer_bias": module.outer.bias,
     }

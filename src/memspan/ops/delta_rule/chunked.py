@@ -1,7 +1,8 @@
 """The delta and the sum rule by chunks of tokens (Yang et al. 2024, arXiv 2406.06484), in PyTorch.
 
-Matrix products and one triangular solve; the cost is linear in the length. ``README.md`` has the
-derivation. Inside, tensors are ``[N, M, G, ...]``: ``N`` chunks of ``G`` tokens, ``M = B * H`` heads.
+Matrix products and one triangular solve; the cost is linear in the length. The derivation is in
+``docs/annotated/delta_rule.md``. Inside, tensors are ``[N, M, G, ...]``: ``N`` chunks of ``G`` tokens,
+``M = B * H`` heads.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Each head has a matrix ``W [F, V]`` (the paper's, transposed). With features ``q
 
 The first two have three implementations, each in a file of its own: ``reference.py``, a loop over
 tokens; ``chunked.py``, matrix products over chunks of tokens (Yang et al. 2024, arXiv 2406.06484);
-``compiled.py``, the loop over tokens in C. ``README.md`` has the derivation.
+``compiled.py``, the loop over tokens in C. Derived in ``docs/annotated/delta_rule.md``.
 """
 
 from __future__ import annotations

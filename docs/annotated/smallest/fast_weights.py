@@ -1,0 +1,50 @@
+"""A Fast Weights transformer in its smallest form: one text, token by token, one head after another.
+
+It computes what `memspan.models.FastWeights` computes with `norm="post"`, as a test checks.
+"""
+
+import torch
+from torch.nn.functional import layer_norm, relu
+
+
+def features(x):
+    """phi'(x) of a key or query x [K]: DPFP with nu = 1, [2 K] numbers that sum to one."""
+    r = relu(torch.cat([x, -x]))
+    phi = r * r.roll(1)
+    return phi / (phi.sum() + 1e-6)
+
+
+def write(W, k, v, beta):
+    """The delta rule: of what W [F, V] holds under k, a share beta gives way to v."""
+    old = k @ W
+    return W + beta * torch.outer(k, v - old)
+
+
+def attention(x, W, w):
+    """One head, one token x [D]: write, then read."""
+    q, k = features(x @ w["query"]), features(x @ w["key"])
+    W = write(W, k, x @ w["value"], torch.sigmoid(x @ w["beta"]))
+    return q @ W, W
+
+
+def layer(x, matrices, w):
+    """Attention and feed-forward, each with its residual sum and its norm."""
+    heads = [attention(x, W, head) for W, head in zip(matrices, w["heads"], strict=True)]
+    y = torch.cat([y for y, _ in heads])
+    x = layer_norm(x + y @ w["output"] + w["output_bias"], x.shape)
+    inner = relu(x @ w["inner"] + w["inner_bias"])
+    x = layer_norm(x + inner @ w["outer"] + w["outer_bias"], x.shape)
+    return x, [W for _, W in heads]
+
+
+def read(text, memory, layers):
+    """Read a text [T, D]; a memory has one matrix for every layer and head."""
+    outputs = []
+    for x in text:
+        after = []
+        for matrices, w in zip(memory, layers, strict=True):
+            x, matrices = layer(x, matrices, w)
+            after.append(matrices)
+        memory = after
+        outputs.append(x)
+    return torch.stack(outputs), memory
