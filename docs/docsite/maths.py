@@ -8,6 +8,7 @@ zensical's it crashes at the end.
 
 from __future__ import annotations
 
+import atexit
 import html
 import json
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from py_mini_racer import JSEvalException, MiniRacer
+from py_mini_racer import MiniRacer
 
 from docsite.errors import DocsError
 from docsite.links import outside_fences
@@ -82,6 +83,8 @@ class Formulas:
 @cache
 def _engine() -> MiniRacer:
     engine = MiniRacer()
+    # Left to the interpreter's end, closing it may hang.
+    atexit.register(engine.close)
     engine.eval((KATEX / "katex.min.js").read_text(encoding="utf-8"))
     return engine
 
@@ -94,14 +97,9 @@ def render(formula: str, display: bool) -> str:
         DocsError: KaTeX cannot parse it.
     """
     options = {"displayMode": display, "throwOnError": True, "strict": "ignore"}
-    try:
-        shown = _engine().eval(
-            f"katex.renderToString({json.dumps(formula)}, {json.dumps(options)})"
-        )
-    except JSEvalException as error:
-        reason = re.search(r"KaTeX parse error: (.*)", str(error))
-        raise DocsError(
-            f"the formula {' '.join(formula.split())!r} does not parse: "
-            f"{reason[1] if reason else error}"
-        ) from None
-    return str(shown)
+    call = f"katex.renderToString({json.dumps(formula)}, {json.dumps(options)})"
+    shown = str(_engine().eval(f"try {{ {call} }} catch (error) {{ '!' + error.message }}"))
+    if shown.startswith("!"):
+        reason = shown.removeprefix("!KaTeX parse error: ")
+        raise DocsError(f"the formula {' '.join(formula.split())!r} does not parse: {reason}")
+    return shown

@@ -1,0 +1,35 @@
+"""Formulas, which need KaTeX and so the site's own environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docsite.errors import DocsError
+from docsite.maths import Formulas
+
+PAGE = Path("docs/page.md")
+
+
+def test_a_formula_is_kept_from_markdown_and_put_in_afterwards() -> None:
+    formulas = Formulas()
+    text = formulas.protected("Of $q_i$ and $k_j$:\n\n$$\nq_i \\cdot k_j\n$$\n", PAGE)
+    assert "_" not in text
+    built = formulas.put_in("".join(f"<p>{line}</p>" for line in text.strip().split("\n\n")))
+    assert built.count('<span class="katex">') == 3
+    assert built.count('<div class="formula"') == 1
+    assert "<math" in built
+    assert formulas.as_text(f'"{text.splitlines()[0]}"') == '"Of q_i and k_j:"'
+
+
+@pytest.mark.parametrize("text", ["`$x_1$`", "```sh\necho $A $B\n```", "\\$x$", "a $ b $ c"])
+def test_what_is_no_formula(text: str) -> None:
+    assert Formulas().protected(text, PAGE) == text
+
+
+def test_a_formula_that_does_not_parse_is_one_line() -> None:
+    with pytest.raises(DocsError) as error:
+        Formulas().protected("Here: $\\frac{q_i$.", PAGE)
+    assert str(error.value).startswith("docs/page.md: the formula '\\\\frac{q_i' does not parse: ")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,107 @@
+"""What the site's generator makes of links and of results files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from docsite import benchmarks, links, pictures
+from docsite.benchmarks import Table
+from docsite.errors import DocsError
+
+MACHINE = {
+    "cpu": "a CPU",
+    "cores": 2,
+    "threads": 1,
+    "python": "3",
+    "torch": "2",
+    "date": "today",
+    "command": "it.py",
+}
+TABLE = Table("it.json", "It", "rows", {"size": "size", "ratio": "times", "peer": "peer"})
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of results, and one table of them."""
+    monkeypatch.setattr(benchmarks, "TABLES", (TABLE,))
+    (tmp_path / benchmarks.RESULTS).mkdir(parents=True)
+    return tmp_path
+
+
+def write(root: Path, name: str, content: object) -> None:
+    (root / benchmarks.RESULTS / name).write_text(json.dumps(content))
+
+
+def test_the_results_of_this_repository() -> None:
+    """A file of another form than its table says fails here first."""
+    assert "| architecture |" in benchmarks.measured_rows()
+
+
+def test_a_table(results: Path) -> None:
+    assert "##" not in benchmarks.measured_rows(results)
+    rows = [{"size": "S", "ratio": 1234.6, "peer": None}, {"size": "M", "ratio": 0.12346}]
+    write(results, "it.json", {"machine": MACHINE, "rows": rows})
+    page = benchmarks.measured_rows(results)
+    assert "| S | 1,235 |  |\n| M | 0.1235 |  |" in page
+    assert "`it.py`" in page
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"machine": MACHINE}, "has no machine and rows"),
+        ({"machine": MACHINE, "rows": [{"size": "S", "peer": 1}]}, "has no row with ratio"),
+    ],
+)
+def test_results_of_an_older_form(results: Path, content: object, words: str) -> None:
+    write(results, "it.json", content)
+    with pytest.raises(DocsError, match=words):
+        benchmarks.measured_rows(results)
+
+
+def test_a_measured_span(results: Path) -> None:
+    assert "not been measured" in benchmarks.measured_span("it", results)
+    span = {"tokens": 1024, "low": 512, "high": 2048}
+    run = {"span": span, "corpus": "a text", "longest": 4096, "parameters": 500_000}
+    write(results, "span-it.json", {"runs": [run]})
+    assert "**1,024 tokens** (95 %: 512 to 2,048)" in benchmarks.measured_span("it", results)
+    write(results, "span-it.json", {"runs": [run, run]})
+    with pytest.raises(DocsError, match="no measure"):
+        benchmarks.measured_span("it", results)
+
+
+def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To pages, source files and folders; code and other hosts are left alone."""
+    for name in ("README.md", "docs/a.md", "docs/b/c.md", "src/m.py", "benchmarks/README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found: list[Path] = []
+    text = (
+        "[a](../a.md#x) [s](../../src/m.py) [f](../../src) [h](../../README.md) [[1]](../a.md)\n"
+        "[o](https://host/a.md) [here](#x) ![gone](gone.png)\n"
+        "```\n[a](../a.md)\n```\n"
+    )
+    page = Path("docs/b/c.md")
+    at = links.place(page, tmp_path)
+    assert at == PurePosixPath("b/c.md")
+    assert links.rewritten(text, page, at, found.append, tmp_path) == (
+        "[a](../a.md#x) [s](../source/src/m.py.md) [f](../source/src/index.md) [h](../index.md) "
+        "[[1]](../a.md)\n"
+        "[o](https://host/a.md) [here](#x) gone\n"
+        "```\n[a](../a.md)\n```\n"
+    )
+    assert Path("src/m.py") in found
+    assert "docs/b/c.md links to gone.png" in capsys.readouterr().out
+
+
+def test_pictures_by_the_colours_of_the_site(tmp_path: Path) -> None:
+    picture = tmp_path / "x.svg"
+    picture.write_text(".a{1}\n@media (prefers-color-scheme: dark) {\n.a{2}\n}\n</style>")
+    both = pictures.variants("x", picture)
+    assert both == {"x-light.svg": ".a{1}\n</style>", "x-dark.svg": ".a{1}\n.a{2}\n</style>"}
+    assert pictures.by_scheme("![an x](p/x.svg)") == (
+        "![an x](p/x-light.svg#only-light)![an x](p/x-dark.svg#only-dark)"
+    )
