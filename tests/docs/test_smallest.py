@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from memspan.models import (
     Compressive,
     CompressiveConfig,
     FastWeights,
     FastWeightsConfig,
+    Feedback,
+    FeedbackConfig,
     TransformerXL,
     TransformerXLConfig,
 )
 from memspan.ops.delta_rule.rules import delta_rule
+from memspan.ops.feedback.buffers import Folded
+from memspan.ops.feedback.recurrence import recurrence
 
 FOLDER = Path(__file__).parents[2] / "docs" / "annotated" / "smallest"
 
@@ -218,3 +223,107 @@ def _feed_forward(module: Any) -> dict[str, Any]:
         "outer": module.outer.weight.T,
         "outer_bias": module.outer.bias,
     }
+
+
+def test_feedback() -> None:
+    """Segments of unequal length, so that the memory is empty, partly full and full."""
+    torch.manual_seed(0)
+    config = FeedbackConfig(
+        n_layers=2, d_model=8, n_heads=2, d_ff=12, memory_length=5, normalisation="post"
+    )
+    model = Feedback(config)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    layers = [_feedback_layer(model, n) for n in range(config.n_layers)]
+    memory, past, version = None, torch.zeros(0, config.d_model), smallest("feedback")
+    with torch.no_grad():
+        for n_tokens in (1, 3, 4):
+            x = torch.randn(n_tokens, config.d_model)
+            output = model(x[None], memory)
+            memory = output.memory
+            hidden, past = version.read(x, past, layers, model.layer_weights, config.memory_length)
+            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
+            slots = memory.vectors[0, config.memory_length - len(past) :]
+            torch.testing.assert_close(past, slots, atol=1e-5, rtol=1e-5)
+
+
+def _feedback_layer(model: Feedback, n: int) -> dict[str, Any]:
+    layer = list(model.stack())[n]
+    n_heads = len(layer.content_bias)
+    query = layer.query.weight.T.chunk(n_heads, 1)
+    key = model.key[0].weight.T.chunk(n_heads, 1)
+    value = model.value[0].weight.T.chunk(n_heads, 1)
+    heads = [
+        {
+            "query": query[h],
+            "key": key[h],
+            "value": value[h],
+            "u": layer.content_bias[h],
+            "position_keys": layer.position_keys[:, h],
+            "position_scores": layer.position_scores[:, h],
+        }
+        for h in range(n_heads)
+    ]
+    return {
+        "heads": heads,
+        "output": layer.output.weight.T,
+        **_feed_forward(layer.feed_forward),
+    }
+
+
+def test_feedback_backward() -> None:
+    """By hand, by autograd of the smallest version, and by the real one: the same gradients."""
+    torch.manual_seed(0)
+    n_layers, n_tokens, d_model, width, d_ff, span = 2, 7, 6, 4, 5, 3
+    shapes = {
+        "query": (n_layers, d_model, width),
+        "position_keys": (n_layers, span, width),
+        "position_scores": (n_layers, span),
+        "output": (n_layers, width, d_model),
+        "inner": (n_layers, d_model, d_ff),
+        "outer": (n_layers, d_ff, d_model),
+        "memory": (d_model, 2 * width),
+        "mix": (n_layers + 1,),
+    }
+    w = {
+        name: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for name, shape in shapes.items()
+    }
+    x = torch.randn(n_tokens, d_model, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(2, n_tokens, d_model, dtype=torch.float64)
+    version = smallest("feedback_backward")
+    *results, steps = version.forward(x, w)
+    with torch.no_grad():
+        d_x, d = version.backward(*upstream, w, steps)
+    real = [a[0] for a in _recurrence(x, w, span)]
+    for computed in (results, real):
+        torch.testing.assert_close(computed, results)
+        by_autograd = torch.autograd.grad(computed, [x, *w.values()], [*upstream])
+        for found, expected in zip([d_x, *d.values()], by_autograd, strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def _recurrence(x: Tensor, w: dict[str, Tensor], span: int) -> tuple[Tensor, Tensor]:
+    n_layers, d_model, width = w["query"].shape
+    zeros = x.new_zeros
+
+    def with_bias(weight: Tensor) -> Tensor:
+        return torch.cat([weight, zeros(n_layers, 1, d_model)], 1)
+
+    folded = Folded(
+        query=w["query"][:, None],
+        query_bias=zeros(n_layers, 1, 1, width),
+        position_keys=w["position_keys"].transpose(1, 2)[:, None],
+        position_scores=w["position_scores"][:, None, None],
+        output=with_bias(w["output"]),
+        inner=w["inner"],
+        inner_bias=zeros(n_layers, w["inner"].shape[2]),
+        outer=with_bias(w["outer"]),
+        memory=w["memory"],
+        memory_bias=zeros(2 * width),
+        mix=w["mix"],
+        norms_memory=True,
+    )
+    none = torch.zeros(1, dtype=torch.long)
+    return recurrence(x[None], x.new_zeros(1, 0, d_model), none, span, folded)

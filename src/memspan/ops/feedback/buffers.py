@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Folded:
-    """All weights of a stack, stacked over its layers, with constants folded in (README.md).
+    """All weights of a stack, stacked over its layers, with constants folded in.
 
     Each norm's gain and bias go into the product that follows, ``1 / sqrt(K)`` and ``u`` into the
     query, ``-u . R_d`` into the position scores. The bias of a product that is added to the residual

@@ -2,7 +2,7 @@
 
    It fills the same buffers as the loops in steps.py, in the same layouts, except that keys, values and
    their gradients are width first, [2, G, H * B, K, N], so that the scores of many slots are computed at
-   once. Functions that allocate return null or 0 if out of memory. README.md has the derivation. */
+   once. Functions that allocate return null or 0 if out of memory. docs/annotated/feedback_backward.md derives it. */
 
 #include "loop.h"
 

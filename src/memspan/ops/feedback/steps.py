@@ -1,5 +1,5 @@
 """The Feedback Transformer's recurrence step by step, in PyTorch: forward, backward, and single tokens
-without gradients. ``README.md`` has the derivation; names and order here follow it."""
+without gradients. ``docs/annotated/feedback_backward.md`` derives them; names and order agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Past(NamedTuple):
 
 
 def forward(saved: Saved, w: Folded, call: Call) -> None:
-    """Compute all steps into ``saved``. README.md has the derivation."""
+    """Compute all steps into ``saved``."""
     n_layers, n_steps = saved.middles.shape[:2]
     loop = _Forward(saved, w, call)
     loop.first_queries()
@@ -163,7 +163,7 @@ class _Forward:
 
 
 def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
-    """Gradients by all steps, from last to first. README.md has the derivation.
+    """Gradients by all steps, from last to first.
 
     Args:
         saved: what :func:`forward` computed.

@@ -1,0 +1,43 @@
+"""A Feedback Transformer in its smallest form: one text, one token after another.
+
+It computes what `memspan.models.Feedback` computes with `normalisation="post"`, as a test checks.
+"""
+
+import torch
+from torch.nn.functional import layer_norm, relu
+
+
+def attention(x, past, w):
+    """One head: x [D] attends to the memory vectors past [N, D], the newest last."""
+    q, keys, values = x @ w["query"], past @ w["key"], past @ w["value"]
+    scores = torch.empty(len(past))
+    for j in range(len(past)):
+        row = len(past) - j - 1
+        by_content = (q + w["u"]) @ keys[j]
+        by_distance = q @ w["position_keys"][row] + w["position_scores"][row]
+        scores[j] = (by_content + by_distance) / len(q) ** 0.5
+    return scores.softmax(-1) @ values
+
+
+def layer(x, past, w):
+    """Attention and feed-forward, each with its residual sum and its norm."""
+    attended = torch.zeros_like(x)
+    if len(past):
+        heads = torch.cat([attention(x, past, head) for head in w["heads"]])
+        attended = heads @ w["output"]
+    x = layer_norm(x + attended, x.shape)
+    inner = relu(x @ w["inner"] + w["inner_bias"])
+    return layer_norm(x + inner @ w["outer"] + w["outer_bias"], x.shape)
+
+
+def read(embeddings, past, layers, layer_weights, span):
+    """Read embeddings [T, D] after the memory vectors past [N, D]."""
+    outputs = []
+    for x in embeddings:
+        states = [x]
+        for w in layers:
+            states.append(layer(states[-1], past, w))
+        memory_vector = layer_weights.softmax(0) @ torch.stack(states)
+        past = torch.cat([past, memory_vector[None]])[-span:]
+        outputs.append(states[-1])
+    return torch.stack(outputs), past
