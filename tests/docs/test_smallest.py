@@ -24,6 +24,7 @@ from memspan.models import (
 from memspan.ops.delta_rule.rules import delta_rule
 from memspan.ops.feedback.buffers import Folded
 from memspan.ops.feedback.recurrence import recurrence
+from memspan.ops.relative_attention import Positions, relative_attention
 
 FOLDER = Path(__file__).parents[2] / "docs" / "annotated" / "smallest"
 
@@ -112,6 +113,31 @@ def test_compressive(auxiliary_loss: Any, monkeypatch: pytest.MonkeyPatch) -> No
             for parameter, gradient in zip(learned, real, strict=True):
                 torch.testing.assert_close(taught[id(parameter)], gradient, atol=1e-5, rtol=1e-5)
     assert n_compressed == config.compressed_length
+
+
+@pytest.mark.parametrize("slots", [0, 5])
+def test_relative_attention(slots: int) -> None:
+    """Output and all gradients of the fused implementation, and the output of the reference."""
+    torch.manual_seed(0)
+    version = smallest("relative_attention")
+    n_queries, width = 4, 3
+    n_keys = slots + n_queries
+    shapes = [(n_queries, width), *[(n_keys, width)] * 3, (width,), (width,)]
+    given = [torch.randn(shape).requires_grad_() for shape in shapes]
+    q, k, v, r, u, w = given
+    past = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(slots)[None]
+    positions = Positions(r[None], content_bias=u[None], position_bias=w[None])
+    one_head = [t[None, None] for t in (q, k, v)]
+    real = relative_attention(*one_head, positions, mask=past, implementation="fused")
+    plain = relative_attention(*one_head, positions, mask=past, implementation="reference")
+    with torch.no_grad():
+        output, saved = version.forward(*given)
+        d_output = torch.randn_like(output)
+        gradients = version.backward(d_output, saved)
+    torch.testing.assert_close(output, real[0, 0])
+    torch.testing.assert_close(output, plain[0, 0])
+    expected = torch.autograd.grad(real[0, 0], given, d_output)
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
 
 
 def _compressive_layer(model: Compressive, n: int) -> dict[str, Any]:
