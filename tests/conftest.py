@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported, and for the processes that tests start: threads that wait for one another
@@ -13,12 +15,13 @@ import hypothesis
 import pytest
 import torch
 
+from memspan.models.registry import MODELS
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.training import metrics
 
 torch.set_num_threads(1)
-# No power is cut here: workers waited for disks a fifth of the time.
+# No power is cut here, so nothing has to reach the disk.
 os.fsync = lambda descriptor: None
 
 hypothesis.settings.register_profile(
@@ -47,6 +50,17 @@ def own_folders(
     if request.node.get_closest_marker("plots") is None:
         monkeypatch.setattr(metrics, "plot", lambda *_: [])
     return tmp_path
+
+
+@pytest.fixture
+def own_architectures() -> Iterator[None]:
+    """What a test imports from the folder of ``examples`` or registers is forgotten after it."""
+    registered = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(registered)
+    for name in ("own_architecture", "installed_package"):
+        sys.modules.pop(name, None)
 
 
 # Before xdist looks at the groups.

@@ -141,7 +141,6 @@ def test_what_has_no_note(
 ) -> None:
     """A passage counts for the function that it names, or whose ``def`` it shows."""
     monkeypatch.setattr(coverage, "COVERED", ("model.py",))
-    monkeypatch.setattr(coverage, "AWAITED", ())
     coverage.check([read(repository)], repository)
     with pytest.raises(DocsError, match=words):
         coverage.check([read(repository, replace)], repository)

@@ -80,7 +80,7 @@ def small(arguments: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def folder(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(own_folders: Path, own_architectures: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the texts that the pages name, in which trainings are small."""
     Path("book.txt").write_text(BOOK)
     Path("texts").mkdir()

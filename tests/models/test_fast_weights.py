@@ -238,7 +238,7 @@ def test_a_reader_reads_single_tokens_as_the_model_does(
 
 def test_a_reader_refuses_other_rows() -> None:
     reader = fast_weights().model().reader(batch_size=2)
-    with pytest.raises(MemspanError, match="2 rows, and 3"):
+    with pytest.raises(MemspanError, match="has 2 rows, and the tokens have 3"):
         reader.read(text(3, 1))
 
 

@@ -11,6 +11,7 @@ from memspan import cli
 from memspan.models.registry import MODELS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
+pytestmark = pytest.mark.usefixtures("own_architectures")
 SMALL = """--model gated-recurrence --model.half-life 8 --model.d-model 8 --data.corpus text.txt
 --train.steps 4 --train.batch-size 2 --train.segment-length 8 --train.evaluate-every 2
 --train.evaluate-tokens 32 --train.sample-tokens 4 --train.device cpu --out mine"""
@@ -50,11 +51,7 @@ def test_an_entry_point_of_an_installed_package(
         "[memspan.architectures]\ngated-recurrence = installed_package\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    try:
-        with pytest.raises(SystemExit):
-            cli.main(["train", "--model", "gated-recurrence", "--help"])
-    finally:
-        registered = MODELS.pop("gated-recurrence", None)
-    assert registered is not None
-    assert registered.__module__ == "installed_package"
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--model", "gated-recurrence", "--help"])
+    assert MODELS["gated-recurrence"].__module__ == "installed_package"
     assert "--model.half-life" in capsys.readouterr().out
