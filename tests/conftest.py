@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from memspan.ops.feedback import compiled as feedback_loop
 from memspan.training import metrics
 
 torch.set_num_threads(1)
+# A shell ignores interrupts in what it starts in the background; tests of Ctrl-C need them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # No power is cut here, so nothing has to reach the disk.
 os.fsync = lambda descriptor: None
 
