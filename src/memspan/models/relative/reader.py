@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Generic
 
 import torch
@@ -100,7 +101,7 @@ class ReaderAttention:
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
 
 
-class RelativeReader(Generic[M]):
+class RelativeReader(ABC, Generic[M]):
     """Reads a stream without gradients; keys and values of memory are projected once and cached.
 
     With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
@@ -160,13 +161,13 @@ class RelativeReader(Generic[M]):
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
+    @abstractmethod
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
         """Count ``n_new`` tokens that were appended, and call :meth:`_use` with the slots then valid.
 
         ``received``: with ``counts_attention``, the attention that each attended column received, per
         layer ``[B, N + T]``.
         """
-        raise NotImplementedError
 
     def _use(self, used: Tensor) -> None:
         """Set the valid slots per row, int64 ``[B]`` on the CPU, since shapes depend on them."""
