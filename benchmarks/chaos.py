@@ -179,6 +179,8 @@ def main() -> None:
     # As if the extra were not installed: a picture takes longer than these runs.
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
     begin = time.monotonic()
+    if options.folder:
+        os.makedirs(options.folder, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="memspan-chaos-", dir=options.folder))
     mounts, immutable = own_mounts(), can_be_immutable(root)
     context = multiprocessing.get_context("fork")
