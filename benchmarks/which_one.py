@@ -1,0 +1,170 @@
+"""What each architecture costs and gives: the table of docs/which-one.md, of the presets of one size.
+
+    python benchmarks/which_one.py [--rounds 7]      # measures, then writes the table
+    python benchmarks/which_one.py --page            # writes the table from what was measured
+
+Cost is CPU time per token, sides taking turns: of training, updates of the preset; of reading, its
+segments with the losses of all tokens, eight rows; of writing, one row, one token at a time. Memories
+are full.
+Bytes are those of the memory that is carried and saved, for one stream. Losses come from
+benchmarks/results/memory-worth.json, answers from docs/recall/recall.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+
+from memspan.models import CompressiveConfig, LanguageModel
+from memspan.models.options import BackboneConfig
+from memspan.runs.config_files import read_config
+from memspan.runs.options import RunConfig
+from shakespeare import PRESETS, add_text, parts
+from sides import Side
+from timing import interleaved, write
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "which-one.md"
+BEGIN, END = "<!-- benchmarks/which_one.py writes from here -->\n", "<!-- to here -->\n"
+ROWS = 8
+"""Read side by side."""
+NAMES = {
+    "transformer-xl": ("Transformer-XL", "transformer-xl"),
+    "compressive": ("Compressive", "compressive-convolution"),
+    "feedback": ("Feedback", "feedback"),
+    "fast-weights": ("Fast Weights", "fast-weights-delta"),
+    "lstm": ("LSTM", "lstm"),
+    "transformer": ("Transformer, no memory", "transformer"),
+}
+"""Each architecture's title, and its model in the recall experiment."""
+
+
+def reach(config: BackboneConfig) -> int | None:
+    """Tokens that the memory stands for, where every token has its place (None: elsewhere)."""
+    length = getattr(config, "memory_length", None)
+    if length and isinstance(config, CompressiveConfig):
+        return length + config.compression_rate * config.compressed_length
+    return length or None
+
+
+def readers(config: RunConfig[Any], text: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What is timed without training: reading a segment, writing a token."""
+    model = LanguageModel(256, config.model).eval()
+    length = config.train.segment_length
+    segments = text[: ROWS * 8 * length].view(ROWS, -1).split(length, 1)
+    many, one = model.reader(batch_size=ROWS), model.reader()
+    for segment in segments:
+        many.read(segment, targets=segment)
+        one.read(segment[:1])
+    segment, token = segments[0], segments[0][:1, :1]
+    return {"read": lambda: many.read(segment, targets=segment), "write": lambda: one.read(token)}
+
+
+def measure(text: Path, rounds: int) -> None:
+    """Time every preset and write benchmarks/results/which-one.json."""
+    torch.set_num_threads(1)
+    tokens = torch.from_numpy(parts(text)[0].copy()).long()
+    calls: dict[tuple[str, str], Callable[[], object]] = {}
+    n_tokens: dict[tuple[str, str], int] = {}
+    sizes = {}
+    for model in NAMES:
+        config = read_config(PRESETS[model])
+        loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
+        backbone = config.model.for_segments(loop.segment_length)
+        config = dataclasses.replace(config, train=loop, model=backbone)
+        side = Side(config, text)
+        # Fills the memory.
+        side.train(8)
+        calls[model, "train"] = side.update
+        n_tokens[model, "train"] = loop.batch_size * loop.segment_length
+        for work, call in readers(config, tokens).items():
+            calls[model, work] = call
+            n_tokens[model, work] = ROWS * loop.segment_length if work == "read" else 1
+        n_bytes = side.state.model.initial_memory(1).nbytes
+        sizes[model] = {"parameters": side.n_parameters, "memory_bytes": n_bytes}
+        sizes[model]["reach"] = reach(config.model)
+    times = interleaved(calls, rounds)
+    rows = []
+    for model, size in sizes.items():
+        costs = {
+            f"{work}_microseconds": median(times[model, work]) / n_tokens[model, work] * 1e6
+            for work in ("train", "read", "write")
+        }
+        rows.append({"model": model, **size, **costs})
+    write(RESULTS / "which-one.json", rows)
+
+
+def quality(model: str) -> str:
+    """Nats per byte on the last tenth of Tiny Shakespeare, memory carried."""
+    runs = json.loads((RESULTS / "memory-worth.json").read_text())["runs"]
+    nats = [
+        r["nats"]
+        for r in runs
+        if r["model"] == model and r["side"] == "carried" and r["steps"] is None
+    ]
+    return f"{mean(nats):.3f} ± {stdev(nats):.3f}" if len(nats) > 1 else f"{mean(nats):.3f}"
+
+
+def recalled(model: str, distance: int) -> str:
+    """Right answers, in %, to questions about something so many tokens back, to half an octave."""
+    rows = json.loads((ROOT / "docs" / "recall" / "recall.json").read_text())
+    rows = [r for r in rows if r["panel"] == "time" and r["model"] == NAMES[model][1]]
+    nearest = [min(r["curve"], key=lambda point: abs(point[0] - distance))[1] for r in rows]
+    return f"{100 * mean(nearest):.0f} %"
+
+
+def table() -> str:
+    """The page's table, a row for each architecture."""
+    measured = json.loads((RESULTS / "which-one.json").read_text())
+    lines = [
+        "| | nats per byte | recall at 50, 150, 1,000 tokens | train, µs/token | read | write "
+        "| memory of a stream | per token in it |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in measured["rows"]:
+        model, reached, n_bytes = row["model"], row["reach"], row["memory_bytes"]
+        held = f"{n_bytes / reached:,.0f} B of {reached:,}" if reached else "no places"
+        cells = [
+            NAMES[model][0],
+            quality(model),
+            ", ".join(recalled(model, n) for n in (50, 150, 1000)),
+            *(f"{row[f'{work}_microseconds']:,.0f}" for work in ("train", "read", "write")),
+            f"{n_bytes / 1024:,.1f} KiB",
+            held,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    where = measured["machine"]
+    lines += ["", f"Costs: one core of an {where['cpu']}, {where['capability']}, {where['date']}."]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """docs/which-one.md with its table made anew."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_text(parser)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--page", action="store_true", help="write the table alone")
+    options = parser.parse_args()
+    if not options.page:
+        measure(options.text, options.rounds)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
