@@ -242,10 +242,11 @@ def measured_span(architecture: str, root: Path = ROOT) -> str:
     try:
         (run,) = report["runs"]
         span = run["span"]
+        more = "At least " if span["beyond"] else ""
         return (
-            f"**{span['tokens']:,} tokens** (95 %: {span['low']:,} to {span['high']:,}), measured on "
-            f"{run['corpus']} by `memspan measure` with up to {run['longest']:,} tokens of history; "
-            f"{run['parameters']:,} parameters."
+            f"**{more}{span['tokens']:,} tokens** (95 %: {span['low']:,} to {span['high']:,}), "
+            f"measured on {run['corpus']} by `memspan measure {run['run']}` with up to "
+            f"{run['longest']:,} tokens of history; {run['parameters']:,} parameters."
         )
     except (KeyError, TypeError, ValueError):
         raise DocsError(

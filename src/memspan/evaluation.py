@@ -232,7 +232,7 @@ def text_of(run: Run, corpus: str | None, split: str, progress: bool) -> RunText
     tokens, starts = _split(prepared, name, split)
     changed = None
     if known := is_whole(run.corpus):
-        among = None if split == ALL else [split]
+        among = prepared.splits if split == ALL else [split]
         changed = difference(run.corpus, identity(prepared.splits), among)
     if changed and corpus is None:
         log.warning(

@@ -547,7 +547,8 @@ assert "torch._dynamo" not in sys.modules
 def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["data", "list"])
     said = capsys.readouterr().out
-    names = ["python-stdlib", "tiny-shakespeare", "enwik8", "text8", "wikitext-103"]
+    shakespeare = ["tiny-shakespeare", "tiny-shakespeare-held-out"]
+    names = ["python-stdlib", *shakespeare, "enwik8", "text8", "wikitext-103"]
     assert all(name in said for name in names)
     cli.main(["data", "list", "--json"])
     rows = json.loads(capsys.readouterr().out)
@@ -561,13 +562,15 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_presets_and_sources_in_c_are_in_the_wheel() -> None:
+def test_presets_trained_runs_and_sources_in_c_are_in_the_wheel() -> None:
     wheel = pytest.importorskip("hatchling.builders.wheel")
     root = Path(__file__).parents[2]
     files = {f.distribution_path for f in wheel.WheelBuilder(str(root)).recurse_included_files()}
     source = root / "src"
     needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]
     assert len(needed) >= 8
+    needed += [p for p in (source / "memspan" / "trained").rglob("*") if p.is_file()]
+    assert sum(p.suffix == ".safetensors" for p in needed) >= 2
     assert {p.relative_to(source).as_posix() for p in needed} <= files
 
 

@@ -72,6 +72,8 @@ def small(arguments: list[str]) -> list[str]:
             sizes = {flag: size for flag, size in sizes.items() if flag not in NOT_OF_LSTM}
     elif arguments[0] == "generate" and "--tokens" not in arguments:
         sizes = {"--tokens": "4"}
+    elif arguments[0] == "evaluate":
+        sizes = {"--tokens": "64"}
     kept = list(arguments)
     for flag in sizes:
         if flag in kept:
@@ -112,7 +114,10 @@ def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
         if language == "python":
             if "memspan.train(" in block:
                 shutil.rmtree("runs", ignore_errors=True)
-            elif re.search(r"memspan\.(load|evaluate)\(", block) and not Path("runs/book").exists():
+            elif (
+                re.search(r'memspan\.(load|evaluate)\("runs', block)
+                and not Path("runs/book").exists()
+            ):
                 memspan.train(_config(), "runs/book")
             exec(compile(block, str(page), "exec"), names)
             ran += 1

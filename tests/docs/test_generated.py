@@ -64,10 +64,13 @@ def test_results_of_an_older_form(results: Path, content: object, words: str) ->
 
 def test_a_measured_span(results: Path) -> None:
     assert "not been measured" in benchmarks.measured_span("it", results)
-    span = {"tokens": 1024, "low": 512, "high": 2048}
-    run = {"span": span, "corpus": "a text", "longest": 4096, "parameters": 500_000}
+    span = {"tokens": 1024, "low": 512, "high": 2048, "beyond": False}
+    run = {"run": "it", "span": span, "corpus": "a text", "longest": 4096, "parameters": 500_000}
     write(results, "span-it.json", {"runs": [run]})
     assert "**1,024 tokens** (95 %: 512 to 2,048)" in benchmarks.measured_span("it", results)
+    span["beyond"] = True
+    write(results, "span-it.json", {"runs": [run]})
+    assert "**At least 1,024 tokens**" in benchmarks.measured_span("it", results)
     write(results, "span-it.json", {"runs": [run, run]})
     with pytest.raises(DocsError, match="no measure"):
         benchmarks.measured_span("it", results)

@@ -10,6 +10,7 @@ import tyro
 
 from memspan.commands.parsing import parsed
 from memspan.runs.config_files import load_config
+from memspan.runs.shipped import run_folder
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def export(arguments: list[str]) -> None:
     from memspan.runs import checkpoints
     from memspan.runs.claim import claim
 
-    with claim(options.run):
+    with claim(run_folder(options.run)):
         steps = checkpoints.export(options.run)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
     print(f"{options.run}: {what}; best weights in {options.run / 'model.safetensors'}")

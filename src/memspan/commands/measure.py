@@ -12,9 +12,10 @@ import tyro
 
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
-from memspan.commands.reading import DeviceArguments
+from memspan.commands.reading import RUN_HELP, DeviceArguments
 from memspan.errors import MemspanError
 from memspan.runs.config_files import load_config
+from memspan.runs.shipped import is_shipped, run_folder
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,11 @@ class MeasureArguments(DeviceArguments):
     Writes measure.json, measure.html and, with the extra plot, measure.png.
     """
 
-    run: Annotated[tuple[Path, ...], tyro.conf.Positional] = field(kw_only=True)
-    """Run folders; several are compared."""
+    run: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(help=f"{RUN_HELP} Several are compared."),
+    ] = field(kw_only=True)
     corpus: str | None = None
     """A named corpus, file, folder or glob (None: each run's own)."""
     split: Literal["train", "validation", "test", "all"] = "validation"
@@ -36,7 +40,8 @@ class MeasureArguments(DeviceArguments):
     budget: float = 45.0
     """CPU seconds to spend on each run; more time means narrower intervals."""
     out: Path | None = None
-    """Folder for the report (None: the first run's)."""
+    """Folder for the report (None: the first run's, or the current folder where that run came with
+    memspan)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,10 +86,16 @@ def measure(arguments: list[str]) -> None:
             break
     report = Report(found)
     print(printed(report))
-    for path in written(report, options.out or options.run[0]):
+    for path in written(report, options.out or _own_folder(options.run[0])):
         print(f"written: {path}")
     if found[-1].interrupted:
         raise KeyboardInterrupt
+
+
+def _own_folder(run: Path) -> Path:
+    """Where a report on the run belongs."""
+    folder = run_folder(run)
+    return Path.cwd() if is_shipped(folder) else folder
 
 
 @contextlib.contextmanager

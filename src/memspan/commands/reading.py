@@ -11,10 +11,15 @@ import tyro
 from memspan.checks import check_types
 from memspan.commands.parsing import Modules
 from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
+from memspan.runs.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from memspan.precision.products import Precision
     from memspan.runs.run import Run
+
+RUN_HELP = (
+    f"Run folder or, where there is none, a run that comes with memspan: {', '.join(SHIPPED)}."
+)
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,7 @@ class DeviceArguments:
 class ReadingArguments(DeviceArguments):
     """A run and how it is read."""
 
-    run: Annotated[Path, tyro.conf.Positional] = field(kw_only=True)
-    """Run folder."""
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help=RUN_HELP)] = field(kw_only=True)
 
     def opened(self) -> tuple[Run, Precision]:
         """The run, and the precision to read in. Imports torch."""

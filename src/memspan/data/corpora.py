@@ -11,6 +11,7 @@ import platform
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,11 @@ WIKITEXT_103 = Source(
     "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
     600_000_000,
 )
+
+HELD_OUT = Path(
+    str(resources.files("memspan").joinpath("trained", "tiny-shakespeare-held-out.txt"))
+)
+"""The last tenth of Tiny Shakespeare."""
 
 
 def load_corpus(name: str) -> Corpus:
@@ -227,6 +233,10 @@ def _wikitext_103() -> Splits:
     }
 
 
+def _held_out() -> Splits:
+    return {"validation": [Text.of(HELD_OUT)]}
+
+
 CORPORA = {
     "python-stdlib": Named(
         "the Python standard library's own sources, about 12 MB (the default)", _python_stdlib
@@ -236,6 +246,11 @@ CORPORA = {
         _tiny_shakespeare,
         SHAKESPEARE,
         ("train", "validation"),
+    ),
+    "tiny-shakespeare-held-out": Named(
+        "its last tenth, which comes with memspan: no text to train on, but to score its runs with",
+        _held_out,
+        splits=("validation",),
     ),
     "enwik8": Named(
         "100 MB of Wikipedia with mark-up, 90M/5M/5M bytes",

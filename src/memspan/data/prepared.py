@@ -102,6 +102,8 @@ def _bar(progress: bool) -> Progress:
 
 
 def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) -> Tokenizer:
+    if "train" not in text.splits:
+        raise MemspanError(f"{text.name} has no text to train on: choose another corpus")
     documents = text.splits["train"]
     task = bar.add_task("collecting the vocabulary", total=sum(map(len, documents)))
     pieces = (

@@ -15,7 +15,8 @@
 |                                                      | ``shared_saves``: while training goes on      |
 
 ``binding`` has the checksums that bind weights and checkpoints to a run's ``config.toml`` and
-``tokenizer.json``; ``reading`` is about using a trained model, not about a file.
+``tokenizer.json``; ``shipped`` names the runs that come with memspan; ``reading`` is about using a
+trained model, not about a file.
 ``docs/run-folder.md`` describes the files for users. Old folders must load for good, so formats do not
 change.
 """

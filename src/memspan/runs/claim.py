@@ -11,6 +11,7 @@ from pathlib import Path
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited, write_atomically
 from memspan.files.lock import only_writer
+from memspan.runs.shipped import refuse_shipped
 
 BOUND = ("config.toml", "tokenizer.json")
 """Files whose checksums are in every checkpoint."""
@@ -134,8 +135,9 @@ def claim(folder: Path) -> Iterator[Claim]:
     """Lock a run's folder for this trainer.
 
     Raises:
-        MemspanError: another process is training in it, or it cannot be written.
+        MemspanError: another process is training in it, it came with memspan, or it cannot be written.
     """
+    refuse_shipped(folder)
     if (folder / "checkpoints").is_symlink():
         raise MemspanError(
             f"{folder / 'checkpoints'} is a link out of the run's folder, where old checkpoints "

@@ -20,6 +20,7 @@ from memspan.files.bytes import read_limited
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
+from memspan.runs.shipped import SHIPPED, run_folder
 from memspan.training.options import OptimConfig, TrainConfig
 
 SECTIONS: dict[str, type] = {
@@ -124,15 +125,26 @@ def _shown(name: object) -> str:
 
 
 def load_config(folder: Path) -> RunConfig[BackboneConfig]:
-    """The options of the run in ``folder``, from its ``config.toml``.
+    """The options of a run, from its ``config.toml``.
+
+    Args:
+        folder: the run's, or the name of a shipped run.
 
     Raises:
         MemspanError: it is no run, or the file is damaged.
     """
+    folder = run_folder(folder)
     if not folder.is_dir():
-        raise MemspanError(f"no run at {folder}: check the path, or train one with memspan train")
+        raise MemspanError(
+            f"no run at {folder}: check the path, train one with memspan train, or take one that "
+            f"comes with memspan: {', '.join(SHIPPED)}"
+        )
     if not (folder / "config.toml").is_file():
-        raise MemspanError(f"{folder} is no run, it has no config.toml: check the path")
+        hidden = f", or rename it: it hides the {folder} that comes with memspan"
+        raise MemspanError(
+            f"{folder} is no run, it has no config.toml: check the path"
+            + (hidden if str(folder) in SHIPPED else "")
+        )
     return read_config(folder / "config.toml")
 
 

@@ -17,7 +17,8 @@ from memspan.runs.binding import refuse_changes
 from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
-from memspan.runs.weights import WEIGHTS, check_fit, load_weights
+from memspan.runs.shipped import run_folder
+from memspan.runs.weights import WEIGHTS, check_fit, load_weights, widened
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     """The best weights of a run so far, ready to evaluate.
 
     Args:
-        folder: the run's.
+        folder: the run's. Where there is none, the name of a run that comes with memspan, such as
+            ``shakespeare``.
         device: where the model goes, such as ``cuda``.
 
     Raises:
@@ -69,12 +71,13 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         run = memspan.load("runs/book")
         output = run.model(tokens)
     """
-    folder = Path(folder)
+    folder = run_folder(folder)
     config = load_config(folder)
     if not (folder / WEIGHTS).exists():
         raise _without_weights(folder)
     tokenizer = load_tokenizer(folder)
-    weights, header = load_tensors(folder / WEIGHTS)
+    stored, header = load_tensors(folder / WEIGHTS)
+    weights = widened(stored)
     refuse_changes(folder, header)
     check_fit(folder, config, tokenizer.vocab_size, weights)
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)

@@ -38,6 +38,14 @@ def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, T
     return expanded
 
 
+def widened(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that are stored in half precision, as those of shipped runs, in float32."""
+    return {
+        name: tensor.float() if tensor.dtype == torch.float16 else tensor
+        for name, tensor in weights.items()
+    }
+
+
 def check_fit(
     folder: Path, config: RunConfig[BackboneConfig], vocab_size: int, weights: dict[str, Tensor]
 ) -> None:

@@ -22,6 +22,7 @@ from memspan.runs.claim import Claim, claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.run import create, load
+from memspan.runs.shipped import run_folder
 from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import check_fit
 from memspan.training import metrics
@@ -129,7 +130,7 @@ def resume(
         more = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5000))
         resume("runs/first", config=more)
     """
-    folder, console = Path(folder), console or Console(quiet=True)
+    folder, console = run_folder(folder), console or Console(quiet=True)
     # Refuses what is no run before a folder is made for the claim.
     load_config(folder)
     with _claimed(folder, processes) as claimed:

@@ -1,0 +1,213 @@
+"""The trained runs that come with memspan: trained, stored in half precision, scored, described.
+
+    python benchmarks/shipped_runs.py [--text PATH] [--work runs/shipped] [--only NAME ...]
+
+Each is a preset for Tiny Shakespeare at a smaller width, so that all of them take less than 3 MB. They
+are trained on the first nine tenths of the text and scored once, at the end, on the last tenth, in one
+stream: with the float32 weights, and with the float16 weights that ship. The runs go to
+src/memspan/trained, with a card each, the figures to benchmarks/results/shipped-runs.json, and what
+`memspan measure` finds to span-ARCHITECTURE.json beside it, for the annotated pages. Training goes on
+in --work where it was stopped; what is finished there is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import shutil
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import memspan
+from memspan.data.corpora import HELD_OUT, SHAKESPEARE
+from memspan.files.tensors import load_tensors, save_tensors
+from memspan.measurement.report import Report
+from memspan.runs import checkpoints
+from memspan.runs.claim import BOUND
+from memspan.runs.config_files import load_config, read_config, to_toml
+from memspan.runs.options import RunConfig
+from memspan.runs.weights import WEIGHTS
+from shakespeare import PRESETS, add_text
+from timing import machine
+
+TRAINED = HELD_OUT.parent
+"""Where the runs ship from."""
+RESULTS = Path(__file__).resolve().parent / "results" / "shipped-runs.json"
+SPAN = "span-{}.json"
+"""What was measured of an architecture's run, beside the results."""
+CARD = Path(__file__).with_name("shipped_run.md")
+"""The card of a run, with fields for its figures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A shipped run: what differs from the preset of its architecture."""
+
+    architecture: str
+    steps: int
+    model: dict[str, int]
+
+
+RECIPES = {
+    "shakespeare": Recipe("transformer-xl", 4000, {"d_model": 80, "n_heads": 4, "d_ff": 288}),
+    "shakespeare-compressive": Recipe("compressive", 3344, {"d_model": 72, "d_ff": 264}),
+    "shakespeare-feedback": Recipe("feedback", 2500, {"d_model": 112, "d_ff": 400}),
+    "shakespeare-fast-weights": Recipe("fast-weights", 6000, {"d_model": 84, "d_ff": 328}),
+}
+
+
+def config_of(recipe: Recipe) -> RunConfig[Any]:
+    """All options of its training."""
+    preset = read_config(PRESETS[recipe.architecture])
+    loop = dataclasses.replace(
+        preset.train,
+        steps=recipe.steps,
+        # The last tenth chooses nothing: it is scored once.
+        evaluate_every=0,
+        evaluate_tokens=0,
+    )
+    model = dataclasses.replace(preset.model, **recipe.model)
+    return dataclasses.replace(preset, model=model, train=loop)
+
+
+def trained(name: str, work: Path) -> bool:
+    """Train the run in ``work``, or go on with it; whether it is finished.
+
+    CPU seconds are added up in a file beside it.
+    """
+    folder, spent = work / name, work / f"{name}.seconds"
+    begun = bool(checkpoints.steps_of(folder))
+    config = config_of(RECIPES[name])
+    if begun and checkpoints.latest(folder).state["step"] >= config.train.steps:
+        return True
+    start = time.process_time()
+    if begun:
+        memspan.resume(folder, console=Console())
+    else:
+        memspan.train(config, folder, console=Console())
+    before = float(spent.read_text()) if begun and spent.is_file() else 0.0
+    spent.write_text(f"{before + time.process_time() - start:.1f}\n")
+    return checkpoints.latest(folder).state["step"] >= config.train.steps
+
+
+def stored(name: str, work: Path) -> Path:
+    """Write what ships of a finished run; its folder.
+
+    That is no training state, and the text is the part of it that ships, too.
+    """
+    source, folder = work / name, TRAINED / name
+    weights, header = load_tensors(source / WEIGHTS)
+    config = load_config(source)
+    data = dataclasses.replace(config.data, corpus=HELD_OUT.stem)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(to_toml(dataclasses.replace(config, data=data)))
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    bound = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in BOUND}
+    about = {"step": header["step"], "corpus": header["corpus"]} | bound
+    halves = {key: x.half() if x.is_floating_point() else x for key, x in weights.items()}
+    save_tensors(folder / WEIGHTS, halves, about)
+    return folder
+
+
+def figures(name: str, work: Path, folder: Path) -> dict[str, Any]:
+    """The scores of a run as trained and as shipped, and what it took."""
+    as_trained, as_shipped = memspan.evaluate(work / name), memspan.evaluate(folder)
+    run = memspan.load(folder)
+    return {
+        "architecture": run.config.architecture,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "bytes": (folder / WEIGHTS).stat().st_size,
+        "steps": run.step,
+        "cpu_seconds": float((work / f"{name}.seconds").read_text()),
+        "bytes_scored": as_shipped.n_bytes,
+        "bits_per_byte": as_shipped.bits_per_byte,
+        "bits_per_byte_float32": as_trained.bits_per_byte,
+        "machine": machine(),
+    }
+
+
+def card(name: str, row: dict[str, Any]) -> str:
+    """What a user should know about a run, in Markdown."""
+    config = load_config(TRAINED / name)
+    sizes = {
+        key: value
+        for key, value in dataclasses.asdict(config.model).items()
+        if value and (key.startswith(("n_", "d_")) or key.endswith(("_length", "_rate")))
+    }
+    text = CARD.read_text().format(
+        **(row["machine"] | row),
+        name=name,
+        url=SHAKESPEARE.url,
+        held_out=HELD_OUT.stem,
+        preset=PRESETS[config.architecture].stem,
+        changed=_listed(RECIPES[name].model),
+        read=config.train.batch_size * config.train.tokens_read(row["steps"]),
+        seed=config.train.seed,
+        minutes=row["cpu_seconds"] / 60,
+        sizes=_listed(sizes),
+        rounding=row["bits_per_byte"] - row["bits_per_byte_float32"],
+    )
+    wrap = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(p if p.startswith("  ") else wrap.fill(p) for p in parts) + "\n"
+
+
+def _listed(options: dict[str, Any]) -> str:
+    return ", ".join(f"`{key}` {value}" for key, value in options.items())
+
+
+def measured(name: str) -> dict[str, Any]:
+    """What ``memspan measure NAME`` writes, without the folders of this machine."""
+    report = Report([dataclasses.replace(memspan.measure(name), run=name)]).as_dict()
+    return report | {"machine": machine() | {"command": f"memspan measure {name}"}}
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The runs side by side, in Markdown; docs/guides/trained-runs.md has it."""
+    lines = ["| run | `--model` | parameters | bytes | bits per byte |", "| --- " * 5 + "|"]
+    lines += [
+        f"| `{name}` | `{row['architecture']}` | {row['parameters']:,} | {row['bytes']:,} "
+        f"| {row['bits_per_byte']:.3f} |"
+        for name, row in rows.items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, default=Path("runs/shipped"), help="where to train")
+    parser.add_argument("--only", nargs="+", default=list(RECIPES), choices=RECIPES, metavar="NAME")
+    add_text(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not SHAKESPEARE.path.exists():
+        # Its checksum is compared when it is read.
+        SHAKESPEARE.path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(options.text, SHAKESPEARE.path)
+    options.work.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        if not trained(name, options.work):
+            return
+        row = figures(name, options.work, stored(name, options.work))
+        found = (json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}) | {name: row}
+        _write(RESULTS, {key: found[key] for key in RECIPES if key in found})
+        (TRAINED / name / "README.md").write_text(card(name, row))
+        print(table(found))
+        _write(RESULTS.with_name(SPAN.format(row["architecture"])), measured(name))
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

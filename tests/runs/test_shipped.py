@@ -1,0 +1,152 @@
+"""The trained runs that come with memspan: they work anywhere, offline, and nothing writes to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import memspan
+from memspan import MemspanError, cli
+from memspan.measurement import report
+from memspan.runs.claim import claim
+from memspan.runs.shipped import SHIPPED
+from memspan.runs.weights import WEIGHTS
+from shipped_runs import RECIPES, RESULTS, TRAINED, card, table
+
+ROWS = json.loads(RESULTS.read_text())
+
+
+@pytest.fixture(autouse=True)
+def _offline(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def contents() -> dict[Path, tuple[int, int]]:
+    """What tells whether a shipped file was written."""
+    files = [path for path in TRAINED.rglob("*") if "__pycache__" not in path.parts]
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a command ends with."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_they_take_less_than_three_megabytes() -> None:
+    assert set(SHIPPED) == set(ROWS) <= set(RECIPES)
+    assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 3_000_000
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_scores_and_writes_without_a_network(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = contents()
+    scores = memspan.evaluate(name, split="all", tokens=1500)
+    # Far below a model that knows only how often each letter appears, 4.8.
+    assert scores.bits_per_byte is not None
+    assert scores.bits_per_byte < 3
+    assert scores.as_in_training
+    assert len(memspan.generate(name, "ROMEO:\n", tokens=20).text) == 20
+    assert not caplog.records
+    assert contents() == before
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_its_card_says_what_was_measured(name: str) -> None:
+    row, run = ROWS[name], memspan.load(name)
+    assert run.config.architecture == row["architecture"] == RECIPES[name].architecture
+    assert run.step == row["steps"] == RECIPES[name].steps
+    assert sum(p.numel() for p in run.model.parameters()) == row["parameters"]
+    assert (run.folder / WEIGHTS).stat().st_size == row["bytes"]
+    assert (run.folder / "README.md").read_text() == card(name, row)
+    assert abs(row["bits_per_byte"] - row["bits_per_byte_float32"]) < 0.001
+
+
+def test_the_guide_shows_what_was_measured() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "trained-runs.md"
+    assert table(ROWS) in guide.read_text()
+
+
+def test_a_folder_of_that_name_comes_first() -> None:
+    shutil.copytree(SHIPPED["shakespeare-fast-weights"], "shakespeare")
+    assert memspan.load("shakespeare").config.architecture == "fast-weights"
+    assert memspan.load("shakespeare").folder == Path("shakespeare")
+    shutil.rmtree("shakespeare")
+    Path("shakespeare").mkdir()
+    with pytest.raises(MemspanError, match="it hides the shakespeare that comes"):
+        memspan.load("shakespeare")
+    Path("shakespeare").rmdir()
+    assert memspan.load("shakespeare").folder == SHIPPED["shakespeare"]
+
+
+def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MemspanError, match="comes with memspan: shakespeare, "):
+        memspan.load("shakespear")
+    said = refusal(capsys, "generate", "hamlet")
+    assert "no run at hamlet: " in said
+    assert all(name in said for name in SHIPPED)
+
+
+def test_the_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("generate", "evaluate", "measure"):
+        with pytest.raises(SystemExit):
+            cli.main([verb, "--help"])
+        said = capsys.readouterr().out.replace("│", " ").split()
+        assert all(any(name in word for word in said) for name in SHIPPED)
+
+
+def test_a_report_goes_to_the_current_folder(
+    own_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Drawing takes seconds.
+    monkeypatch.setattr(report, "picture", lambda *_: None)
+    before = contents()
+    cli.main(["measure", "shakespeare-fast-weights", "--budget", "0.5", "--longest", "16"])
+    assert contents() == before
+    assert f"written: {own_folders / 'measure.json'}" in capsys.readouterr().out
+    (measured,) = json.loads(Path("measure.json").read_text())["runs"]
+    assert measured["corpus"] == "tiny-shakespeare-held-out"
+
+
+def test_it_cannot_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents()
+    for run in ("shakespeare", str(SHIPPED["shakespeare"])):
+        said = refusal(capsys, "train", "--resume", run)
+        assert (
+            "shakespeare comes with memspan and is never changed: train a run of your own" in said
+        )
+        with pytest.raises(MemspanError, match="--init-from shakespeare --preset"):
+            memspan.resume(run)
+    with pytest.raises(MemspanError, match="never changed"), claim(SHIPPED["shakespeare"]):
+        """As every verb does that writes to a run."""
+    assert "never changed" in refusal(capsys, "export", "shakespeare")
+    said = refusal(capsys, "train", "--data.corpus", "tiny-shakespeare-held-out")
+    assert "tiny-shakespeare-held-out has no text to train on" in said
+    assert contents() == before
+    assert not Path("shakespeare").exists()
+
+
+def test_a_run_of_ones_own_begins_with_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that the refusal names."""
+    Path("book.txt").write_text("Once upon a time there was a fox. " * 99)
+    preset = str(SHIPPED["shakespeare"] / "config.toml")
+    start = ["train", "--init-from", "shakespeare", "--preset", preset, "--data.corpus", "book.txt"]
+    cli.main([*start, "--out", "fox", "--train.steps", "1", "--train.sample-tokens", "4"])
+    said = capsys.readouterr().out
+    assert "tensors mapped" in said
+    assert "  new:" not in said
+    assert "  in part:" not in said
+    assert memspan.load("fox").step == 1
