@@ -1,62 +1,25 @@
 """From a peer's parameters to ours: written, and their gradients compared, by one map.
 
-A peer's parameter is laid out as rows of ours, see :data:`Rows`; the map has to be complete in both
-directions.
+The maps are those of :mod:`memspan.converters`; here they must be complete in both directions.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from golden import Golden, assert_same
+from memspan.converters.names import Get, Names, Rows, distance_table, item, linear, one
 from memspan.models import LanguageModel
 
 OUTPUT = {torch.float64: 1e-9, torch.float32: 5e-5}
 GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-3}
 PREFIX = {torch.float64: "f64", torch.float32: "f32"}
 
-Get = Callable[[Tensor], Tensor]
-"""From one of our parameters to itself, or to its gradient."""
-Rows = Callable[[Get], list[Tensor]]
-"""Views of ours that, one below the other, are the peer's tensor."""
-
-
 # ----- The peers' parameters in terms of ours
 
 
-def one(parameter: Tensor) -> Rows:
-    return lambda get: [get(parameter)]
-
-
-def stacked(*parts: Tensor) -> Rows:
-    return lambda get: [get(part) for part in parts]
-
-
-def item(parameter: Tensor, index: int) -> Rows:
-    return lambda get: [get(parameter)[index]]
-
-
-def upside_down(parameter: Tensor) -> Rows:
-    return lambda get: [get(parameter)[i : i + 1] for i in reversed(range(len(parameter)))]
-
-
-def distance_table(table: Tensor, p: int) -> Rows:
-    """The peer's ``2P`` rows, row ``P - distance``; what belongs to the future is not ours."""
-    return lambda get: [
-        *(get(table)[d : d + 1] for d in range(p, -1, -1)),
-        get(table).new_zeros(p - 1, *table.shape[1:]),
-    ]
-
-
-def linear(name: str, module: Any) -> dict[str, Rows]:
-    return {f"{name}.weight": one(module.weight), f"{name}.bias": one(module.bias)}
-
-
-def labml_rows(model: LanguageModel, g: Golden) -> dict[str, Rows]:
+def labml_rows(model: LanguageModel, g: Golden) -> Names:
     """labml's Transformer-XL and Compressive Transformer."""
     p = g.config["P"]
     rows = {"src_embed.weight": one(model.embedding.tables[0])}
@@ -85,7 +48,7 @@ def labml_rows(model: LanguageModel, g: Golden) -> dict[str, Rows]:
 
 
 @torch.no_grad()
-def write_parameters(model: LanguageModel, rows: dict[str, Rows], g: Golden) -> None:
+def write_parameters(model: LanguageModel, rows: Names, g: Golden) -> None:
     """Every parameter of the peer into ours; fails if one of either side is left over."""
     for parameter in model.parameters():
         parameter.fill_(float("nan"))
@@ -118,7 +81,7 @@ def gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def check_gradients(rows: dict[str, Rows], g: Golden, dtype: torch.dtype) -> None:
+def check_gradients(rows: Names, g: Golden, dtype: torch.dtype) -> None:
     """All gradients of the peer; what it gives none must be none, or zero, with us."""
     compared = set()
     for name, theirs in g.named("f64.grad."):

@@ -20,6 +20,8 @@ PLANTED = {
     "models/feedback/config.py": "torch",
     "training/options.py": "torch",
     "evaluation.py": "memspan.measurement.span",
+    "converters/convert.py": "memspan.evaluation",
+    "converters/options.py": "torch",
     "measurement/span.py": "memspan.training.metrics",
     "runs/history.py": "memspan.training.metrics",
     "files/tensors.py": "memspan.nn",

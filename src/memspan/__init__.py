@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memspan.errors import MemspanError, NonFiniteError
 
 if TYPE_CHECKING:
+    from memspan.converters.convert import convert
     from memspan.data.options import DataConfig
     from memspan.evaluation import Evaluation, evaluate
     from memspan.generation import Generation, Writer, generate
@@ -46,6 +47,7 @@ __all__ = [
     "Sampling",
     "TrainConfig",
     "Writer",
+    "convert",
     "evaluate",
     "generate",
     "load",
@@ -70,6 +72,7 @@ _HOMES = {
     "Sampling": "sampling",
     "TrainConfig": "training.options",
     "Writer": "generation",
+    "convert": "converters.convert",
     "evaluate": "evaluation",
     "generate": "generation",
     "load": "runs.run",

@@ -25,6 +25,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   generate RUN       continue a prompt or a saved memory
   measure RUN ...    how far back it remembers: a report with intervals; several are compared
   export RUN         turn the checkpoints of several processes into plain ones (train --nproc)
+  convert SOURCE OUT make a run of someone else's checkpoint, such as transfo-xl-wt103
   data list          the named corpora
   data prepare NAME  download and tokenise a corpus now
 
@@ -32,7 +33,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   --debug            show the traceback of an error
 """
 
-VERBS = ("train", "evaluate", "generate", "measure", "export", "data")
+VERBS = ("train", "evaluate", "generate", "measure", "export", "convert", "data")
 """Each is a function of its name in the module of its name in :mod:`memspan.commands`."""
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import memspan
+import transfo_xl_folder
 from memspan import cli
 from memspan.models import TransformerXLConfig
 
@@ -89,6 +90,8 @@ def folder(own_folders: Path, own_architectures: None, monkeypatch: pytest.Monke
     for n in range(3):
         Path(f"texts/{n}.txt").write_text(BOOK[n:])
     shutil.copyfile(ROOT / "examples" / "own_architecture.py", "own_architecture.py")
+    tensors = transfo_xl_folder.random_tensors(transfo_xl_folder.OPTIONS)
+    transfo_xl_folder.write(Path("transfo-xl-wt103"), transfo_xl_folder.OPTIONS, tensors)
     monkeypatch.syspath_prepend(str(own_folders))
     whole_size = memspan.train
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import memspan.models.relative.self_attention as attention_module
 from golden import Golden, assert_same, parameters
@@ -19,18 +19,14 @@ from golden_rows import (
     GRADIENT,
     OUTPUT,
     PREFIX,
-    Rows,
     assert_all_seen,
     check_gradients,
     check_loss,
-    item,
     labml_rows,
-    linear,
-    one,
-    stacked,
-    upside_down,
     write_parameters,
 )
+from memspan.converters import transfo_xl, transformer_xl
+from memspan.converters.names import Names
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -40,120 +36,29 @@ from memspan.ops.relative_attention import Positions, relative_attention
 pytestmark = pytest.mark.golden
 
 
-def adaptive_rows(model: LanguageModel, g: Golden, embedding: str, *, reverse: bool) -> dict:
-    """Embedding and head of kimi and HF: ``{peer's name: rows of ours}``."""
-    rows: dict[str, Rows] = {}
-    for i, table in enumerate(model.embedding.tables):
-        rows[f"{embedding}.emb_layers.{i}.weight"] = one(table)
-    for i, projection in enumerate(model.embedding.projections):
-        rows[f"{embedding}.emb_projs.{i}"] = one(projection)
-    for i, table in enumerate(model.head.tables):
-        rows[f"crit.out_layers.{i}.weight"] = one(table)
-        rows[f"crit.out_layers.{i}.bias"] = one(model.head.biases[i])
-    for i, projection in enumerate(model.head.projections):
-        rows[f"crit.out_projs.{i}"] = one(projection)
-    if g.config["cutoffs"]:
-        # Ours and HF's: tail cluster i is column cutoffs[0] + i - 1 of the head; kimi's is -i.
-        order = upside_down if reverse else one
-        rows["crit.cluster_weight"] = order(model.head.cluster_weight)
-        rows["crit.cluster_bias"] = order(model.head.cluster_bias)
-    return rows
+def peer_model(g: Golden) -> tuple[LanguageModel, str]:
+    """The model of kimi's or HF's options, and the prefix of their names."""
+    hf = "n_token" not in g.config
+    values = dict(g.config)
+    if hf:
+        values = transfo_xl.with_defaults(values | {"dropout": 0.0}, Path("config"))
+    elif values["tie_projs"] == "all_but_first":
+        values["tie_projs"] = [False] + [True] * len(values["cutoffs"])
+    config, _ = transformer_xl.run_config(values, "config", "zeros" if hf else "empty")
+    size = values["vocab_size" if hf else "n_token"]
+    model = LanguageModel(size, config.model, config.embedding)
+    for i in range(len(model.head.projections)):
+        if values["tie_projs"][i : i + 1] == [True]:
+            # Patterns that no option names are tied by hand.
+            source = model.embedding.projections[i if values["div_val"] > 1 else 0]
+            model.head.projections[i] = source
+    return model, "transformer." if hf else ""
 
 
-def layer_rows(model: LanguageModel, prefix: str) -> dict[str, Rows]:
-    """Layers of kimi and HF."""
-    rows: dict[str, Rows] = {}
-    for n, layer in enumerate(model.backbone.layers):
-        attention, here = layer.attention, f"{prefix}layers.{n}"
-        rows[f"{here}.dec_attn.qkv_net.weight"] = stacked(
-            attention.query.weight, attention.key.weight, attention.value.weight
-        )
-        rows[f"{here}.dec_attn.o_net.weight"] = one(attention.output.weight)
-        rows[f"{here}.dec_attn.r_net.weight"] = one(attention.position.weight)
-        rows |= linear(f"{here}.dec_attn.layer_norm", layer.attention_norm)
-        rows |= linear(f"{here}.pos_ff.layer_norm", layer.feed_forward_norm)
-        rows |= linear(f"{here}.pos_ff.CoreNet.0", layer.feed_forward.inner)
-        rows |= linear(f"{here}.pos_ff.CoreNet.3", layer.feed_forward.outer)
-    return rows
-
-
-def bias_rows(model: LanguageModel, g: Golden, prefix: str) -> dict[str, Rows]:
-    """``r_w_bias`` is u and ``r_r_bias`` is v: of the model, of each layer, or both where tied."""
-    rows: dict[str, Rows] = {}
-    tied = model.backbone.config.tie_position_biases
-    for theirs, ours in (
-        ("r_w_bias", model.backbone.content_bias),
-        ("r_r_bias", model.backbone.position_bias),
-    ):
-        if tied:
-            rows[f"{prefix}{theirs}"] = item(ours, 0)
-        for n in range(len(model.backbone.layers)):
-            rows[f"{prefix}layers.{n}.dec_attn.{theirs}"] = item(ours, 0 if tied else n)
-    return {name: r for name, r in rows.items() if f"param.{name}" in g}
-
-
-# ----- Models from the recorded options
-
-
-def tie_flags(config: dict[str, Any], n_clusters: int) -> list[bool]:
-    """Which clusters' output projections are the embedding's."""
-    value = config.get("tie_projs")
-    if value is None and "proj_share_all_but_first" in config:
-        value = "all_but_first" if config["proj_share_all_but_first"] else "none"
-    if value is None or value == "none" or value == []:
-        return [False] * n_clusters
-    if isinstance(value, bool):
-        return [value] * n_clusters
-    if value in ("all", "all_but_first"):
-        return [value == "all"] + [True] * (n_clusters - 1)
-    assert isinstance(value, list), f"tie_projs {value!r} is not understood"
-    return (value + [False] * n_clusters)[:n_clusters]
-
-
-def kimi_or_hf_model(g: Golden) -> LanguageModel:
-    c = g.config
-    if c.get("ext_len", 0) or c.get("attn_type", 0):
-        pytest.fail("ext_len and attn_type are other models than Transformer-XL's")
-    n_clusters = len(c["cutoffs"]) + 1
-    flags = tie_flags(c, n_clusters)
-    name = {
-        (False,) * n_clusters: "none",
-        (False,) + (True,) * (n_clusters - 1): "all-but-first",
-        (True,) * n_clusters: "all",
-    }.get(tuple(flags))
-    model = LanguageModel(
-        c["n_token"] if "n_token" in c else c["vocab_size"],
-        TransformerXLConfig(
-            n_layers=c["n_layer"],
-            d_model=c["d_model"],
-            n_heads=c["n_head"],
-            d_head=c["d_head"],
-            d_ff=c["d_inner"],
-            memory_length=c["mem_len"],
-            attention_span="fixed" if c["same_length"] else "segment",
-            clamp_length=c["clamp_len"] if c["clamp_len"] > 0 else None,
-            # kimi's two biases always serve all layers.
-            tie_position_biases=not c.get("untie_r", False),
-            normalisation="pre" if c["pre_lnorm"] else "post",
-            final_norm=False,
-        ),
-        EmbeddingConfig(
-            tie=c["tie_weight"] if "tie_weight" in c else c.get("tie_word_embeddings", True),
-            d_embed=c["d_embed"],
-            cutoffs=tuple(c["cutoffs"]),
-            div_val=c["div_val"],
-            tie_projections=name or "none",
-        ),
-    )
-    if name is None and len(model.head.projections):
-        # A pattern that no option names: tied here by hand.
-        for i in (i for i, flag in enumerate(flags) if flag):
-            shared = model.embedding.projections[i if c["div_val"] > 1 else 0]
-            model.head.projections[i] = shared
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = c.get("layer_norm_epsilon", module.eps)
-    return model
+def peer_rows(model: LanguageModel, g: Golden, prefix: str) -> Names:
+    """Their names. Biases are recorded under one of the names that they have with one peer or other."""
+    rows = transformer_xl.names(model, prefix, "in order" if prefix else "reversed")
+    return {n: r for n, r in rows.items() if not n.endswith("_bias") or f"param.{n}" in g}
 
 
 def labml_model(g: Golden) -> LanguageModel:
@@ -240,9 +145,8 @@ def check_reader(model: LanguageModel, before: Any, tokens: Tensor, out: Any, to
 
 def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
-    model = kimi_or_hf_model(g)
-    rows = adaptive_rows(model, g, "word_emb", reverse=True)
-    rows |= layer_rows(model, "") | bias_rows(model, g, "")
+    model, prefix = peer_model(g)
+    rows = peer_rows(model, g, prefix)
     write_parameters(model, rows, g)
     check_frequencies(g, "pos_emb.inv_freq")
     model.to(dtype).eval()
@@ -292,9 +196,8 @@ def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 
 def check_hf_transfo_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
-    model = kimi_or_hf_model(g)
-    rows = adaptive_rows(model, g, "transformer.word_emb", reverse=False)
-    rows |= layer_rows(model, "transformer.") | bias_rows(model, g, "transformer.")
+    model, prefix = peer_model(g)
+    rows = peer_rows(model, g, prefix)
     write_parameters(model, rows, g)
     check_frequencies(g, "transformer.pos_emb.inv_freq")
     model.to(dtype).eval()

@@ -185,24 +185,47 @@ class CharacterTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """Words between white space, most frequent first; the end of a line is a word, as in WikiText."""
+    """Words between white space, most frequent first; the end of a line is a word, as in WikiText.
+
+    Vocabularies of others may lack ``<eos>``, and lines then have no end, or ``<unk>``, and a word that
+    is not among them is then refused; ``<UNK>`` is as good.
+
+    Args:
+        words: in the order of their ids.
+        lower_case: read the text in lower case.
+    """
 
     kind = "words"
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], lower_case: bool = False) -> None:
         if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
             raise ValueError("its words are not words")
-        self.words = words
+        if not isinstance(lower_case, bool):
+            raise ValueError("its lower_case is neither true nor false")
+        self.words, self.lower_case = words, lower_case
         self._ids = {word: i for i, word in enumerate(words)}
-        self.unknown: int = self._ids[UNKNOWN]
+        self.unknown = self._ids.get(UNKNOWN, self._ids.get(UNKNOWN.upper()))
 
     @property
     def vocab_size(self) -> int:
         return len(self.words)
 
     def encode(self, text: bytes) -> np.ndarray:
+        words = split_words(_utf8(text).lower().encode() if self.lower_case else text)
+        if END_OF_LINE not in self._ids:
+            words = (word for word in words if word != END_OF_LINE)
         get, unknown = self._ids.get, self.unknown
-        return np.fromiter((get(w, unknown) for w in split_words(text)), dtype=self.dtype)
+        if unknown is None:
+            return np.fromiter(map(self._known, words), dtype=self.dtype)
+        return np.fromiter((get(word, unknown) for word in words), dtype=self.dtype)
+
+    def _known(self, word: str) -> int:
+        if word not in self._ids:
+            raise MemspanError(
+                f"{word[:60]!r} is not in the vocabulary, which has no {UNKNOWN} for it: give a text "
+                "of its words only"
+            )
+        return self._ids[word]
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         words = (self.words[i] for i in ids)
@@ -210,7 +233,8 @@ class WordTokenizer(Tokenizer):
         return lines.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n").encode()
 
     def content(self) -> dict[str, object]:
-        return {"words": self.words}
+        # Left out where it is as ever: files and checksums of older versions stay what they were.
+        return {"words": self.words} | ({"lower_case": True} if self.lower_case else {})
 
 
 class SubwordTokenizer(Tokenizer):

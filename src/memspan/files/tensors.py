@@ -65,10 +65,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         # Fails for types that PyTorch cannot compute with, which are never saved.
         sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise MemspanError(
-            f"{path} is damaged or no safetensors file ({reason}): restore it or write it again"
-        ) from None
+        raise _damaged(path, error) from None
     if header.get(SEAL) != sealed or not all(isinstance(v, str) for v in header.values()):
         raise MemspanError(
             f"{path} is damaged (its checksum is wrong): restore it or write it again"
@@ -76,6 +73,22 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     # Cloned to be aligned: in the file, tensors begin at any address, and sums over unaligned ones may
     # round differently, so that a resumed run would differ.
     return {name: tensor.clone() for name, tensor in tensors.items()}, header
+
+
+def load_foreign(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file that others wrote, which has no checksum of ours.
+
+    Raises:
+        MemspanError: the file is missing, not safetensors or truncated.
+    """
+    if not path.is_file():
+        raise MemspanError(f"{path} is missing: check the path, or restore the file")
+    try:
+        _check_list(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        raise _damaged(path, error) from None
 
 
 def read_header(path: Path) -> dict[str, object]:
@@ -86,6 +99,13 @@ def read_header(path: Path) -> dict[str, object]:
             return dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
     except (SafetensorError, OSError, ValueError, TypeError):
         return {}
+
+
+def _damaged(path: Path, error: Exception) -> MemspanError:
+    reason = " ".join(str(error).split())
+    return MemspanError(
+        f"{path} is damaged or no safetensors file ({reason}): restore it or write it again"
+    )
 
 
 def _check_list(path: Path) -> None:

@@ -33,7 +33,7 @@ class Run:
     step: int
     """Updates that made these weights."""
     corpus: Identity
-    """What it was trained and validated on; empty if saved by an older version."""
+    """What it was trained and validated on; empty if saved by an older version, or converted."""
 
 
 def create(claim: Claim, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:

@@ -16,7 +16,7 @@ FIXED = {
     "train.evaluate_tokens": "the best score so far is of those tokens",
     "train.seed": "the random numbers continue from it",
 }
-"""Options of training that cannot change, and why."""
+"""Options of training that cannot change after the first step, and why."""
 
 
 def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig]) -> Changes:
@@ -26,17 +26,22 @@ def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig])
     return {name: [ours.get(name), theirs.get(name)] for name in names}
 
 
-def refuse_fixed(changed: Changes, folder: Path) -> None:
+def refuse_fixed(changed: Changes, folder: Path, step: int) -> None:
     """Refuse changes that would make it another run.
 
     The corpus may have another path, since its content is compared.
+
+    Args:
+        changed: the options.
+        folder: the run's, for the message.
+        step: the run's so far; a converted one begins at 0.
 
     Raises:
         MemspanError: names the option and why it cannot change.
     """
     for name, (before, after) in changed.items():
         section, _, option = name.partition(".")
-        why = FIXED.get(name)
+        why = FIXED.get(name) if step else None
         if section not in ("optim", "train") and name != "data.corpus":
             why = "model, tokeniser and data make the run what it is"
         if why:

@@ -148,12 +148,12 @@ def _resume(
         claimed.load()
     before = load_config(folder)
     config = before if wanted is None else _merged(before, wanted)
-    changed = changes(before, config)
-    _refuse_changes(changed, config, folder)
-    device = own_device(device_for(config.train.device))
-    # A single process checks all of the checkpoint before the model takes memory.
     latest = checkpoints.latest(folder)
     state = latest.state
+    changed = changes(before, config)
+    _refuse_changes(changed, config, folder, state["step"])
+    device = own_device(device_for(config.train.device))
+    # A single process checks all of the checkpoint before the model takes memory.
     saved = latest.load() if processes.size == 1 else None
     if processes.first:
         checkpoints.recover(folder, state)
@@ -198,9 +198,11 @@ def _merged(
     return dataclasses.replace(_with_corpus(wanted, corpus), train=options)
 
 
-def _refuse_changes(changed: Changes, config: RunConfig[BackboneConfig], folder: Path) -> None:
+def _refuse_changes(
+    changed: Changes, config: RunConfig[BackboneConfig], folder: Path, step: int
+) -> None:
     """Refuse options that the run cannot continue with, and a corpus that is not there."""
-    refuse_fixed(changed, folder)
+    refuse_fixed(changed, folder, step)
     longest, segment_length = config.model.longest_segment, config.train.segment_length
     if "train.segment_length" in changed and longest is not None and segment_length > longest:
         raise MemspanError(
@@ -228,7 +230,7 @@ def _check_corpus(
             f"the corpus {config.data.corpus} is not what this run was trained on ({how}): restore "
             "its files (for python-stdlib: the same Python version), or start a new run"
         )
-    if not is_whole(known):
+    if known and not is_whole(known):
         console.print(
             f"{folder} was saved by an older version, which recorded its training tokens only: "
             "whether its other splits and the borders of documents are the same is not known"

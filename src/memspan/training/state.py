@@ -195,6 +195,9 @@ class TrainingState:
         layout = self._layout()
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
         load_weights(self.model, weights, folder)
+        if not saved.training and not saved.state["step"]:
+            # Converted from another program's checkpoint: all else is as before the first step.
+            return
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from memspan.checks import at_least, check_types, probability
@@ -23,6 +23,15 @@ from memspan.models.relative.options import (
 
 if TYPE_CHECKING:
     from memspan.models.transformer_xl.model import TransformerXL
+
+
+@dataclass(frozen=True)
+class TransformerXLMemoryOptions(MemoryLength):
+    """What evaluation may change about a Transformer-XL's first memory."""
+
+    start: Literal["empty", "zeros"] | None = None
+    """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended, and
+    zero (None: as in training)."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,15 @@ class TransformerXLConfig(BackboneConfig):
     """Dropout probability on embeddings, position codes and sub-layer outputs."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
+    # Neither this nor norm_epsilon is in the repr, of which a model's fingerprint is made: memories
+    # that older versions saved still fit.
+    start: Literal["empty", "zeros"] = field(default="empty", repr=False)
+    """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended and
+    zero, as in the checkpoints once distributed through transformers. May be changed at evaluation."""
+    norm_epsilon: float = field(default=1e-5, repr=False)
+    """Added to the variance in layer normalisation."""
 
-    memory_options: ClassVar[type] = MemoryLength
+    memory_options: ClassVar[type] = TransformerXLMemoryOptions
     reader_options: ClassVar[type] = RelativeReaderOptions
 
     def __post_init__(self) -> None:
@@ -77,6 +93,7 @@ class TransformerXLConfig(BackboneConfig):
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
         at_least(0, self, "memory_length")
         probability(self, "dropout", "attention_dropout")
+        at_least(0, self, "norm_epsilon")
         check_attention(self)
         if self.attention_span == "fixed" and self.memory_length < 1:
             raise MemspanError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
@@ -78,6 +78,9 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config, (TransformerXLLayer(config) for _ in range(config.n_layers)))
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = config.norm_epsilon
 
     def stack(self) -> Iterator[TransformerXLLayer]:
         """The layers, first to last, as :class:`TransformerXLLayer`."""
@@ -87,7 +90,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         self,
         batch_size: int,
         memory_length: int | None = None,
-        start: Literal["empty", "zeros"] = "empty",
+        start: Literal["empty", "zeros"] | None = None,
     ) -> TransformerXLMemory:
         """A memory before the first token.
 
@@ -95,10 +98,12 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             batch_size: rows, B.
             memory_length: slots, M (None: as configured); may differ from training's.
             start: ``empty``, nothing to attend to; ``zeros``, M all-zero slots that are attended, as
-                the checkpoints once distributed through transformers were trained and scored.
+                the checkpoints once distributed through transformers were trained and scored (None:
+                as configured). Rows that are reset, and documents, begin empty either way.
         """
         slots = self.config.memory_length if memory_length is None else memory_length
         check_slots(slots, self.span())
+        start = self.config.start if start is None else start
         weight = self.content_bias
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return TransformerXLMemory(

@@ -1,0 +1,41 @@
+"""``memspan convert``: make a run of someone else's checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from memspan.commands.parsing import parsed
+from memspan.converters.kinds import KindName, kind_of
+
+
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Make a run of someone else's checkpoint: it evaluates, generates, measures and trains on."""
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """Folder of the checkpoint."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Run folder to write."""
+    kind: Annotated[KindName | None, tyro.conf.arg(name="from")] = None
+    """Whose checkpoint it is (None: found by the folder's files). transformers: a folder of
+    transfo-xl-wt103's kind."""
+
+
+def convert(arguments: list[str]) -> None:
+    """Run the verb with ``arguments``."""
+    options = parsed(ConvertArguments, arguments, "memspan convert")
+    # Before torch is imported.
+    kind_of(options.source, options.kind)
+    import memspan
+
+    folder = memspan.convert(options.source, options.out, kind=options.kind)
+    run = memspan.load(folder)
+    size = sum(parameter.numel() for parameter in run.model.parameters())
+    print(
+        f"{folder}: {run.config.architecture}, {size:,} parameters, {run.tokenizer.vocab_size:,} "
+        f"{run.tokenizer.kind}"
+    )

@@ -1,0 +1,90 @@
+"""Checkpoints of others as runs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import torch
+
+from memspan.converters import names
+from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.kinds import KindName, kind_of
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.runs import checkpoints
+from memspan.runs import run as runs
+from memspan.runs.claim import claim
+from memspan.runs.state_file import Checkpoint as SavedCheckpoint
+from memspan.runs.state_file import State
+from memspan.runs.weights import weights_of
+
+
+def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:
+    """Make a run of someone else's checkpoint, as ``memspan convert`` does.
+
+    The run evaluates, generates, measures and trains on like any other; how it reads (memory, span,
+    clamp) is as its own options say. Nothing that a file says is run. What the user should know beside
+    the result is logged as a warning of the logger ``memspan``.
+
+    Args:
+        source: the checkpoint's folder.
+        out: a new folder for the run.
+        kind: of checkpoint, such as ``transformers`` (None: found by the folder's files).
+
+    Returns:
+        The run's folder, for :func:`memspan.load`.
+
+    Raises:
+        MemspanError: a file is missing, damaged, or holds more than data; the checkpoint is of a model
+            that memspan does not have; there is something at ``out`` already.
+
+    Example::
+
+        folder = memspan.convert("transfo-xl-wt103", "runs/wt103")
+        print(memspan.generate(folder, "The river", tokens=50).text)
+    """
+    source, out = Path(source), Path(out)
+    read = kind_of(source, kind).reader()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise MemspanError(f"{out} exists already: choose another folder for the run")
+    found = read(source)
+    model = _model(found)
+    for line in found.notices:
+        logging.getLogger("memspan").warning(line)
+    with claim(out) as claimed:
+        runs.create(claimed, found.config, found.tokenizer)
+        saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
+        checkpoints.save(claimed, saved, best=True)
+    return out
+
+
+def _model(found: Checkpoint) -> LanguageModel:
+    """The checkpoint's model, once its tensors are known to fit."""
+    config, vocab_size, where = found.config, found.tokenizer.vocab_size, str(found.where)
+    if config.model.n_layers > len(found.tensors):
+        raise MemspanError(
+            f"{where} has {len(found.tensors)} tensors, too few for {config.model.n_layers:,} layers: "
+            "check that its options are this model's"
+        )
+    # Shapes alone first: sizes that no tensor has must not take memory.
+    with torch.device("meta"):
+        shapes = LanguageModel(vocab_size, config.model, config.embedding)
+    names.check(found.names(shapes), found.tensors, where)
+    model = LanguageModel(vocab_size, config.model, config.embedding)
+    names.fill(model, found.names(model), found.tensors, where)
+    return model
+
+
+def _not_begun() -> State:
+    """The state of a run that has made no step, and whose corpus is not known."""
+    return {
+        "step": 0,
+        "best": None,
+        "best_step": None,
+        "streams": {},
+        "corpus": {},
+        "metrics": {"bytes": 0, "sha256": hashlib.sha256().hexdigest()},
+        "health": {},
+    }

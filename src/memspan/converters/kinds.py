@@ -1,0 +1,70 @@
+"""The kinds of checkpoints that can be converted; no torch here, since help lists them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from memspan.errors import MemspanError, refuse_unknown
+
+if TYPE_CHECKING:
+    from memspan.converters.checkpoint import Read
+
+KindName = Literal["transformers"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of checkpoints."""
+
+    module: str
+    """Of :mod:`memspan.converters`, with the function ``read``."""
+    sign: str
+    """The file by which its folders are known."""
+    holds: str
+    """What a folder must hold, for messages."""
+
+    def reader(self) -> Read:
+        """Its function ``read``. Imports torch."""
+        read: Read = import_module(f"memspan.converters.{self.module}").read
+        return read
+
+
+KINDS: dict[KindName, Kind] = {
+    "transformers": Kind(
+        "transfo_xl",
+        "config.json",
+        "config.json, pytorch_model.bin or model.safetensors, and vocab.pkl or vocab.bin",
+    ),
+}
+
+
+def kind_of(folder: Path, name: KindName | None) -> Kind:
+    """The kind of the checkpoint in ``folder``; ``name``: it is said to be this one (None: look).
+
+    Raises:
+        MemspanError: no such folder or kind, or a folder of no known kind.
+    """
+    refuse_unknown("kind of checkpoints", name, KindName)
+    if folder.is_file():
+        raise MemspanError(f"{folder} is a file: give the folder that holds it")
+    if not folder.is_dir():
+        wanted = "; ".join(f"{kind}: {entry.holds}" for kind, entry in KINDS.items())
+        raise MemspanError(
+            f"there is no folder {folder}, and memspan downloads no checkpoints: put the files into a "
+            f"folder and give its path ({wanted})"
+        )
+    if name is not None:
+        return KINDS[name]
+    for entry in KINDS.values():
+        if (folder / entry.sign).exists():
+            return entry
+    signs = ", ".join(f"{entry.sign} ({kind})" for kind, entry in KINDS.items())
+    raise MemspanError(
+        f"{folder} is no checkpoint that memspan knows: one of these files must be in it: {signs}"
+    )
+
+
+assert tuple(KINDS) == get_args(KindName)

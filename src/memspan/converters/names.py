@@ -1,0 +1,123 @@
+"""A peer's tensors in terms of a model's parameters: one map, to read weights and to compare gradients.
+
+Each of the peer's tensors is laid out as views of ours, one below the other. The map is complete in
+both directions: :func:`fill` refuses a tensor that is left over, and a parameter that nothing fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError
+
+Get = Callable[[Tensor], Tensor]
+"""From one of our parameters to itself, to its gradient, or to another tensor with as many rows."""
+Rows = Callable[[Get], list[Tensor]]
+"""Views of ours that, one below the other, are the peer's tensor."""
+Names = dict[str, Rows]
+"""The peer's names. Tied parameters may have several."""
+
+
+def one(parameter: Tensor) -> Rows:
+    """The whole parameter."""
+    return lambda get: [get(parameter)]
+
+
+def stacked(*parts: Tensor) -> Rows:
+    """Several parameters, first to last."""
+    return lambda get: [get(part) for part in parts]
+
+
+def item(parameter: Tensor, index: int) -> Rows:
+    """One row, without the dimension of rows."""
+    return lambda get: [get(parameter)[index]]
+
+
+def upside_down(parameter: Tensor) -> Rows:
+    """The rows from last to first."""
+    return lambda get: [get(parameter)[i : i + 1] for i in reversed(range(len(parameter)))]
+
+
+def distance_table(table: Tensor, p: int) -> Rows:
+    """The peer's ``2P`` rows, row ``P - distance``; what belongs to the future is not ours."""
+    return lambda get: [
+        *(get(table)[d : d + 1] for d in range(p, -1, -1)),
+        get(table).new_zeros(p - 1, *table.shape[1:]),
+    ]
+
+
+def linear(name: str, module: Any) -> Names:
+    """Weight and bias of a module, under the peer's name for it."""
+    return {f"{name}.weight": one(module.weight), f"{name}.bias": one(module.bias)}
+
+
+def check(names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse tensors that are left over, or whose type or shape is not the model's.
+
+    Args:
+        names: of a model, which may be on the meta device.
+        tensors: the peer's.
+        where: the file that they come from, for messages.
+
+    Raises:
+        MemspanError: names the tensors.
+    """
+    if left_over := sorted(set(tensors) - set(names)):
+        raise MemspanError(
+            f"{where} has tensors for which a model of these options has no place: "
+            f"{_listed(left_over)}; check that its options are this model's"
+        )
+    for name, tensor in tensors.items():
+        # Wherever the model is, computed from shapes alone.
+        wanted = torch.cat(names[name](lambda ours: ours.detach().to("meta"))).shape
+        if tensor.shape != wanted or not tensor.is_floating_point():
+            kind = "" if tensor.is_floating_point() else f"{tensor.dtype} "
+            raise MemspanError(
+                f"{where}: {name} is {kind}{list(tensor.shape)}, and a model of these options needs "
+                f"{list(wanted)}: check that its options are this model's"
+            )
+
+
+@torch.no_grad()
+def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Copy a peer's ``tensors`` into ``model``, whose ``names`` they have.
+
+    Raises:
+        MemspanError: as :func:`check`; a parameter has no tensor; two tensors differ that are one
+            parameter here.
+    """
+    check(names, tensors, where)
+    filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}
+
+    def done(parameter: Tensor) -> Tensor:
+        return filled[id(parameter)]
+
+    for name, tensor in tensors.items():
+        views, marks = names[name](lambda ours: ours.data), names[name](done)
+        parts = tensor.split([len(view) for view in views])
+        for view, mark, part in zip(views, marks, parts, strict=True):
+            if mark.all() and not torch.equal(view, part.to(view.dtype)):
+                raise MemspanError(
+                    f"{where}: {name} differs from another tensor that these options tie to it: check "
+                    "that its options are this model's"
+                )
+            view.copy_(part)
+            mark.fill_(True)
+    missing = [
+        name
+        for name, rows in names.items()
+        if name not in tensors and not all(mark.all() for mark in rows(done))
+    ]
+    if missing or not all(mark.all() for mark in filled.values()):
+        raise MemspanError(
+            f"{where} lacks {_listed(missing)}: get the whole file, of a language model with its head"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(name[:80] for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

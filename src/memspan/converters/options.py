@@ -1,0 +1,81 @@
+"""Options that others wrote, checked as they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memspan.errors import MemspanError
+
+
+class Options:
+    """Options by their peer's names. One that is missing or of another type raises
+    :class:`MemspanError`, which names it.
+
+    Args:
+        values: as they stand in the file.
+        where: the file, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """An integer."""
+        value = self._get(name, default)
+        if type(value) is not int:
+            raise self._wrong(name, "an integer", value)
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._get(name, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise self._wrong(name, "a number", value)
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        """True or false."""
+        value = self._get(name, default)
+        if value not in (True, False):
+            raise self._wrong(name, "true or false", value)
+        return bool(value)
+
+    def items(self, name: str, kind: type, default: list[Any] | None = None) -> list[Any]:
+        """A list of values of one type."""
+        value = self._get(name, default)
+        if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
+            raise self._wrong(name, f"a list of {kind.__name__}", value)
+        return list(value)
+
+    def refuse_unless(self, name: str, value: int, why: str) -> None:
+        """Refuse an option of another value, which memspan lacks; ``why``: what it has instead."""
+        found = self._get(name, value)
+        if found != value:
+            raise MemspanError(
+                f"{self.where}: {name} is {reprlib.repr(found)}, and in memspan {why}: a checkpoint "
+                f"with {name} {value} can be converted"
+            )
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Let an error inside name the file."""
+        try:
+            yield
+        except MemspanError as error:
+            raise MemspanError(f"{self.where}: {error}") from None
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name, default)
+        if value is None:
+            raise MemspanError(f"{self.where} has no {name}: use the checkpoint's own file")
+        return value
+
+    def _wrong(self, name: str, wanted: str, value: object) -> MemspanError:
+        return MemspanError(
+            f"{self.where}: {name} must be {wanted}, not {reprlib.repr(value)}: use the checkpoint's "
+            "own file"
+        )

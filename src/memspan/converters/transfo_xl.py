@@ -1,0 +1,74 @@
+"""Folders of transformers' Transformer-XL, such as ``transfo-xl-wt103`` (in transformers up to 4.35).
+
+A folder has ``config.json``, ``model.safetensors`` or ``pytorch_model.bin``, and the vocabulary of a
+``TransfoXLTokenizer``. Their first memory is zeros, which are attended to.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.tensors import load_weights, read_json
+from memspan.converters.transformer_xl import names, run_config
+from memspan.converters.vocabulary import read_vocabulary
+from memspan.errors import MemspanError
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 267735,
+    "cutoffs": [20000, 40000, 200000],
+    "d_model": 1024,
+    "d_embed": 1024,
+    "n_head": 16,
+    "d_head": 64,
+    "d_inner": 4096,
+    "div_val": 4,
+    "n_layer": 18,
+    "mem_len": 1600,
+    "clamp_len": 1000,
+    "same_length": True,
+    "untie_r": True,
+    "dropout": 0.1,
+}
+"""What transformers takes for an option that a config.json leaves out, where it is not off."""
+
+
+def read(folder: Path) -> Checkpoint:
+    """See :class:`~memspan.converters.checkpoint.Read`."""
+    path = folder / "config.json"
+    values = with_defaults(read_json(path), path)
+    config, notices = run_config(values, str(path), start="zeros")
+    tensors, where = load_weights(folder)
+    # Frequencies of the sinusoids: no parameters.
+    tensors = {n: t for n, t in tensors.items() if not n.endswith("pos_emb.inv_freq")}
+    tokenizer, about = read_vocabulary(folder, values["vocab_size"])
+    own = partial(names, prefix="transformer.")
+    return Checkpoint(config, tokenizer, tensors, own, where, (*notices, *about))
+
+
+def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The options of a ``config.json``, completed as transformers completes them.
+
+    Raises:
+        MemspanError: it is of another model.
+    """
+    kind = given.get("model_type", "transfo-xl" if "mem_len" in given else "unknown")
+    if kind != "transfo-xl":
+        raise MemspanError(
+            f"{path} is of a model of type {str(kind)[:40]!r}: memspan converts transfo-xl, the "
+            "Transformer-XL of transformers"
+        )
+    if "n_token" in given:
+        given = {"vocab_size": given["n_token"], **given}
+    values = DEFAULTS | given
+    if type(values["vocab_size"]) is not int or values["vocab_size"] < 1:
+        raise MemspanError(
+            f"{path}: vocab_size must be a number of words: use the checkpoint's own"
+        )
+    if not isinstance(values.get("tie_projs"), list):
+        shared = values.get("proj_share_all_but_first", True) is not False
+        cutoffs = values["cutoffs"] if isinstance(values["cutoffs"], list) else []
+        values["tie_projs"] = [False, *[shared] * len(cutoffs)]
+    return values

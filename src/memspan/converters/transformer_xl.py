@@ -1,0 +1,171 @@
+"""What the checkpoints of the Transformer-XL authors and of transformers share: options and names.
+
+Both descend from the authors' PyTorch code (github.com/kimiyoung/transformer-xl). They differ in the
+order of the tail clusters in the head, in what the first memory is, and in what a folder holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from memspan.converters.names import Names, item, linear, one, stacked, upside_down
+from memspan.converters.options import Options
+from memspan.models import LanguageModel
+from memspan.models.options import EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.models.transformer_xl.model import TransformerXL
+from memspan.runs.options import RunConfig
+
+Ties = Literal["none", "all-but-first", "all"]
+
+
+def run_config(
+    values: Mapping[str, Any], where: str, start: Literal["empty", "zeros"]
+) -> tuple[RunConfig[TransformerXLConfig], list[str]]:
+    """The options of a run from the peers' ``values``, and lines for the user about them.
+
+    Args:
+        values: under the names of the authors' code, which transformers kept.
+        where: the file that they come from, for messages.
+        start: what their first memory is.
+
+    Raises:
+        MemspanError: an option is missing, of the wrong type, or one that memspan's model lacks.
+    """
+    options = Options(values, where)
+    options.refuse_unless("attn_type", 0, "positions are relative, as in the paper")
+    options.refuse_unless("ext_len", 0, "memory ends where the segment begins")
+    if options.integer("sample_softmax", -1) > 0:
+        options.refuse_unless("sample_softmax", -1, "the softmax is over all words")
+    embedding, notices = _embedding(options)
+    with options.blamed():
+        config = RunConfig(model=_backbone(options, start), embedding=embedding)
+    # Trained on as in the authors' recipe for WikiText-103, the text of most such checkpoints.
+    return replace(
+        config,
+        data=replace(config.data, corpus="wikitext-103", tokenizer="words"),
+        optim=replace(config.optim, learning_rate=2.5e-4, weight_decay=0.0, clip_norm=0.25),
+        train=replace(config.train, segment_length=max(options.integer("tgt_len", 128), 1)),
+    ), notices
+
+
+def _backbone(options: Options, start: Literal["empty", "zeros"]) -> TransformerXLConfig:
+    clamp = options.integer("clamp_len", -1)
+    return TransformerXLConfig(
+        n_layers=options.integer("n_layer"),
+        d_model=options.integer("d_model"),
+        n_heads=options.integer("n_head"),
+        d_head=options.integer("d_head"),
+        d_ff=options.integer("d_inner"),
+        memory_length=options.integer("mem_len"),
+        start=start,
+        attention_span="fixed" if options.flag("same_length", False) else "segment",
+        clamp_length=clamp if clamp > 0 else None,
+        tie_position_biases=not options.flag("untie_r", False),
+        normalisation="pre" if options.flag("pre_lnorm", False) else "post",
+        final_norm=False,
+        norm_epsilon=options.number("layer_norm_epsilon", 1e-5),
+        initialisation="papers",
+        dropout=options.number("dropout", 0.0),
+        attention_dropout=options.number("dropatt", 0.0),
+    )
+
+
+def _embedding(options: Options) -> tuple[EmbeddingConfig, list[str]]:
+    cutoffs, div_val = options.items("cutoffs", int, []), options.integer("div_val", 1)
+    d_model = options.integer("d_model")
+    d_embed = options.integer("d_embed", d_model)
+    flags = options.items("tie_projs", bool, [])
+    flags = (flags + [False] * len(cutoffs) + [False])[: len(cutoffs) + 1]
+    patterns: dict[tuple[bool, ...], Ties] = {
+        (False, *[True] * len(cutoffs)): "all-but-first",
+        (True,) * len(flags): "all",
+        (False,) * len(flags): "none",
+    }
+    notices = []
+    if tuple(flags) not in patterns and (div_val > 1 or d_embed != d_model):
+        notices.append(
+            f"tie_projs {flags} is no pattern that memspan can keep: the model computes the same, but "
+            "in training its output projections are no longer tied to the embedding's"
+        )
+    with options.blamed():
+        return EmbeddingConfig(
+            tie=options.flag("tie_weight", True) and options.flag("tie_word_embeddings", True),
+            d_embed=d_embed,
+            cutoffs=tuple(cutoffs),
+            div_val=div_val,
+            tie_projections=patterns.get(tuple(flags), "none"),
+            output_dropout=options.number("dropout", 0.0),
+        ), notices
+
+
+def names(
+    model: LanguageModel, prefix: str = "", clusters: Literal["in order", "reversed"] = "in order"
+) -> Names:
+    """The peers' names in terms of ``model``.
+
+    Args:
+        model: a Transformer-XL with sinusoidal positions.
+        prefix: before the names of the backbone and the embedding.
+        clusters: the order of the rows that stand for tail clusters in the head.
+    """
+    backbone = model.backbone
+    assert isinstance(backbone, TransformerXL)
+    return (
+        _embedding_and_head(model, f"{prefix}word_emb", clusters)
+        | _layers(backbone, prefix)
+        | _position_biases(backbone, prefix)
+    )
+
+
+def _embedding_and_head(model: LanguageModel, embedding: str, clusters: str) -> Names:
+    rows: Names = {}
+    for i, table in enumerate(model.embedding.tables):
+        rows[f"{embedding}.emb_layers.{i}.weight"] = one(table)
+    for i, projection in enumerate(model.embedding.projections):
+        rows[f"{embedding}.emb_projs.{i}"] = one(projection)
+    for i, table in enumerate(model.head.tables):
+        rows[f"crit.out_layers.{i}.weight"] = one(table)
+        rows[f"crit.out_layers.{i}.bias"] = one(model.head.biases[i])
+    for i, projection in enumerate(model.head.projections):
+        rows[f"crit.out_projs.{i}"] = one(projection)
+    if len(model.head.edges) > 2:
+        # In ours, tail cluster i is column cutoffs[0] + i - 1 of the head; with the authors, -i.
+        order = one if clusters == "in order" else upside_down
+        rows["crit.cluster_weight"] = order(model.head.cluster_weight)
+        rows["crit.cluster_bias"] = order(model.head.cluster_bias)
+    return rows
+
+
+def _layers(backbone: TransformerXL, prefix: str) -> Names:
+    rows: Names = {}
+    for n, layer in enumerate(backbone.stack()):
+        attention, here = layer.attention, f"{prefix}layers.{n}"
+        rows[f"{here}.dec_attn.qkv_net.weight"] = stacked(
+            attention.query.weight, attention.key.weight, attention.value.weight
+        )
+        rows[f"{here}.dec_attn.o_net.weight"] = one(attention.output.weight)
+        rows[f"{here}.dec_attn.r_net.weight"] = one(attention.position.weight)
+        rows |= linear(f"{here}.dec_attn.layer_norm", layer.attention_norm)
+        rows |= linear(f"{here}.pos_ff.layer_norm", layer.feed_forward_norm)
+        rows |= linear(f"{here}.pos_ff.CoreNet.0", layer.feed_forward.inner)
+        rows |= linear(f"{here}.pos_ff.CoreNet.3", layer.feed_forward.outer)
+    return rows
+
+
+def _position_biases(backbone: TransformerXL, prefix: str) -> Names:
+    """``r_w_bias`` is u and ``r_r_bias`` is v: of the model, of each layer, or under both names."""
+    rows: Names = {}
+    assert backbone.position_bias is not None
+    tied = backbone.config.tie_position_biases
+    for theirs, ours in (
+        ("r_w_bias", backbone.content_bias),
+        ("r_r_bias", backbone.position_bias),
+    ):
+        if tied:
+            rows[f"{prefix}{theirs}"] = item(ours, 0)
+        for n in range(len(backbone.layers)):
+            rows[f"{prefix}layers.{n}.dec_attn.{theirs}"] = item(ours, 0 if tied else n)
+    return rows

@@ -1,0 +1,134 @@
+"""The vocabularies of Transformer-XL checkpoints, as memspan's tokeniser of words.
+
+A text is words between white space, each line followed by ``<eos>``: as the authors read WikiText-103,
+which is distributed with its punctuation set apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from memspan.converters.pickles import LIMIT, read_plain
+from memspan.converters.tensors import load_pickled, read_json
+from memspan.data.options import refuse_oversized_vocabulary
+from memspan.data.tokenizers import WordTokenizer
+from memspan.errors import MemspanError
+from memspan.files.bytes import read_limited
+
+FILES = ("vocab.pkl", "vocab.bin", "vocab.txt")
+"""Where a vocabulary is looked for, in this order."""
+SETTINGS = "tokenizer_config.json"
+TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
+"""Files of a folder that was saved with a tokeniser."""
+SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
+"""How files begin that ``torch.save`` wrote: a zip archive, or its older magic number."""
+
+
+def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[str]]:
+    """The tokeniser of the checkpoint in ``folder``, and lines for the user about it.
+
+    A folder that was saved without any tokeniser gets words that are numbers.
+
+    Raises:
+        MemspanError: the vocabulary is missing, damaged, no plain data, or of another size than
+            ``vocab_size``.
+    """
+    refuse_oversized_vocabulary(vocab_size)
+    path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if path is None:
+        if any((folder / name).exists() for name in TRACES):
+            raise MemspanError(
+                f"{folder} lacks its vocabulary: put the checkpoint's {FILES[0]} or {FILES[1]} there, "
+                f"or {FILES[2]} with a word on each line, in the order of their ids"
+            )
+        return WordTokenizer([str(number) for number in range(vocab_size)]), [
+            f"{folder} has no tokeniser, so a text is numbers, such as 0 1 2: for words, put "
+            f"{' or '.join(FILES)} there and convert it again"
+        ]
+    values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
+    if (folder / SETTINGS).exists():
+        given = read_json(folder / SETTINGS)
+        values |= {name: given[name] for name in ("lower_case", "delimiter") if name in given}
+    if values.get("delimiter") is not None:
+        raise MemspanError(
+            f"{path}: delimiter is {values['delimiter']!r:.40}, and memspan's words stand between any "
+            "white space: it cannot be converted"
+        )
+    lower_case = values.get("lower_case", False)
+    if not isinstance(lower_case, bool):
+        raise MemspanError(
+            f"{path}: lower_case is neither true nor false: get the vocabulary again"
+        )
+    words = words_of(values, path)
+    if len(words) != vocab_size:
+        raise MemspanError(
+            f"{path} has {len(words):,} words, and the model {vocab_size:,} embeddings: put the "
+            "model's own vocabulary there"
+        )
+    return WordTokenizer(words, lower_case), []
+
+
+def words_of(values: dict[str, Any], path: Path) -> list[str]:
+    """The words in the order of their ids, from what a vocabulary of the authors' kind holds.
+
+    Args:
+        values: its attributes; ``sym2idx``, from words to ids, or ``idx2sym``, the words in order.
+        path: its file, for messages.
+
+    Raises:
+        MemspanError: the ids are not 0, 1, 2 ..., or the words no different texts.
+    """
+    ids, words = values.get("sym2idx"), values.get("idx2sym")
+    # A tokeniser that transformers loaded and saved again has lost its idx2sym.
+    if isinstance(ids, dict) and ids:
+        if {*map(type, ids.values())} != {int} or sorted(ids.values()) != list(range(len(ids))):
+            raise MemspanError(f"{path}: the ids in sym2idx are not 0, 1, 2 ...: get it again")
+        ordered = sorted(ids, key=ids.__getitem__)
+        if words and words != ordered:
+            raise MemspanError(f"{path}: sym2idx and idx2sym contradict each other: get it again")
+        words = ordered
+    if not isinstance(words, list) or not words:
+        raise MemspanError(
+            f"{path} has neither sym2idx nor idx2sym: put the model's vocabulary there"
+        )
+    if not all(isinstance(word, str) and _is_unicode(word) for word in words):
+        raise MemspanError(f"{path} has words that are no text: get it again")
+    if len(set(words)) != len(words):
+        raise MemspanError(f"{path} has the same word twice: get it again")
+    return words
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """The attributes of a vocabulary that ``pickle`` or ``torch`` saved."""
+    try:
+        with open(path, "rb") as file:
+            by_torch = file.read(32).startswith(SAVED_BY_TORCH)
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
+    values = load_pickled(path) if by_torch else read_plain(path)
+    if not isinstance(values, dict):
+        raise MemspanError(f"{path} holds no vocabulary: put the model's there")
+    return dict(values)
+
+
+def _lines(path: Path) -> list[str]:
+    """The first word of each line."""
+    try:
+        text = read_limited(path, LIMIT).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
+    lines = [line.split() for line in text.splitlines()]
+    if not all(lines):
+        raise MemspanError(
+            f"{path} has an empty line: each line is a word, in the order of their ids"
+        )
+    return [words[0] for words in lines]
+
+
+def _is_unicode(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,213 @@
+"""What cannot be converted: one line that names the file and what to do, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memspan
+from memspan.converters.pickles import read_plain
+from memspan.errors import MemspanError
+from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
+
+Edit = Callable[[Path], object]
+
+
+def config(**changes: Any) -> Edit:
+    """The same tensors with other options."""
+    return lambda folder: (folder / "config.json").write_text(json.dumps(OPTIONS | changes))
+
+
+def vocab(value: object, name: str = "vocab.pkl") -> Edit:
+    return lambda folder: (folder / name).write_bytes(pickle.dumps(value))
+
+
+def tensors(change: Callable[[dict[str, Any]], object]) -> Edit:
+    """Other tensors with the same options."""
+
+    def edit(folder: Path) -> None:
+        found: dict[str, Any] = random_tensors(OPTIONS)
+        change(found)
+        torch.save(found, folder / "pytorch_model.bin")
+
+    return edit
+
+
+def drop(name: str) -> Edit:
+    return lambda folder: (folder / name).unlink()
+
+
+def text(name: str, content: str) -> Edit:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def cut(name: str) -> Edit:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+class Hostile:
+    """Unpickling it makes a file."""
+
+    def __reduce__(self) -> object:
+        return Path.touch, (Path("ran"),)
+
+
+MISTAKES: dict[str, tuple[Edit, str]] = {
+    "no config": (drop("config.json"), "one of these files must be in it: config.json"),
+    "no weights": (drop("pytorch_model.bin"), "put model.safetensors or pytorch_model.bin"),
+    "no vocabulary": (
+        lambda f: ((f / "vocab.pkl").unlink(), (f / "special_tokens_map.json").write_text("{}")),
+        "put the checkpoint's vocab.pkl or vocab.bin there",
+    ),
+    "BERT": (config(model_type="bert"), "of a model of type 'bert'"),
+    "another model": (text("config.json", '{"n_embd": 4}'), "of a model of type 'unknown'"),
+    "no JSON": (text("config.json", "{"), "no valid JSON"),
+    "a list": (text("config.json", "[1]"), "no JSON object"),
+    "text for a number": (config(n_layer="2"), "n_layer must be an integer, not '2'"),
+    "other positions": (config(attn_type=1), "attn_type is 1"),
+    "extended context": (config(ext_len=3), "ext_len is 3"),
+    "sampled softmax": (config(sample_softmax=9), "sample_softmax is 9"),
+    "fixed span without memory": (config(same_length=True, mem_len=0), "memory_length"),
+    "other width": (config(d_inner=12), r"CoreNet.0.weight is \[10, 8\], .* needs \[12, 8\]"),
+    "layers too many": (config(n_layer=3), "lacks transformer.layers.2"),
+    "layers too few": (config(n_layer=1), "no place: transformer.layers.1"),
+    "layers by the billion": (config(n_layer=10**9), "too few for 1,000,000,000 layers"),
+    "a huge vocabulary": (config(vocab_size=10**12), "vocab_size"),
+    "a vocabulary that differs": (vocab(vocabulary(19)), "19 words, and the model 20 embeddings"),
+    "the same word twice": (vocab({"idx2sym": ["a"] * 20}), "same word twice"),
+    "ids with a hole": (vocab({"sym2idx": {"a": 0, "b": 2}}), "ids in sym2idx"),
+    "no words": (vocab({"counter": {}}), "neither sym2idx nor idx2sym"),
+    "half a character": (vocab({"idx2sym": ["\ud800"]}), "no text"),
+    "characters for words": (vocab(vocabulary(20) | {"delimiter": ""}), "delimiter is ''"),
+    "a hostile vocabulary": (vocab(Hostile()), "holds pathlib.* could run a program"),
+    "hostile deep inside": (
+        vocab(vocabulary(20) | {"moses": [{"a": (Hostile(),)}]}),
+        "could run a program",
+    ),
+    "a hostile vocab.bin": (
+        lambda f: (torch.save(Hostile(), f / "vocab.bin"), (f / "vocab.pkl").unlink()),
+        "holds more than tensors",
+    ),
+    "half a vocabulary": (cut("vocab.pkl"), "damaged or no pickle"),
+    "a vocabulary of text": (text("vocab.pkl", "hello"), "damaged or no pickle"),
+    "hostile weights": (tensors(lambda t: t.update(x=Hostile())), "holds more than tensors"),
+    "half the weights": (cut("pytorch_model.bin"), "damaged"),
+    "no tensors": (tensors(lambda t: t.update(step=3)), "not tensors by name"),
+    "a tensor left over": (
+        tensors(lambda t: t.update({"score.weight": torch.zeros(2)})),
+        "no place: score.weight",
+    ),
+    "a tensor missing": (tensors(lambda t: t.pop("crit.cluster_bias")), "lacks crit.cluster_bias"),
+    "a tensor of integers": (
+        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2, dtype=torch.int64)})),
+        "crit.cluster_bias is torch.int64",
+    ),
+    "ties that do not hold": (
+        tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(20, 8)})),
+        "crit.out_layers.0.weight differs from another tensor",
+    ),
+    "a part outside": (
+        lambda f: (
+            (f / "pytorch_model.bin").unlink(),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
+        ),
+        "not in its folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(
+    mistake: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    edit, line = MISTAKES[mistake]
+    edit(source)
+    with pytest.raises(MemspanError, match=line):
+        memspan.convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "ran").exists(), "it ran"
+
+
+def test_folders(source: Path, tmp_path: Path) -> None:
+    """A file, no folder, a folder that is taken."""
+    for name, line in {
+        source / "config.json": "is a file: give the folder",
+        "transfo-xl/transfo-xl-wt103": "downloads no checkpoints: put the files into a folder",
+        tmp_path: "no checkpoint that memspan knows",
+    }.items():
+        with pytest.raises(MemspanError, match=line):
+            memspan.convert(name, tmp_path / "out")
+    with pytest.raises(MemspanError, match="exists already: choose another folder"):
+        memspan.convert(source, tmp_path)
+    with pytest.raises(MemspanError, match="there is no kind of checkpoints 'bert'"):
+        memspan.convert(source, tmp_path / "out", kind="bert")  # type: ignore[arg-type]
+
+
+HOSTILE_PICKLES = {
+    "protocol 0": b"cos\nsystem\n(S'touch ran'\ntR.",
+    "an instance": b"(S'touch ran'\nios\nsystem\n.",
+    "an object": b"(cos\nsystem\nS'touch ran'\no.",
+    "an extension": b"\x80\x02\x82\x01.",
+    "a persistent id": b"\x80\x02X\x01\x00\x00\x00aQ.",
+    "an attribute of a helper": b"cre\n_compile.__globals__\n.",
+    "a class called Counter": b"cos\nCounter\n.",
+    "a state for a dict": b"}}b.",
+    "a memo of gigabytes": b"\x80\x02Nr\xff\xff\xff\xff0Y.",
+    "bytes by the gigabyte": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.",
+    "a deep tuple as a key": b"}" + b")" + b"\x85" * 50_000 + b"Ns.",
+    "a dict that is a list": b"]NNs.",
+    "nothing": b"",
+    "no end": b"\x80\x04]",
+    "an empty stack": b"\x80\x04.",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_PICKLES)
+def test_hostile_pickles(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "vocab.pkl"
+    path.write_bytes(HOSTILE_PICKLES[what])
+    with pytest.raises(MemspanError):
+        read_plain(path)
+    assert os.listdir(tmp_path) == ["vocab.pkl"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_pickles(protocol: int, tmp_path: Path) -> None:
+    """Plain data of every protocol comes back as it was; what holds itself does, too."""
+    value = {"a": [1, -2, 3.5, None, True, "é\n"], 2**70: {}, None: (1, (2,), ()), "n": "x" * 300}
+    path = tmp_path / "vocab.pkl"
+    path.write_bytes(pickle.dumps([value, value], protocol=protocol))
+    assert read_plain(path) == [value, value]
+    path.write_bytes(pickle.dumps(vocabulary(300), protocol=protocol))
+    assert read_plain(path) == vocabulary(300)
+
+
+def test_from_the_command_line(source: Path, tmp_path: Path) -> None:
+    """Help needs no torch; a mistake is one line, status 2."""
+    program = "import sys; from memspan.cli import main\ntry: main(sys.argv[1:])\n"
+    program += "finally: assert 'torch' not in sys.modules"
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, "convert", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert re.search("SOURCE.*OUT", shown.stdout)
+    wrong = run("transfo-xl-wt103", tmp_path / "out")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("memspan: there is no folder transfo-xl-wt103")
+    assert wrong.stderr.count("\n") == 1

@@ -1,0 +1,163 @@
+"""Folders of transformers' Transformer-XL: genuine ones, and options that those lack."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transfo_xl_reference import log_probabilities
+
+import memspan
+from golden import Golden, assert_same, folder, parameters
+from memspan.errors import MemspanError
+from transfo_xl_folder import OPTIONS, random_tensors, write
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"cutoffs": [], "tie_projs": [False]},
+    "half-width": {"cutoffs": [], "tie_projs": [True], "d_embed": 6},
+    "div 2, other ties": {"div_val": 2, "tie_projs": [True, False, True]},
+    "div 4, no ties": {"div_val": 2, "tie_projs": [False] * 3, "tie_word_embeddings": False},
+    "shared biases": {"untie_r": False, "pre_lnorm": True, "d_embed": 4, "tie_projs": [True] * 3},
+    "large epsilon": {"layer_norm_epsilon": 0.3, "clamp_len": 2, "same_length": True},
+    "no memory": {"mem_len": 0, "tie_word_embeddings": False},
+}
+
+
+def in_float64(run: memspan.Run, tokens: Tensor, cut: int) -> Tensor:
+    """Log-probabilities of a run's model, in segments from its own first memory."""
+    model, memory, rows = run.model.double(), None, []
+    for segment in tokens.split(cut, 1):
+        output = model(segment, memory)
+        assert output.logits is not None
+        memory = output.memory
+        rows.append(output.logits.log_softmax(-1))
+    return torch.cat(rows, 1).detach()
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("path", parameters("hf_transfo_xl"))
+def test_recorded_outputs(path: Path, tmp_path: Path) -> None:
+    """Of its genuine folder where there is one, or else of one made of the recorded tensors."""
+    g = Golden(path)
+    genuine = path.parent / f"pretrained_{path.stem}"
+    if genuine.is_dir():
+        sources = [shutil.copytree(genuine, tmp_path / name) for name in ("bin", "safe")]
+        (sources[0] / "model.safetensors").unlink()
+        (sources[1] / "pytorch_model.bin").unlink()
+    else:
+        sources = [write(tmp_path / "made", g.config, dict(g.named("param.")))]
+    for number, found in enumerate(sources):
+        run = memspan.load(memspan.convert(found, tmp_path / f"run{number}"))
+        model, memory = run.model.double(), None
+        for i in g.segments:
+            tokens = g.input(f"seg{i}.input_ids", torch.int64)
+            output = model(tokens, memory)
+            memory = output.memory
+            ours = output.logits.log_softmax(-1)
+            assert_same(ours, g[f"f64.seg{i}.logprobs"], 1e-9, f"{found} seg{i}")
+    assert run.config.model.memory_length == g.config["mem_len"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_options(case: str, tmp_path: Path) -> None:
+    """Options that the recorded models lack, against an implementation of the equations."""
+    options = OPTIONS | CASES[case]
+    tensors = random_tensors(options)
+    run = memspan.load(memspan.convert(write(tmp_path / "in", options, tensors), tmp_path / "out"))
+    tokens = [3, 19, 0, 7, 12, 5, 6, 11, 1, 18]
+    wanted = log_probabilities(options, tensors, tokens, cut=4)
+    assert_same(in_float64(run, torch.tensor([tokens]), 4)[0], wanted, 1e-10, case)
+
+
+def test_a_bare_config_means_what_transformers_says(tmp_path: Path) -> None:
+    """An option that is left out has transformers' default, and unties nothing."""
+    left_out = ("tie_projs", "tie_word_embeddings", "layer_norm_epsilon", "attn_type", "untie_r")
+    options = {name: value for name, value in OPTIONS.items() if name not in left_out}
+    source = write(tmp_path / "in", options, random_tensors(OPTIONS | {"d_embed": 8}))
+    config = memspan.load(memspan.convert(source, tmp_path / "out")).config
+    assert config.embedding.tie
+    assert config.embedding.tie_projections == "all-but-first"
+    assert not config.model.tie_position_biases
+
+
+def test_parts_and_other_precisions(source: Path, tmp_path: Path) -> None:
+    """Weights in several files, in float16."""
+    halves = {n: t.half() for n, t in random_tensors(OPTIONS).items()}
+    whole = write(tmp_path / "whole", OPTIONS, halves)
+    names = sorted(halves)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, own in parts.items():
+        save_file({name: halves[name].clone() for name in own}, source / file)
+    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    (source / "pytorch_model.bin").unlink()
+    one, two = (
+        memspan.load(memspan.convert(found, tmp_path / f"{found.name}-run")).model
+        for found in (whole, source)
+    )
+    assert one.fingerprint() == two.fingerprint()
+
+
+def test_the_run_is_a_run(source: Path, tmp_path: Path) -> None:
+    """It is scored, writes and is trained on, with another number of rows from its start only."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(" ".join(f"w{(i * j) % 18}" for i in range(9)) for j in range(60)))
+    folder = memspan.convert(source, tmp_path / "run")
+    before = memspan.evaluate(folder, str(text), split="all")
+    assert memspan.generate(folder, "w1 w2", tokens=3).text
+    config = memspan.load(folder).config
+    small = {"steps": 4, "batch_size": 2, "segment_length": 8, "sample_tokens": 0, "device": "cpu"}
+    config = replace(
+        config,
+        data=replace(config.data, corpus=str(text)),
+        optim=replace(config.optim, learning_rate=0.01, warmup_steps=0),
+        train=replace(config.train, **small),
+    )
+    memspan.resume(folder, config=config)
+    assert memspan.load(folder).step == 4
+    assert memspan.evaluate(folder, str(text), split="all").nats < before.nats
+    more = replace(config, train=replace(config.train, steps=5))
+    with pytest.raises(MemspanError, match="cannot change from 2 to 3"):
+        memspan.resume(folder, config=replace(more, train=replace(more.train, batch_size=3)))
+    memspan.resume(folder, config=more)
+
+
+@pytest.mark.golden
+def test_the_genuine_vocabulary(tmp_path: Path) -> None:
+    """All three files of it, as words whose ids are the recorded ones."""
+    genuine = [p.parent for p in (folder() / "hf_transfo_xl").glob("*/tokenizer_reference.json")]
+    if not genuine:
+        pytest.skip("no recorded vocabulary")
+    for path in genuine:
+        reference = json.loads((path / "tokenizer_reference.json").read_text())
+        for name in ("vocab.pkl", "vocab.bin", "vocab_plain.pkl"):
+            source = shutil.copytree(path, tmp_path / f"{path.name}-{name}")
+            kept = (source / name).read_bytes()
+            (source / "vocab.pkl").unlink()
+            (source / "vocab.bin").unlink()
+            (source / name.replace("_plain", "")).write_bytes(kept)
+            tokenizer = memspan.load(memspan.convert(source, f"{source}-run")).tokenizer
+            assert tokenizer.words == reference["idx2sym"]
+            for example in reference["examples"]:
+                text = " ".join(example["tokens"]) + "\n"
+                assert tokenizer.encode(text.encode()).tolist() == example["ids_add_eos"]
+
+
+def test_lower_case_and_no_vocabulary(source: Path, tmp_path: Path) -> None:
+    """Text is lower-cased where the settings say so; without any tokeniser it is numbers."""
+    (source / "tokenizer_config.json").write_text('{"lower_case": true}')
+    run = memspan.load(memspan.convert(source, tmp_path / "lower"))
+    assert run.tokenizer.encode(b"W3 <eos> W4\n").tolist() == [5, 0, 6, 0]
+    (source / "tokenizer_config.json").unlink()
+    (source / "vocab.pkl").unlink()
+    run = memspan.load(memspan.convert(source, tmp_path / "numbers"))
+    assert run.tokenizer.encode(b"3 0\n19").tolist() == [3, 0, 19]
+    with pytest.raises(MemspanError, match="'20' is not in the vocabulary"):
+        run.tokenizer.encode(b"20")
