@@ -94,7 +94,6 @@ def _print(scores: Evaluation, run: Run) -> None:
     from memspan.evaluation import percent
     from memspan.precision.products import Precision
 
-    defaults = {option.name: option.default for option in dataclasses.fields(run.config.model)}
     sizes = {
         option.name: scores.memory.get(option.name, getattr(run.config.model, option.name))
         for option in dataclasses.fields(run.config.model.memory_options)
@@ -102,7 +101,8 @@ def _print(scores: Evaluation, run: Run) -> None:
     memory = "".join(
         f", {name.replace('_length', '')} {size}"
         for name, size in sizes.items()
-        if size is not None and (isinstance(size, int) or size != defaults[name])
+        if size is not None
+        and (isinstance(size, int) or size != getattr(type(run.config.model), name))
     )
     memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
     precision = Precision(scores.precision, scores.matmul_precision)
