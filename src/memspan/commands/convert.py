@@ -22,7 +22,7 @@ class ConvertArguments:
     """Run folder to write."""
     kind: Annotated[KindName | None, tyro.conf.arg(name="from")] = None
     """Whose checkpoint it is (None: found by the folder's files). transformers: a folder of
-    transfo-xl-wt103's kind."""
+    transfo-xl-wt103's kind. authors: from the PyTorch code of Transformer-XL's authors."""
 
 
 def convert(arguments: list[str]) -> None:

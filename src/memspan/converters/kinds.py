@@ -12,7 +12,7 @@ from memspan.errors import MemspanError, refuse_unknown
 if TYPE_CHECKING:
     from memspan.converters.checkpoint import Read
 
-KindName = Literal["transformers"]
+KindName = Literal["transformers", "authors"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Kind:
 
     module: str
     """Of :mod:`memspan.converters`, with the function ``read``."""
-    sign: str
-    """The file by which its folders are known."""
+    signs: tuple[str, ...]
+    """The files by which its folders are known."""
     holds: str
     """What a folder must hold, for messages."""
 
@@ -35,8 +35,13 @@ class Kind:
 KINDS: dict[KindName, Kind] = {
     "transformers": Kind(
         "transfo_xl",
-        "config.json",
+        ("config.json",),
         "config.json, pytorch_model.bin or model.safetensors, and vocab.pkl or vocab.bin",
+    ),
+    "authors": Kind(
+        "authors",
+        ("model.pt", "model_state.pt"),
+        "model.pt, or model_state.pt with args.json, and the cache.pt of the corpus",
     ),
 }
 
@@ -59,9 +64,9 @@ def kind_of(folder: Path, name: KindName | None) -> Kind:
     if name is not None:
         return KINDS[name]
     for entry in KINDS.values():
-        if (folder / entry.sign).exists():
+        if any((folder / sign).exists() for sign in entry.signs):
             return entry
-    signs = ", ".join(f"{entry.sign} ({kind})" for kind, entry in KINDS.items())
+    signs = ", ".join(f"{' or '.join(e.signs)} ({kind})" for kind, e in KINDS.items())
     raise MemspanError(
         f"{folder} is no checkpoint that memspan knows: one of these files must be in it: {signs}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,16 @@ JSON_LIMIT = 1 << 24
 """Bytes of a JSON file at most: the index of a file in parts names every tensor."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Where a folder of transformers has its weights: each complete, or in parts that an index lists."""
+
+
+class Inert:
+    """What stands for an object of another program's class: its state, and nothing that runs."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: dict[str, Any] = {}
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state if isinstance(state, dict) else {}
 
 
 def load_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
@@ -59,20 +69,18 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
     return dict(value)
 
 
-def load_pickled(path: Path, known: Mapping[str, type] | None = None) -> Any:
+def load_pickled(path: Path, inert: Iterable[str] = ()) -> Any:
     """What ``torch.save`` wrote, if it is tensors and plain data.
 
     Args:
         path: the file.
-        known: classes that stand for those that the file names.
+        inert: names of classes whose objects become :class:`Inert`.
 
     Raises:
         MemspanError: it is damaged, or holds anything else.
     """
     try:
-        with torch.serialization.safe_globals(
-            [(kind, name) for name, kind in (known or {}).items()]
-        ):
+        with torch.serialization.safe_globals([(Inert, name) for name in inert]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: put it there") from None

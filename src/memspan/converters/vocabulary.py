@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from memspan.converters.pickles import LIMIT, read_plain
-from memspan.converters.tensors import load_pickled, read_json
+from memspan.converters.tensors import Inert, load_pickled, read_json
 from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers import WordTokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
 
-FILES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-"""Where a vocabulary is looked for, in this order."""
+FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt")
+"""Where a vocabulary is looked for, in this order. The last is the authors' own, a whole corpus."""
+OF_CORPUS = ("data_utils.Corpus", "utils.vocabulary.Vocab", "vocabulary.Vocab")
+"""The authors' classes in it."""
 SETTINGS = "tokenizer_config.json"
 TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
 """Files of a folder that was saved with a tokeniser."""
@@ -44,7 +46,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
             )
         return WordTokenizer([str(number) for number in range(vocab_size)]), [
             f"{folder} has no tokeniser, so a text is numbers, such as 0 1 2: for words, put "
-            f"{' or '.join(FILES)} there and convert it again"
+            f"{', '.join(FILES[:-1])} or {FILES[-1]} there and convert it again"
         ]
     values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
     if (folder / SETTINGS).exists():
@@ -106,7 +108,9 @@ def _values(path: Path) -> dict[str, Any]:
             by_torch = file.read(32).startswith(SAVED_BY_TORCH)
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
-    values = load_pickled(path) if by_torch else read_plain(path)
+    values = load_pickled(path, OF_CORPUS) if by_torch else read_plain(path)
+    if isinstance(values, Inert):
+        values = getattr(values.state.get("vocab"), "state", values.state)
     if not isinstance(values, dict):
         raise MemspanError(f"{path} holds no vocabulary: put the model's there")
     return dict(values)

@@ -1,0 +1,185 @@
+"""Checkpoints of the Transformer-XL authors' PyTorch code (github.com/kimiyoung/transformer-xl).
+
+Their ``train.py`` saves the whole model object as ``model.pt``. Its modules are read as data: their
+parameters and attributes, without their code. A state dict with the options of ``train.py`` beside it
+(``args.json``) does as well. The words are in ``cache.pt``, which they keep with the corpus. The first
+memory is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json
+from memspan.converters.transformer_xl import names, run_config
+from memspan.converters.vocabulary import read_vocabulary
+from memspan.errors import MemspanError
+
+FILES = ("model.pt", "model_state.pt")
+MODULES = (
+    *(
+        f"mem_transformer.{name}"
+        for name in (
+            *("MemTransformerLM", "AdaptiveEmbedding", "PositionalEmbedding", "PositionwiseFF"),
+            *("RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn"),
+            *("RelLearnableDecoderLayer", "RelLearnableMultiHeadAttn"),
+            *("DecoderLayer", "MultiHeadAttn"),
+        )
+    ),
+    "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
+    "utils.proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
+    *(
+        f"torch.nn.modules.{name}"
+        for name in (
+            *("activation.ReLU", "container.ModuleList", "container.ParameterList"),
+            *("container.Sequential", "dropout.Dropout", "linear.Linear"),
+            *("normalization.LayerNorm", "sparse.Embedding"),
+        )
+    ),
+    "torch.nn.backends.thnn._get_thnn_function_backend",
+    "fp16_opt.FP16_Module",
+    "torch.nn.parallel.data_parallel.DataParallel",
+    "torch.nn.parallel.distributed.DistributedDataParallel",
+    "argparse.Namespace",
+)
+"""What their model consists of, and may be wrapped in."""
+DEPTH = 10
+"""Modules inside one another at most; theirs have 5."""
+
+
+def read(folder: Path) -> Checkpoint:
+    """See :class:`~memspan.converters.checkpoint.Read`."""
+    path = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if path is None:
+        raise MemspanError(
+            f"{folder} has no weights: put {' or '.join(FILES)} of the checkpoint there"
+        )
+    value = load_pickled(path, MODULES)
+    if isinstance(value, Inert):
+        tensors, given = dict(_tensors(value)), _attributes(value)
+    else:
+        tensors, given = _state_and_options(value, path)
+    tensors = {
+        name.removeprefix("module."): tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("pos_emb.inv_freq")
+    }
+    values = given | _sizes(tensors, path)
+    config, notices = run_config(values, str(path), start="empty")
+    tokenizer, about = read_vocabulary(folder, values["n_token"])
+    own = partial(names, clusters="reversed")
+    return Checkpoint(config, tokenizer, tensors, own, path, (*notices, *about))
+
+
+def _tensors(module: Inert, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, as ``state_dict`` would have them."""
+    for kind in ("_parameters", "_buffers"):
+        for name, tensor in _entries(module, kind):
+            if isinstance(tensor, Tensor):
+                yield f"{prefix}{name}", tensor.detach()
+    for name, child in _entries(module, "_modules"):
+        if isinstance(child, Inert) and depth < DEPTH:
+            yield from _tensors(child, f"{prefix}{name}.", depth + 1)
+
+
+def _entries(module: Inert, kind: str) -> list[tuple[Any, Any]]:
+    found = module.state.get(kind)
+    return list(found.items()) if isinstance(found, dict) else []
+
+
+def _attributes(model: Inert) -> dict[str, Any]:
+    """The options that the model object keeps, by the names that ``train.py`` gives them."""
+    for _ in range(DEPTH):
+        inside = dict(_entries(model, "_modules"))
+        if not isinstance(inside.get("module"), Inert):
+            break
+        model = inside["module"]
+    options = {n: v for n, v in model.state.items() if not n.startswith("_")}
+    embedding = _part(model, "word_emb")
+    cutoffs = embedding.get("cutoffs")
+    # Theirs end with the vocabulary's size.
+    options["cutoffs"] = cutoffs[:-1] if isinstance(cutoffs, list) else None
+    options["div_val"] = embedding.get("div_val")
+    options["dropout"] = _part(model, "drop").get("p", 0.0)
+    attention = _part(model, "layers", "0", "dec_attn")
+    options["pre_lnorm"] = attention.get("pre_lnorm", False)
+    options["dropatt"] = _part(model, "layers", "0", "dec_attn", "dropatt").get("p", 0.0)
+    return options
+
+
+def _part(module: Inert, *path: str) -> dict[str, Any]:
+    """The state of a module inside another; empty if there is none."""
+    for name in path:
+        found = dict(_entries(module, "_modules")).get(name)
+        module = found if isinstance(found, Inert) else Inert()
+    return module.state
+
+
+def _state_and_options(value: object, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and options of a checkpoint that is no model object."""
+    found = value if isinstance(value, dict) else {}
+    if "model_state" in found:
+        tensors = as_tensors(found["model_state"], path)
+        options = found.get("model_config", found.get("args"))
+        options = options.state if isinstance(options, Inert) else options
+    else:
+        tensors, options = as_tensors(value, path), None
+    args = path.parent / "args.json"
+    if not isinstance(options, dict):
+        if not args.exists():
+            raise MemspanError(
+                f"{path} has tensors but not the model's options: put {args.name} beside it, the "
+                "options of train.py as JSON, such as mem_len, same_length, clamp_len and pre_lnorm"
+            )
+        options = read_json(args)
+    return tensors, options
+
+
+def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
+    """What the tensors themselves say about the model, which goes before what is said about them."""
+
+    def shape(name: str, n_dimensions: int) -> tuple[int, ...]:
+        found = tuple(tensors[name].shape) if name in tensors else ()
+        if len(found) != n_dimensions:
+            raise MemspanError(
+                f"{path} has no {name} of {n_dimensions} dimensions: it is no model of the authors' "
+                "code with attn_type 0 and an adaptive or full softmax"
+            )
+        return found
+
+    n_heads, width = shape("r_w_bias", 2)
+    d_inner, d_model = shape("layers.0.pos_ff.CoreNet.0.weight", 2)
+    d_embed = shape("word_emb.emb_layers.0.weight", 2)[1]
+    of_layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    tables = [n for n in tensors if n.startswith("word_emb.emb_layers.")]
+    shared = {n: n.replace("word_emb.emb_layers", "crit.out_layers") for n in tables}
+    projections = sorted(n for n in tensors if n.startswith("crit.out_projs."))
+    return {
+        "n_head": n_heads,
+        "d_head": width,
+        "d_inner": d_inner,
+        "d_model": d_model,
+        "d_embed": d_embed,
+        "n_layer": len(of_layers),
+        "n_token": sum(shape(name, 2)[0] for name in tables),
+        "tie_weight": all(_equal(tensors, ours, theirs) for ours, theirs in shared.items()),
+        "tie_projs": [_projection_tied(tensors, n) for n in range(len(projections))],
+        "untie_r": False,
+    }
+
+
+def _projection_tied(tensors: dict[str, Tensor], n: int) -> bool:
+    own = f"word_emb.emb_projs.{n}"
+    source = own if own in tensors else "word_emb.emb_projs.0"
+    return _equal(tensors, source, f"crit.out_projs.{n}")
+
+
+def _equal(tensors: dict[str, Tensor], one: str, other: str) -> bool:
+    return one in tensors and other in tensors and torch.equal(tensors[one], tensors[other])

@@ -1,0 +1,139 @@
+"""Checkpoints of the authors' PyTorch code: model objects of the recorded tensors, and state dicts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memspan
+from golden import Golden, assert_same, parameters
+from memspan.errors import MemspanError
+from transfo_xl_folder import vocabulary
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes objects of the classes that their checkpoints name, which exist here only while saving."""
+
+    def make(path: str, parent: type = object, **attributes: Any) -> Any:
+        module, _, name = path.rpartition(".")
+        for home in {module, module.partition(".")[0]} - set(sys.modules):
+            monkeypatch.setitem(sys.modules, home, ModuleType(home))
+        kind = getattr(sys.modules[module], name, None) or type(name, (parent,), {})
+        kind.__module__ = module
+        monkeypatch.setattr(sys.modules[module], name, kind, raising=False)
+        made = kind()
+        for attribute, value in attributes.items():
+            setattr(made, attribute, value)
+        return made
+
+    return make
+
+
+def model_object(g: Golden, theirs: Make) -> nn.Module:
+    """A ``MemTransformerLM`` with the recorded options and tensors; those that are tied are one."""
+    c, firsts = g.config, {}
+    for group in g.json["tied_parameters"]:
+        firsts |= dict.fromkeys(group, group[0])
+    made: dict[str, nn.Parameter] = {}
+    for name, tensor in g.named("param."):
+        made.setdefault(firsts.get(name, name), nn.Parameter(tensor))
+    names = {name for name, _ in g.named("param.")}
+    whole = {name: made[firsts.get(name, name)] for name in names}
+    whole["pos_emb.inv_freq"] = nn.Parameter(g["f32.buf.pos_emb.inv_freq"])
+
+    def module(prefix: str) -> Any:
+        own = {n.removeprefix(prefix): p for n, p in whole.items() if n.startswith(prefix)}
+        last = prefix.rstrip(".").rpartition(".")[2]
+        kind = {
+            "": "mem_transformer.MemTransformerLM",
+            "word_emb.": "mem_transformer.AdaptiveEmbedding",
+            "crit.": "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
+        }.get(prefix)
+        if kind is None and last.isdecimal():
+            kind = "mem_transformer.RelPartialLearnableDecoderLayer"
+        made = theirs(kind, nn.Module) if kind else nn.ModuleList()
+        for child in dict.fromkeys(name.partition(".")[0] for name in own if "." in name):
+            made.add_module(child, module(f"{prefix}{child}."))
+        for name, parameter in own.items():
+            if "." not in name:
+                made.register_parameter(name, parameter)
+        return made
+
+    model = module("")
+    kept = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "tgt_len", "mem_len")
+    for name in (*kept, "ext_len", "attn_type", "same_length", "clamp_len"):
+        setattr(model, name, c[name])
+    model.word_emb.cutoffs, model.word_emb.div_val = c["cutoffs"] + [c["n_token"]], c["div_val"]
+    for layer in model.layers:
+        layer.dec_attn.pre_lnorm = c["pre_lnorm"]
+    model.add_module("drop", nn.Dropout(0.1))
+    return model
+
+
+def corpus(theirs: Make, n_words: int) -> Any:
+    """Their ``cache.pt``."""
+    vocab = theirs("utils.vocabulary.Vocab", **vocabulary(n_words))
+    return theirs("data_utils.Corpus", dataset="wt103", vocab=vocab, train=torch.arange(9))
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("form", ["object", "state dict", "wrapped"])
+@pytest.mark.parametrize("path", parameters("kimi_xl"))
+def test_recorded_outputs(path: Path, form: str, tmp_path: Path, theirs: Make) -> None:
+    g, source = Golden(path), tmp_path / "source"
+    source.mkdir()
+    torch.save(corpus(theirs, g.config["n_token"]), source / "cache.pt")
+    if form == "object":
+        torch.save(model_object(g, theirs), source / "model.pt")
+    elif form == "wrapped":
+        state = {f"module.{name}": tensor for name, tensor in g.named("param.")}
+        wrapped = {"model_state": state, "model_config": g.config, "epoch": 3}
+        torch.save(wrapped, source / "model.pt")
+    else:
+        torch.save(dict(g.named("param.")), source / "model_state.pt")
+        (source / "args.json").write_text(json.dumps(g.config | {"tie_projs": [True]}))
+    run = memspan.load(memspan.convert(source, tmp_path / "run"))
+    assert run.tokenizer.encode(b"w3 w4\nnobody\n").tolist() == [5, 6, 0, 1, 0]
+    assert run.config.model.start == "empty"
+    assert run.config.embedding.tie
+    model, memory = run.model.double(), None
+    for i in g.segments:
+        output = model(g.input(f"seg{i}.tokens", torch.int64).t(), memory)
+        memory = output.memory
+        wanted: Tensor = g[f"f64.seg{i}.logprobs"].transpose(0, 1)
+        assert_same(output.logits.log_softmax(-1), wanted, 1e-9, f"seg{i}")
+
+
+@pytest.mark.golden
+def test_mistakes(tmp_path: Path, theirs: Make) -> None:
+    (path, *_) = parameters("kimi_xl")
+    if path.values[0] is None:
+        pytest.skip("no recorded tensors")
+    g = Golden(path.values[0])
+    file = tmp_path / "model.pt"
+
+    def refused(value: Any, line: str) -> None:
+        torch.save(value, file)
+        with pytest.raises(MemspanError, match=line):
+            memspan.convert(tmp_path, tmp_path / "run")
+
+    state = dict(g.named("param."))
+    refused(state, "put args.json beside it")
+    refused({"model_state": {}, "args": {}}, "has no r_w_bias of 2 dimensions")
+    refused(theirs("elsewhere.Model", nn.Module), "holds more than tensors.*elsewhere.Model")
+    model = model_object(g, theirs)
+    model.attn_type = 1
+    refused(model, "attn_type is 1")
+    model.attn_type, model.ext_len = 0, 4
+    refused(model, "ext_len is 4")
