@@ -165,8 +165,9 @@ def _listed(options: dict[str, Any]) -> str:
 
 def measured(name: str) -> dict[str, Any]:
     """What ``memspan measure NAME`` writes, without the folders of this machine."""
-    report = Report([dataclasses.replace(memspan.measure(name), run=name)]).as_dict()
-    return report | {"machine": machine() | {"command": f"memspan measure {name}"}}
+    measurement = dataclasses.replace(memspan.measure(TRAINED / name), run=name)
+    where = machine() | {"command": f"memspan measure {name}"}
+    return Report([measurement]).as_dict() | {"machine": where}
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -202,7 +203,7 @@ def main() -> None:
         _write(RESULTS, {key: found[key] for key in RECIPES if key in found})
         (TRAINED / name / "README.md").write_text(card(name, row))
         print(table(found))
-        _write(RESULTS.with_name(SPAN.format(row["architecture"])), measured(name))
+        _write(RESULTS.parent / SPAN.format(row["architecture"]), measured(name))
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

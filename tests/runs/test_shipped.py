@@ -16,7 +16,7 @@ from memspan.measurement import report
 from memspan.runs.claim import claim
 from memspan.runs.shipped import SHIPPED
 from memspan.runs.weights import WEIGHTS
-from shipped_runs import RECIPES, RESULTS, TRAINED, card, table
+from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, table
 
 ROWS = json.loads(RESULTS.read_text())
 
@@ -72,6 +72,8 @@ def test_its_card_says_what_was_measured(name: str) -> None:
     assert sum(p.numel() for p in run.model.parameters()) == row["parameters"]
     assert (run.folder / WEIGHTS).stat().st_size == row["bytes"]
     assert (run.folder / "README.md").read_text() == card(name, row)
+    report = json.loads((RESULTS.parent / SPAN.format(row["architecture"])).read_text())
+    assert [(m["run"], m["parameters"]) for m in report["runs"]] == [(name, row["parameters"])]
     assert abs(row["bits_per_byte"] - row["bits_per_byte_float32"]) < 0.001
 
 

@@ -248,7 +248,7 @@ CORPORA = {
         ("train", "validation"),
     ),
     "tiny-shakespeare-held-out": Named(
-        "its last tenth, which comes with memspan: no text to train on, but to score its runs with",
+        "its last tenth, 112 KB, which comes with memspan: to score its runs, not to train on",
         _held_out,
         splits=("validation",),
     ),
