@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test check docs docs-read docs-test bench bench-learning chaos fuzz constraints soak clean
+.PHONY: help demo test test-all smoke check docs docs-read docs-test bench bench-learning chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -17,8 +17,21 @@ help: ## list the targets
 demo: .venv ## train a small Transformer-XL, score it and print what it writes (minutes)
 	$(BIN)/memspan train $(ARGS)
 
-test: .venv ## run the whole test suite
-	$(BIN)/pytest -n 2 $(ARGS)
+test: .venv ## run the test suite, but for what needs the libraries that memspan works with
+	$(BIN)/pytest -n 2 --ignore=tests/integrations $(ARGS)
+
+.full-venv: .full-venv/.installed
+.full-venv/.installed: pyproject.toml constraints.txt
+	@echo "installing PyTorch, memspan and all its extras in .full-venv: a few minutes"
+	$(PYTHON) -m venv .full-venv
+	.full-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,all]'
+	touch $@
+
+test-all: .full-venv ## run the whole test suite, with all extras
+	.full-venv/bin/pytest -n 2 $(ARGS)
+
+smoke: .full-venv ## run a few tests of what needs other libraries (a minute)
+	.full-venv/bin/pytest -m smoke tests/integrations $(ARGS)
 
 check: .venv ## lint, format, types, import contract
 	$(BIN)/ruff check .
@@ -61,7 +74,7 @@ constraints: ## write constraints.txt anew: today's versions of all that develop
 	$(PYTHON) -m venv .pin-venv
 	grep '^torch==' constraints.txt > .pin-venv/torch.txt
 	.pin-venv/bin/pip install --quiet --disable-pip-version-check -c .pin-venv/torch.txt \
-	    -e '.[dev,fuzz]' hatchling
+	    -e '.[dev,all,fuzz]' hatchling
 	{ grep '^#' constraints.txt; cat .pin-venv/torch.txt; \
 	  .pin-venv/bin/pip freeze --all --exclude-editable --exclude pip \
 	    | grep -vE '^(torch|triton|nvidia-.*|cuda-.*)=='; } > .pin-venv/constraints.txt
@@ -72,4 +85,4 @@ soak: .venv ## train, validate and generate in one process for half an hour: do 
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean: ## remove the environments and caches
-	rm -rf .venv .bench-venv .docs-venv .docs-build .pin-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .full-venv .bench-venv .docs-venv .docs-build .pin-venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
 """memspan: transformers with memory that read text of any length in constant memory.
 
-All names that users import are here and in :mod:`memspan.models`; other modules are private. A trained
+All names that users import are here, in :mod:`memspan.models` and, for other libraries, in
+:mod:`memspan.integrations.transformers`; other modules are private. A trained
 model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`,
 :func:`generate` and :func:`measure`. They print nothing; what the user should know beside a result goes
 to the logger ``memspan``.

@@ -17,13 +17,15 @@ import memspan
 import transfo_xl_folder
 from memspan import cli
 from memspan.models import TransformerXLConfig
+from pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
     DOCS / "tutorial.md",
-    *sorted((DOCS / "guides").glob("*.md")),
+    # The code of the last has a test in tests/integrations.
+    *sorted({*(DOCS / "guides").glob("*.md")} - {DOCS / "guides" / "transformers.md"}),
     *sorted((DOCS / "annotated").glob("*.md")),
 ]
 NOT_OF_LSTM = ("--model.n-heads", "--model.d-ff")
@@ -42,11 +44,6 @@ SMALL_MODEL = {
     "--model.n-heads": "2",
     "--model.d-ff": "16",
 }
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of the fenced blocks that are to be run."""
-    return re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
 def commands(block: str) -> list[list[str]]:

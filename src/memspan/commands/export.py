@@ -1,34 +1,58 @@
-"""``memspan export``: merge the checkpoints of several processes."""
+"""``memspan export``: a run's checkpoints as plain ones, or the run for another library."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from memspan.commands.parsing import parsed
+from memspan.errors import MemspanError
 from memspan.runs.config_files import load_config
 from memspan.runs.shipped import run_folder
 
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Turn the checkpoints of several processes into plain ones. A finished run has done so itself."""
+    """Turn the checkpoints of several processes into plain ones, which a finished run has done itself.
+    With --to, write the best weights so far for another library instead."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder; no trainer may be using it."""
+    """Run folder; without --to, no trainer may be using it."""
+    to: Literal["transformers"] | None = None
+    """Write the folder DIR, to be made, for this library (None: turn checkpoints)."""
+    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = None
+    """With --to: a folder to be made."""
+
+    def __post_init__(self) -> None:
+        if self.to is not None and self.folder is None:
+            raise MemspanError(f"--to {self.to} needs a folder to be made: add it")
+        if self.to is None and self.folder is not None:
+            raise MemspanError(
+                f"{self.folder} is a folder to export to: say for what with --to transformers"
+            )
 
 
 def export(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(ExportArguments, arguments, "memspan export")
     load_config(options.run)
+    if options.folder is None:
+        _plain_checkpoints(options.run)
+        return
+    from memspan.integrations import transformers
+
+    transformers.export(options.run, options.folder)
+    print(f"{options.run}: exported to {options.folder}, whose README.md says how to load it")
+
+
+def _plain_checkpoints(run: Path) -> None:
     from memspan.runs import checkpoints
     from memspan.runs.claim import claim
 
-    with claim(run_folder(options.run)):
-        steps = checkpoints.export(options.run)
+    with claim(run_folder(run)):
+        steps = checkpoints.export(run)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
-    print(f"{options.run}: {what}; best weights in {options.run / 'model.safetensors'}")
+    print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

@@ -256,7 +256,7 @@ class SubwordTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         # Through the tokens' own bytes: a token may end inside a character.
-        table = _byte_level_bytes()
+        table = byte_level_bytes()
         tokens = (self._bpe.id_to_token(int(i)) for i in ids)
         return bytes(table[c] for token in tokens for c in token)
 
@@ -325,7 +325,7 @@ def train_tokenizer(
     bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size or 8192,
-        initial_alphabet=sorted(_byte_level_bytes()),
+        initial_alphabet=sorted(byte_level_bytes()),
         show_progress=False,
     )
     bpe.train_from_iterator((_utf8(d) for d in documents), trainer)
@@ -464,14 +464,14 @@ def _check_subwords(value: Any) -> None:
         or split["add_prefix_space"] is not False
     ):
         raise ValueError("it is no plain byte-level BPE")
-    vocabulary, letters = model["vocab"], set(_byte_level_bytes())
+    vocabulary, letters = model["vocab"], set(byte_level_bytes())
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError("its ids are not 0, 1, 2, ...")
     if not letters <= set(vocabulary) or not set("".join(vocabulary)) <= letters:
         raise ValueError("its tokens are not made of bytes")
 
 
-def _byte_level_bytes() -> dict[str, int]:
+def byte_level_bytes() -> dict[str, int]:
     """The printable stand-in of every byte in byte-level BPE (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]

@@ -261,6 +261,14 @@ class Reader:
         """The memory after the last token: a value that may be saved, branched or trained on."""
         return self._backbone.memory
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the weights have changed since the reader was made, which ends its use."""
+        return any(
+            home[name] is not p or p._version != version or p.data_ptr() != address
+            for home, name, p, version, address in self._weights
+        )
+
     def read(
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
@@ -272,10 +280,7 @@ class Reader:
             MemspanError: an argument is not as described here; the weights have changed since the
                 reader was made.
         """
-        if any(
-            home[name] is not p or p._version != version or p.data_ptr() != address
-            for home, name, p, version, address in self._weights
-        ):
+        if self.is_stale:
             raise MemspanError(
                 "the weights have changed since this reader was made, so what it cached is stale: "
                 "make a new one with model.reader(reader.memory)"

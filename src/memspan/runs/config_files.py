@@ -12,7 +12,7 @@ import os
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
@@ -23,6 +23,7 @@ from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
 from memspan.runs.shipped import SHIPPED, run_folder
 from memspan.training.options import OptimConfig, TrainConfig
 
+T = TypeVar("T")
 SECTIONS: dict[str, type] = {
     "embedding": EmbeddingConfig,
     "data": DataConfig,
@@ -84,8 +85,10 @@ def read_config(path: Path, architecture: str | None = None) -> RunConfig[Backbo
                 f"{path}: {_shown(table)} is no table of options: use architecture = ... and "
                 f"[{'], ['.join(kinds)}]"
             )
-    parts = {table: _part(path, table, kinds[table], tables.get(table, {})) for table in kinds}
     try:
+        parts: dict[str, Any] = {
+            table: section(kinds[table], table, tables.get(table, {})) for table in kinds
+        }
         return RunConfig(architecture=chosen, **parts)
     except MemspanError as error:
         raise MemspanError(f"{path}: {error}; correct the file") from None
@@ -104,19 +107,30 @@ def _tables(path: Path) -> dict[str, Any]:
         raise MemspanError(f"{path} is no valid TOML ({error}): correct it") from None
 
 
-def _part(path: Path, table: str, kind: type, options: dict[str, Any]) -> Any:
-    """One table as its dataclass, which checks the values."""
-    known = [field.name for field in dataclasses.fields(kind)]
+def section(kind: type[T], table: str, options: object) -> T:
+    """The options in one table as its dataclass; those that it leaves out have their defaults.
+
+    Args:
+        kind: the dataclass, which checks the values.
+        table: its name, for messages.
+        options: name to value, as read from TOML or JSON: tuples are lists there.
+
+    Raises:
+        MemspanError: no table, an unknown option, a wrong type or a value out of range.
+    """
+    if not isinstance(options, dict):
+        raise MemspanError(f"{table} must be a table of options, not {_shown(options)}")
+    known = [field.name for field in dataclasses.fields(cast(Any, kind))]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"perhaps {table}.{near[0]} is meant" if near else f"use {', '.join(known)}"
-            raise MemspanError(f"{path}: there is no option {_shown(f'{table}.{name}')}: {hint}")
+            raise MemspanError(f"there is no option {_shown(f'{table}.{name}')}: {hint}")
     values = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
     try:
         return kind(**values)
     except MemspanError as error:
-        raise MemspanError(f"{path}: [{table}] {error}; correct the file") from None
+        raise MemspanError(f"[{table}] {error}") from None
 
 
 def _shown(name: object) -> str:

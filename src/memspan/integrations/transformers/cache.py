@@ -1,0 +1,140 @@
+"""What ``generate`` carries from call to call: a memory, where other models have keys and values."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from memspan.errors import MemspanError
+from memspan.memory import Memory
+from memspan.models import LanguageModel, Reader
+
+
+class MemspanCache(Cache):
+    """A memory as a cache: ``past_key_values`` of a :class:`MemspanForCausalLM`.
+
+    The model reads on from it and moves it on. The memory in it is a value, so a copy of the cache is a
+    branch of the text and costs nothing.
+
+    Args:
+        memory: what was read before (None: nothing).
+
+    Example::
+
+        memory = model.model.load_memory("book.memory")
+        model.generate(**inputs, past_key_values=MemspanCache(memory))
+    """
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        super().__init__(layers=[])
+        self._memory = memory
+        self._reader: Reader | None = None
+        self._model: LanguageModel | None = None
+        self._columns = 0
+        self.last_logits: Tensor | None = None
+        """After each row's last token, ``[B, V]`` (None: nothing was read through this cache)."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory of all that was read: a value, which reading on does not change."""
+        return self._memory if self._reader is None else self._reader.memory
+
+    @memory.setter
+    def memory(self, memory: Memory | None) -> None:
+        self._memory, self._reader = memory, None
+
+    def belongs_to(self, model: LanguageModel, rows: int) -> None:
+        """Refuse another model than the first that read through this cache, and other rows.
+
+        Raises:
+            MemspanError: says what to do.
+        """
+        if self._model not in (None, model):
+            raise MemspanError(
+                "the cache is of another model: start with a new one, MemspanCache()"
+            )
+        if self.batch_size not in (-1, rows):
+            raise MemspanError(
+                f"the cache has {self.batch_size} rows and the input {rows}: pick or repeat its rows "
+                "with batch_select_indices or batch_repeat_interleave, or start with a new one"
+            )
+        self._model = model
+
+    def reader(self, model: LanguageModel, rows: int) -> Reader:
+        """A reader that stands where the memory does; it is kept until the memory is replaced."""
+        if self._reader is None or self._reader.is_stale:
+            self._reader = model.reader(self.memory, rows)
+        return self._reader
+
+    def count(self, n_columns: int, last_logits: Tensor) -> None:
+        """Count columns that were read, padding included, and keep ``last_logits [B, V]``."""
+        self._columns += n_columns
+        self.last_logits = last_logits.detach()
+
+    def detach_(self) -> Self:
+        """Cut the memory from the graph, in training: gradients stop between segments."""
+        if self.memory is not None:
+            self.memory = self.memory.detach()
+        return self
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns of ``input_ids`` that were read through this cache, padding included."""
+        return self._columns
+
+    @property
+    def batch_size(self) -> int:
+        """Rows; -1 where nothing was read."""
+        memory = self.memory
+        return -1 if memory is None else memory.batch_size
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Pick, repeat or reorder rows: ``beam_idx``, int64 ``[B']``."""
+        memory = self.memory
+        if memory is not None:
+            rows = beam_idx.to(memory.tokens_seen.device, torch.int64)
+            self.memory = memory.select(rows)
+            self.last_logits = None if self.last_logits is None else self.last_logits[rows]
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Pick rows by number, int64 ``[B']``, or by a mask, bool ``[B]``."""
+        self.reorder_cache(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row, before beam search or several samples of one prompt."""
+        if self.memory is not None:
+            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def is_croppable(self) -> bool:
+        """False: a memory cannot go back."""
+        return False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused.
+
+        Raises:
+            MemspanError: always.
+        """
+        raise MemspanError(
+            "a memory cannot be cropped, it does not keep what it has read: copy the cache before "
+            "reading what may have to be taken back"
+        )
+
+    def __copy__(self) -> MemspanCache:
+        other = MemspanCache(self.memory)
+        other._model, other._columns = self._model, self._columns
+        other.last_logits = self.last_logits
+        return other
+
+    def __deepcopy__(self, memo: dict[int, object]) -> MemspanCache:
+        return self.__copy__()
+
+    def __repr__(self) -> str:
+        return f"MemspanCache({self.memory})"

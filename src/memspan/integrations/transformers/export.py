@@ -1,0 +1,118 @@
+"""A run as a folder that transformers reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from memspan.errors import MemspanError
+from memspan.files.bytes import write_atomically
+from memspan.integrations.transformers.config import MemspanConfig
+from memspan.integrations.transformers.model import MemspanForCausalLM
+from memspan.integrations.transformers.tokenizer import fast_tokenizer
+from memspan.runs.run import Run, load
+
+CARD = """\
+---
+library_name: memspan
+pipeline_tag: text-generation
+tags: [memspan, {architecture}]
+---
+# {name}
+
+A language model with a memory ({architecture}, {parameters:,} parameters, {tokenizer} as tokens),
+trained for {step:,} steps and exported by memspan. It needs `pip install 'memspan[transformers]'`.
+
+```python
+import memspan.integrations.transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100, do_sample=True)[0]))
+```
+"""
+
+
+def from_run(run: Run | str | Path) -> tuple[MemspanForCausalLM, PreTrainedTokenizerFast]:
+    """A run's model, in evaluation mode, and its tokeniser. The model is a copy.
+
+    Args:
+        run: the run, or its folder.
+
+    Raises:
+        MemspanError: there is no such run, or a file in it is missing or damaged.
+
+    Example::
+
+        model, tokenizer = from_run("runs/book")
+        model.push_to_hub("me/book")
+        tokenizer.push_to_hub("me/book")
+    """
+    run = run if isinstance(run, Run) else load(run)
+    options = dataclasses.asdict(run.config)
+    config = MemspanConfig(
+        architecture=options["architecture"],
+        model=options["model"],
+        embedding=options["embedding"],
+        vocab_size=run.tokenizer.vocab_size,
+        padding_id=run.tokenizer.vocab_size,
+    )
+    tokenizer = fast_tokenizer(run.tokenizer)
+    model = MemspanForCausalLM(config)
+    model.model.load_state_dict(run.model.state_dict())
+    return model.eval(), tokenizer
+
+
+def export(run: Run | str | Path, folder: str | Path) -> None:
+    """Write a run's best weights, options and tokeniser as a folder that ``from_pretrained`` reads.
+
+    ``memspan export RUN --to transformers FOLDER`` on the command line.
+
+    Args:
+        run: the run, or its folder.
+        folder: to be made.
+
+    Raises:
+        MemspanError: there is no such run, or the folder exists already or cannot be written.
+    """
+    folder = Path(folder)
+    if os.path.lexists(folder):
+        raise MemspanError(f"{folder} exists already: choose another folder")
+    run = run if isinstance(run, Run) else load(run)
+    model, tokenizer = from_run(run)
+    card = CARD.format(
+        architecture=run.config.architecture,
+        name=folder.name,
+        parameters=model.num_parameters(),
+        tokenizer=run.tokenizer.kind,
+        step=run.step,
+    )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Complete or not at all: readers find no folder without its weights.
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise MemspanError(
+            f"cannot write {folder} ({error.strerror}): choose another folder"
+        ) from None
+    try:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        write_atomically(unfinished / "README.md", card.encode())
+        unfinished.chmod(0o777 & ~_umask())
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

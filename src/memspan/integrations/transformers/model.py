@@ -1,0 +1,299 @@
+"""A language model with a memory as a model of transformers: its interface, none of its arithmetic."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from memspan.errors import MemspanError
+from memspan.integrations.transformers.cache import MemspanCache
+from memspan.integrations.transformers.config import MemspanConfig
+from memspan.models import LanguageModel
+from memspan.models.inputs import check_segment, outside
+from memspan.nn import NOT_SCORED
+
+
+class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
+    """Any architecture of memspan, with the methods of transformers' models: ``generate``,
+    ``save_pretrained`` and the others.
+
+    ``self.model`` is the :class:`memspan.LanguageModel`. Where other models cache keys and values, this
+    one has a memory of constant size, see :class:`MemspanCache`.
+
+    Args:
+        config: its options.
+
+    Raises:
+        MemspanError: the options are not those of a model.
+    """
+
+    config_class = MemspanConfig
+    base_model_prefix = "model"
+    accepts_loss_kwargs = True
+    # Generation must not go back, nor spread the model over devices.
+    _is_stateful = True
+    _no_split_modules = ("LanguageModel",)
+
+    def __init__(self, config: MemspanConfig) -> None:
+        super().__init__(config)
+        backbone, embedding = config.parts()
+        self.model = LanguageModel(config.vocab_size, backbone, embedding)
+        self._tied_weights_keys = _tied(self)
+        self._from_files = next(self.parameters()).is_meta
+        longest = backbone.longest_segment or config.segment_length
+        self._segment_length = min(config.segment_length, longest)
+        self.generation_config.pad_token_id = config.padding_id
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: MemspanCache | None = None,
+        labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Read on. The parameters' names are transformers', which ask for this many.
+
+        Args:
+            input_ids: int64 ``[B, T]``, what is new.
+            attention_mask: ``[B, P + T]`` or ``[B, T]``, 0 where a token is padding, which is skipped
+                wherever it stands (None: no padding). P: columns that the cache has read.
+            past_key_values: what was read before, which moves on (None: nothing).
+            labels: int64 ``[B, T]``, the same as ``input_ids``; the loss is that of predicting each
+                from what is before it. A label of -100 is not scored.
+            shift_labels: the same, but each in the column before it, where it is predicted: a stream
+                that is cut into segments needs it to score the first token of each.
+            num_items_in_batch: scored tokens of all batches of an update (None: of this one).
+            use_cache: False returns no cache.
+            logits_to_keep: columns, from the right, whose logits are wanted (0: all).
+            inputs_embeds: refused, since memory is made of tokens.
+            output_attentions: refused.
+            output_hidden_states: refused.
+
+        Returns:
+            ``loss``, where there are labels: mean nats per token, and in training the architecture's
+            auxiliary loss. ``logits [B, T, V]``; at padding those after the row's last token.
+            ``past_key_values``: the cache.
+
+        Raises:
+            MemspanError: an argument is not as described here.
+        """
+        if inputs_embeds is not None or output_attentions or output_hidden_states:
+            raise MemspanError(
+                "inputs_embeds, output_attentions and output_hidden_states are not for this model: "
+                "leave them out and give input_ids"
+            )
+        targets = labels if shift_labels is None else shift_labels
+        check_segment(cast(Tensor, input_ids), targets)
+        assert input_ids is not None
+        rows, n_columns = input_ids.shape
+        cache = _cache(past_key_values)
+        cache.belongs_to(self.model, rows)
+        own = self._own(input_ids, attention_mask)
+        previous = cache.last_logits
+        if own is None:
+            logits, auxiliary_loss = self._read(input_ids, None, cache, logits_to_keep)
+        else:
+            # Padding on the right, wherever it was.
+            order = (~own).to(torch.uint8).argsort(dim=1, stable=True)
+            tokens = input_ids.masked_fill(~own, 0).gather(1, order)
+            logits, auxiliary_loss = self._read(tokens, own.sum(1), cache, 0)
+            if previous is None:
+                previous = logits.new_zeros(rows, self.config.vocab_size)
+            logits = torch.cat([previous[:, None], logits], 1)
+            latest = own.cumsum(1)[:, -logits_to_keep:, None]
+            logits = logits.gather(1, latest.expand(-1, -1, self.config.vocab_size))
+        if n_columns:
+            cache.count(n_columns, logits[:, -1])
+        loss = None
+        if targets is not None:
+            if shift_labels is None:
+                targets = _shifted(targets, own)
+            if own is not None:
+                targets = targets.masked_fill(~own, NOT_SCORED)
+            loss = self._loss(logits, targets, auxiliary_loss, num_items_in_batch)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=None if use_cache is False else cache
+        )
+
+    def _own(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+        """Bool ``[B, T]``, false at padding; None where there is none."""
+        padding = self.config.padding_id
+        own = (
+            torch.ones_like(input_ids, dtype=torch.bool)
+            if padding is None
+            else input_ids != padding
+        )
+        if attention_mask is not None:
+            rows, n_columns = input_ids.shape
+            if attention_mask.dim() != 2 or not (
+                len(attention_mask) == rows and attention_mask.shape[1] >= n_columns
+            ):
+                raise MemspanError(
+                    f"attention_mask must be [{rows}, {n_columns}], one number per token, or longer "
+                    f"by what the cache has read, not {list(attention_mask.shape)}"
+                )
+            own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
+        return None if own.all() else own
+
+    def _read(
+        self, tokens: Tensor, lengths: Tensor | None, cache: MemspanCache, to_keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits ``[B, T, V]`` of the last ``to_keep`` columns (0: all) of tokens with padding on the
+        right, and the mean auxiliary loss of the segments."""
+        rows, n_columns = tokens.shape
+        # Without padding and gradients: keys and values of memory are then projected once.
+        as_reader = lengths is None and not self.training and not torch.is_grad_enabled()
+        kept: list[Tensor] = []
+        auxiliary_losses = [tokens.new_zeros((), dtype=self.dtype)] if as_reader else []
+        for start in range(0, max(n_columns, 1), self._segment_length):
+            segment = tokens[:, start : start + self._segment_length]
+            if as_reader:
+                logits = cache.reader(self.model, rows).read(segment)
+            else:
+                n_own = None if lengths is None else (lengths - start).clamp(0, segment.shape[1])
+                output = self.model(segment, cache.memory, lengths=n_own)
+                cache.memory, logits = output.memory, output.logits
+                auxiliary_losses.append(output.auxiliary_loss)
+            if start + segment.shape[1] > (n_columns - to_keep if to_keep else -1):
+                kept.append(logits)
+        return torch.cat(kept, 1)[:, -to_keep:], torch.stack(auxiliary_losses).mean()
+
+    def _loss(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        auxiliary_loss: Tensor,
+        n_scored_in_update: Tensor | int | None,
+    ) -> Tensor:
+        """Mean nats per scored token, and the auxiliary loss in training."""
+        # At least in float32, whatever the weights are in.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+        try:
+            nats = F.cross_entropy(
+                logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="sum"
+            )
+        except IndexError:
+            raise outside("target", targets, self.config.vocab_size) from None
+        n_scored = (targets != NOT_SCORED).sum().clamp(min=1)
+        loss = nats / n_scored
+        if self.training:
+            loss = loss + auxiliary_loss
+        return loss if n_scored_in_update is None else loss * n_scored / n_scored_in_update
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: MemspanCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """What ``generate`` passes to :meth:`forward`: of ``input_ids`` what is new.
+
+        Raises:
+            MemspanError: nothing is new to what the cache has read.
+        """
+        if next_sequence_length is not None and next_sequence_length < 1:
+            seen = _cache(past_key_values).get_seq_length()
+            raise MemspanError(
+                f"the cache has read {seen} columns and the input has {input_ids.shape[1]}: give all "
+                "of the text again and what is new, or start with MemspanCache(cache.memory) and "
+                "give what is new alone"
+            )
+        prepared: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        return prepared
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *others: Any
+    ) -> None:
+        """Begin with an empty memory, which reading a prompt in chunks needs."""
+        if generation_config.cache_implementation is not None:
+            raise MemspanError(
+                "cache_implementation is not for this model, whose cache is its memory: leave it out"
+            )
+        if generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = _cache(model_kwargs.get("past_key_values"))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """The model has initialised itself, unless it was made to be filled from files.
+
+        Raises:
+            MemspanError: a tensor is missing in those files.
+        """
+        if not self._from_files:
+            return
+        for name, tensor in [*module.named_parameters(recurse=False)]:
+            if not getattr(tensor, "_is_hf_initialized", False):
+                raise MemspanError(
+                    f"the weights lack {name} of a {type(module).__name__}: they are damaged, or of "
+                    "another config.json"
+                )
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding."""
+        return self.model.embedding
+
+    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> nn.Module:
+        """Refused.
+
+        Raises:
+            MemspanError: always.
+        """
+        raise MemspanError(
+            "the vocabulary of a trained model cannot be resized; the padding token needs no "
+            "embedding, so it may stand outside of it"
+        )
+
+
+def _cache(given: object) -> MemspanCache:
+    if given is None:
+        return MemspanCache()
+    if not isinstance(given, MemspanCache):
+        raise MemspanError(
+            f"past_key_values must be a MemspanCache, not a {type(given).__name__}: begin with "
+            "MemspanCache(), or with a memory as MemspanCache(memory)"
+        )
+    return given
+
+
+def _shifted(labels: Tensor, own: Tensor | None) -> Tensor:
+    """Labels ``[B, T]``, each in the column before its own; -100 in the last and for padding."""
+    labels = labels if own is None else labels.masked_fill(~own, NOT_SCORED)
+    return F.pad(labels[:, 1:], (0, 1), value=NOT_SCORED)
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """The names of tensors that are another's, each as a pattern, to the first name of that one."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        source = first.setdefault(id(tensor), name)
+        if source != name:
+            tied[f"{re.escape(name)}$"] = f"{re.escape(source)}$"
+    return tied

@@ -1,0 +1,147 @@
+"""``memspan export RUN --to transformers DIR``, and what a new process does with the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+import memspan
+import tiny_runs
+from memspan import cli
+from memspan.errors import MemspanError
+from memspan.integrations.transformers import export, from_run
+from memspan.integrations.transformers.installed import require_transformers
+
+FILES = [
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+PROGRAM = """
+import sys, warnings
+import memspan.integrations.transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer, pipeline
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+inputs = tokenizer(sys.argv[2], return_tensors="pt")
+streamer = TextStreamer(tokenizer, skip_prompt=True)
+model.generate(**inputs, max_new_tokens=12, do_sample=False, streamer=streamer)
+write = pipeline("text-generation", model=sys.argv[1])
+for text in (sys.argv[2], ["m", "memory is"]):
+    print(write(text, max_new_tokens=12, do_sample=False, return_full_text=False))
+"""
+
+
+@pytest.fixture
+def run(own_folders: Path) -> Path:
+    Path("text.txt").write_text(tiny_runs.TEXT)
+    memspan.train(tiny_runs.OPTIONS, "run")
+    return Path("run")
+
+
+@pytest.mark.smoke
+@pytest.mark.processes
+def test_a_new_process_writes_what_memspan_writes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["export", str(run), "--to", "transformers", "out/exported"])
+    assert "exported to out/exported" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("out/exported").iterdir()) == FILES
+    assert "out" not in json.loads(Path("out/exported/config.json").read_text())
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "out/exported", "memory "],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+
+    def ours(prompt: str) -> str:
+        greedy = memspan.Sampling(temperature=0)
+        return memspan.generate(run, prompt, tokens=12, sampling=greedy).text
+
+    one = str([{"generated_text": ours("memory ")}])
+    two = str([[{"generated_text": ours(prompt)}] for prompt in ("m", "memory is")])
+    assert found.stdout == f"{ours('memory ')}\n{one}\n{two}\n"
+
+
+def test_the_card_s_code_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(run, "exported")
+    card = Path("exported/README.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", card, re.S | re.M)
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_python_gives_the_same_model(run: Path) -> None:
+    model, tokenizer = from_run(memspan.load(run))
+    inputs = tokenizer("memory is what remains", return_tensors="pt")
+    expected = memspan.load(run).model(inputs["input_ids"]).logits
+    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=0)
+
+
+def test_a_folder_that_exists_is_left_alone(run: Path) -> None:
+    Path("taken").mkdir()
+    with pytest.raises(MemspanError, match="taken exists already: choose another folder"):
+        export(run, "taken")
+    Path("file").touch()
+    with pytest.raises(MemspanError, match="cannot write file/out"):
+        export(run, "file/out")
+    with pytest.raises(MemspanError, match="no run at nothere"):
+        export("nothere", "out")
+    assert sorted(os.listdir()) == ["cache", "file", "run", "taken", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        (None, "transformers is not installed: pip install 'memspan[transformers]'"),
+        ("4.57.6", "transformers 4.57.6 is too old, 5.0 is needed: pip install"),
+    ],
+)
+def test_without_transformers_one_line_says_what_to_install(
+    version: str | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(name: str) -> str:
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", found)
+    with pytest.raises(MemspanError, match=re.escape(line)):
+        require_transformers()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--to", "transformers"], "--to transformers needs a folder to be made: add it"),
+        (["out"], "out is a folder to export to: say for what with --to transformers"),
+        (["--to", "jax", "out"], "--to must be one of"),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["export", "run", *arguments])
+    assert line in capsys.readouterr().err
+
+
+def test_options_of_the_run_are_all_there(run: Path) -> None:
+    model, _ = from_run(run)
+    backbone, embedding = model.config.parts()
+    assert (backbone, embedding) == (tiny_runs.OPTIONS.model, tiny_runs.OPTIONS.embedding)
+    assert dataclasses.asdict(backbone) == model.config.model

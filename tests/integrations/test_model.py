@@ -1,0 +1,359 @@
+"""What transformers computes with a model of ours is what memspan computes, for every architecture."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from architectures import CASES, VOCABULARY, Case
+from integrations.wrapped import ONE_EACH, config_of, wrap, wrapped
+from memspan.errors import MemspanError
+from memspan.generation import draw_tokens
+from memspan.integrations import transformers as integration
+from memspan.integrations.transformers import MemspanCache, MemspanConfig, MemspanForCausalLM
+from memspan.sampling import Sampling
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_architecture = pytest.mark.parametrize("case", ONE_EACH.values(), ids=ONE_EACH)
+cut_invariant = pytest.mark.parametrize(
+    "case", [pytest.param(c, id=n) for n, c in ONE_EACH.items() if c.cut_invariant]
+)
+PADDING = VOCABULARY
+
+
+def text(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ours(case: Case, prompt: Tensor, n_tokens: int, sampling: Sampling) -> Tensor:
+    reader = case.shared_model().reader(batch_size=len(prompt))
+    drawn = list(draw_tokens(reader, reader.read(prompt)[:, -1], n_tokens, sampling))
+    return torch.cat([prompt, torch.tensor(drawn).T], 1)
+
+
+@every_case
+def test_saved_loaded_and_generating_as_ours(case: Case, tmp_path: Path) -> None:
+    model = wrap(case)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert {k: v.tolist() for k, v in loaded.state_dict().items()} == {
+        k: v.tolist() for k, v in model.state_dict().items()
+    }
+    # Tied tensors are still one.
+    assert len(list(loaded.parameters())) == len(list(model.model.parameters()))
+    assert loaded.model.fingerprint() == case.shared_model().fingerprint()
+    prompt = text(2, 7)
+    written = loaded.generate(prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(written, ours(case, prompt, 6, Sampling(temperature=0)))
+
+
+@every_architecture
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.7}, {"top_k": 4}, {"top_p": 0.8}, {"temperature": 1.5, "min_p": 0.05}],
+    ids=str,
+)
+def test_the_same_seed_draws_the_same_tokens(case: Case, options: dict[str, Any]) -> None:
+    model, prompt = wrapped(case), text(3, 5)
+    torch.manual_seed(8)
+    written = model.generate(prompt, max_new_tokens=12, do_sample=True, **{"top_k": 0, **options})
+    assert torch.equal(written, ours(case, prompt, 12, Sampling(seed=8, **options)))
+
+
+@every_architecture
+def test_beam_search_finds_what_trying_everything_finds(case: Case) -> None:
+    """With a beam for every string there is."""
+    prompt, n_best = text(1, 4), 5
+    found = wrapped(case).generate(
+        prompt,
+        max_new_tokens=2,
+        do_sample=False,
+        num_beams=VOCABULARY,
+        num_return_sequences=n_best,
+        length_penalty=0.0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    strings = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=2)))
+    read = torch.cat([prompt.expand(len(strings), -1), strings], 1)
+    # As a prompt and then token by token: in one piece it would be cut differently.
+    reader = case.shared_model().reader(batch_size=len(strings))
+    first, second = reader.read(read[:, :4])[:, -1:], reader.read(read[:, 4:5])
+    scores = torch.cat([first, second], 1).log_softmax(-1).gather(2, strings[..., None]).sum((1, 2))
+    best = scores.topk(n_best)
+    assert torch.equal(found.sequences[:, 4:], strings[best.indices])
+    assert found.sequences_scores.double() == pytest.approx(best.values, abs=1e-5)
+
+
+@every_case
+@pytest.mark.parametrize("side", ["left", "right", "scattered"])
+def test_padded_rows_read_as_they_do_alone(case: Case, side: str) -> None:
+    model, lengths, n_columns = wrapped(case), [9, 3, 6], 9
+    tokens = text(3, n_columns)
+    own = torch.zeros(3, n_columns, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        columns = {"left": range(n_columns - length, n_columns), "right": range(length)}
+        scattered = [n * n_columns // length for n in range(length)]
+        own[row, list(columns.get(side, scattered))] = 1
+    more = text(3, 2, seed=1)
+    with torch.no_grad():
+        output = model(tokens, attention_mask=own)
+        after = model(more, past_key_values=copy.copy(output.past_key_values)).logits
+    for row in range(3):
+        alone = tokens[row, own[row] == 1][None]
+        with torch.no_grad():
+            expected = model(alone)
+            expected_after = model(more[[row]], past_key_values=expected.past_key_values).logits
+        close(output.logits[row, own[row] == 1], expected.logits[0])
+        close(after[row], expected_after[0])
+        memory = output.past_key_values.memory.select([row])
+        assert int(memory.tokens_seen) == lengths[row]
+
+
+@pytest.mark.smoke
+@every_architecture
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_write_as_they_do_alone(case: Case, side: str) -> None:
+    model, prompts = wrapped(case), [text(1, n, seed=n) for n in (8, 3, 5)]
+    padding = [(0, 8 - p.shape[1]) if side == "right" else (8 - p.shape[1], 0) for p in prompts]
+    padded = torch.cat(
+        [
+            torch.nn.functional.pad(p, pad, value=PADDING)
+            for p, pad in zip(prompts, padding, strict=True)
+        ]
+    )
+    # Without a mask: the padding token says enough.
+    together = model.generate(padded, max_new_tokens=5, do_sample=False)
+    for row, prompt in enumerate(prompts):
+        alone = model.generate(prompt, max_new_tokens=5, do_sample=False)
+        assert torch.equal(together[row, -5:], alone[0, -5:])
+
+
+@cut_invariant
+def test_prompts_in_chunks(case: Case) -> None:
+    model, prompt = wrapped(case), text(2, 11)
+    mask = torch.ones_like(prompt)
+    mask[0, :4] = 0
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": mask}
+    whole = model.generate(prompt, **options)
+    assert torch.equal(model.generate(prompt, prefill_chunk_size=3, **options), whole)
+
+
+@every_architecture
+def test_a_short_row_may_end_chunks_before_the_others(case: Case) -> None:
+    model, prompt = wrapped(case), text(2, 9)
+    prompt[0, 2:] = PADDING
+    options = {"max_new_tokens": 4, "do_sample": False}
+    together = model.generate(prompt, prefill_chunk_size=3, **options)
+    alone = model.generate(prompt[:1, :2], prefill_chunk_size=3, **options)
+    assert torch.equal(together[0, -4:], alone[0, -4:])
+
+
+@pytest.mark.smoke
+@every_architecture
+def test_one_cache_over_several_calls(case: Case) -> None:
+    """With the whole text again, or with what is new alone: from the memory, or with a long mask."""
+    model = wrapped(case)
+    options = {"max_new_tokens": 3, "do_sample": False}
+    reader = case.shared_model().reader()
+    reader.read(text(1, 6))
+    cache = MemspanCache()
+    model(text(1, 6), past_key_values=cache)
+    begun = copy.deepcopy(cache)
+    new = text(1, 4, seed=1)
+    expected = list(draw_tokens(reader, reader.read(new)[:, -1], 3, Sampling(temperature=0)))
+    whole = torch.cat([text(1, 6), new], 1)
+    calls: list[tuple[Tensor, MemspanCache, dict[str, Any]]] = [
+        (whole, cache, {}),
+        (new, MemspanCache(begun.memory), {}),
+        (new, begun, {"attention_mask": torch.ones_like(whole)}),
+    ]
+    for tokens, past, more in calls:
+        before = past.get_seq_length()
+        written = model.generate(tokens, past_key_values=past, **options, **more)
+        assert written[:, -3:].tolist() == [list(itertools.chain(*expected))]
+        # The last token is written and not read yet.
+        assert past.get_seq_length() == before + 4 + 2
+        assert int(past.memory.tokens_seen) == 12
+
+
+@every_architecture
+def test_long_inputs_are_read_in_segments(case: Case) -> None:
+    model, tokens = wrap(case, segment_length=4), text(2, 10)
+    reader = case.shared_model().reader(batch_size=2)
+    expected = torch.cat([reader.read(tokens[:, n : n + 4]) for n in (0, 4, 8)], 1)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            close(model(tokens).logits, expected)
+            close(model(tokens, logits_to_keep=3).logits, expected[:, -3:])
+
+
+@every_case
+def test_training_is_ours(case: Case) -> None:
+    """Two segments with memory carried, one of them padded: loss and every gradient."""
+    model, reference = wrap(case).train(), case.model().train()
+    tokens = text(2, 13)
+    cache, memory = MemspanCache(), None
+    lengths = torch.tensor([6, 4])
+    for start, rows in ((0, None), (6, lengths)):
+        inputs, targets = tokens[:, start : start + 6], tokens[:, start + 1 : start + 7]
+        mask = None if rows is None else (torch.arange(6) < rows[:, None]).long()
+        # Random features may be drawn again.
+        torch.manual_seed(start)
+        output = model(inputs, mask, past_key_values=cache.detach_(), shift_labels=targets)
+        torch.manual_seed(start)
+        expected = reference(inputs, memory, targets=targets, lengths=rows)
+        memory = expected.memory.detach()
+        close(output.loss, expected.loss)
+        output.loss.backward()
+        expected.loss.backward()
+    for name, parameter in reference.named_parameters():
+        close(model.model.get_parameter(name).grad, parameter.grad)
+
+
+def test_losses_are_shifted_masked_and_divided() -> None:
+    case = ONE_EACH["compressive"]
+    model, tokens = wrap(case), text(2, 8)
+    logits = model(tokens).logits
+    nats = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    ).view(2, 7)
+    close(model(tokens, labels=tokens).loss, nats.mean())
+    close(model(tokens, labels=tokens, num_items_in_batch=28).loss, nats.sum() / 28)
+    close(model(tokens, labels=tokens.where(tokens > 4, -100)).loss, nats[tokens[:, 1:] > 4].mean())
+    mask = torch.ones_like(tokens)
+    mask[0, 5:] = 0
+    close(model(tokens, mask, labels=tokens).loss, torch.cat([nats[0, :4], nats[1]]).mean())
+    # What trains the compression is no part of a score.
+    assert model.train()(tokens, labels=tokens).loss > nats.mean()
+
+
+def test_rows_of_a_cache() -> None:
+    model = wrapped(ONE_EACH["lstm"])
+    cache = model(text(2, 5)).past_key_values
+    assert cache.batch_size == 2
+    assert repr(cache) == f"MemspanCache({cache.memory!r})"
+    more = text(1, 1)
+    expected = model(more.expand(2, -1), past_key_values=copy.copy(cache)).logits
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([False, True, True, True]))
+    assert torch.equal(model(more.expand(3, -1), past_key_values=cache).logits, expected[[0, 1, 1]])
+    cache.reset()
+    assert (cache.batch_size, cache.get_seq_length(), cache.memory) == (-1, 0, None)
+
+
+def test_a_cache_reads_on_with_changed_weights() -> None:
+    model = wrap(ONE_EACH["feedback"])
+    with torch.no_grad():
+        cache = model(text(1, 5)).past_key_values
+        model.get_input_embeddings().tables[0].mul_(2)
+        expected = model.model(text(1, 2), cache.memory).logits
+        close(model(text(1, 2), past_key_values=cache).logits, expected)
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    wrap(ONE_EACH["transformer-xl"]).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert model(text(1, 4)).logits.dtype == torch.bfloat16
+    assert model.generate(text(1, 4), max_new_tokens=3).shape == (1, 7)
+
+
+FEW = {"max_new_tokens": 2}
+BEAMS = {"max_new_tokens": 2, "num_beams": 2}
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "embeddings": (
+        lambda m: m.generate(inputs_embeds=torch.zeros(1, 3, 8), max_new_tokens=2),
+        "give input_ids",
+    ),
+    "attentions": (lambda m: m(text(1, 3), output_attentions=True), "leave them out"),
+    "tokens missing": (lambda m: m(), "tokens must be an int64 tensor"),
+    "floats": (lambda m: m(torch.zeros(1, 3)), "tokens must be an int64 tensor"),
+    "outside": (lambda m: m(text(1, 3) + 90), "is not in the vocabulary"),
+    "label outside": (
+        lambda m: m(text(1, 3), labels=text(1, 3) + 90),
+        "target .* is not in the vocabulary",
+    ),
+    "labels' shape": (lambda m: m(text(1, 3), labels=text(1, 4)), "targets must be a tensor"),
+    "mask": (lambda m: m(text(2, 3), torch.ones(2, 2)), r"attention_mask must be \[2, 3\]"),
+    "other cache": (lambda m: m(text(1, 3), past_key_values=DynamicCache()), "not a DynamicCache"),
+    "bare memory": (
+        lambda m: m(text(1, 3), past_key_values=m.model.initial_memory(1)),
+        r"MemspanCache\(memory\)",
+    ),
+    "more rows": (
+        lambda m: m(text(2, 3), past_key_values=m(text(1, 3)).past_key_values),
+        "the cache has 1 rows and the input 2",
+    ),
+    "beams on a cache": (
+        lambda m: m.generate(text(1, 5), past_key_values=m(text(1, 3)).past_key_values, **BEAMS),
+        "batch_repeat_interleave",
+    ),
+    "another model's cache": (
+        lambda m: m(text(1, 3), past_key_values=wrap(ONE_EACH["lstm"])(text(1, 3)).past_key_values),
+        "the cache is of another model",
+    ),
+    "another architecture's memory": (
+        lambda m: m(
+            text(1, 3),
+            past_key_values=MemspanCache(ONE_EACH["lstm"].shared_model().initial_memory(1)),
+        ),
+        "the memory must be a FeedbackMemory",
+    ),
+    "nothing new": (
+        lambda m: m.generate(text(1, 3), past_key_values=m(text(1, 3)).past_key_values, **FEW),
+        "the cache has read 3 columns and the input has 3",
+    ),
+    "cache_implementation": (
+        lambda m: m.generate(text(1, 3), cache_implementation="static", **FEW),
+        "leave it out",
+    ),
+    "crop": (lambda m: m(text(1, 3)).past_key_values.crop(-1), "cannot be cropped"),
+    "resize": (lambda m: m.resize_token_embeddings(30), "cannot be resized"),
+    "architecture": (lambda m: MemspanConfig("rnn"), "no architecture 'rnn': use one of"),
+    "option": (lambda m: MemspanConfig(model={"n_layer": 2}), "perhaps model.n_layers is meant"),
+    "type": (lambda m: MemspanConfig(model={"n_layers": "2"}), "n_layers must be an integer"),
+    "table": (lambda m: MemspanConfig(embedding=[1]), "embedding must be a table"),
+    "vocabulary": (lambda m: MemspanConfig(vocab_size="9"), "vocab_size must be an integer"),
+    "segment": (lambda m: MemspanConfig(segment_length=0), "segment_length must be an integer"),
+    "padding": (lambda m: MemspanConfig(padding_id=3), "outside of 0 .. 255"),
+}
+
+
+@pytest.mark.parametrize(("mistake", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_line(mistake: Any, words: str) -> None:
+    model = wrapped(ONE_EACH["feedback"])
+    with pytest.raises(MemspanError, match=words) as caught:
+        mistake(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    wrap(ONE_EACH["fast-weights"]).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(n for n in weights if "layers.0" in n)
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MemspanError, match=f"the weights lack {name.rsplit('.')[-1]}"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_new_model_is_initialised_as_ours() -> None:
+    case = ONE_EACH["transformer-xl"]
+    torch.manual_seed(0)
+    made = MemspanForCausalLM(config_of(case)).model.state_dict()
+    torch.manual_seed(0)
+    expected = integration.model.LanguageModel(VOCABULARY, case.backbone, case.embedding)
+    assert all(torch.equal(made[name], t) for name, t in expected.state_dict().items())
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
