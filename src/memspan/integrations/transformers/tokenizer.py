@@ -77,7 +77,7 @@ def _words(tokenizer: WordTokenizer) -> Pipeline:
     unknown = UNKNOWN if tokenizer.unknown is None else tokenizer.words[tokenizer.unknown]
     space = "".join(f"\\x{{{n:x}}}" for n in range(sys.maxunicode + 1) if chr(n).isspace())
     pipeline = Pipeline(models.WordLevel(ids, unk_token=unknown))
-    steps = [normalizers.Replace("\n", f" {END_OF_LINE} ")] if END_OF_LINE in ids else []
+    steps: list[Any] = [normalizers.Replace("\n", f" {END_OF_LINE} ")] if END_OF_LINE in ids else []
     if tokenizer.lower_case:
         steps.append(normalizers.Lowercase())
     pipeline.normalizer = normalizers.Sequence(steps)
