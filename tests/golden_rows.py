@@ -9,40 +9,12 @@ import torch
 from torch import Tensor
 
 from golden import Golden, assert_same
-from memspan.converters.names import Get, Names, Rows, distance_table, item, linear, one
+from memspan.converters.names import Get, Names, Rows
 from memspan.models import LanguageModel
 
 OUTPUT = {torch.float64: 1e-9, torch.float32: 5e-5}
 GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-3}
 PREFIX = {torch.float64: "f64", torch.float32: "f32"}
-
-# ----- The peers' parameters in terms of ours
-
-
-def labml_rows(model: LanguageModel, g: Golden) -> Names:
-    """labml's Transformer-XL and Compressive Transformer."""
-    p = g.config["P"]
-    rows = {"src_embed.weight": one(model.embedding.tables[0])}
-    rows["generator.weight"] = one(model.head.tables[0])
-    rows["generator.bias"] = one(model.head.biases[0])
-    rows |= linear("transformer.norm", model.backbone.final_norm)
-    for n, layer in enumerate(model.backbone.layers):
-        attention, here = layer.attention, f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
-        rows |= linear(f"{here}.norm_ff", layer.feed_forward_norm)
-        rows |= linear(f"{here}.feed_forward.layer1", layer.feed_forward.inner)
-        rows |= linear(f"{here}.feed_forward.layer2", layer.feed_forward.outer)
-        rows[f"{here}.self_attn.query.linear.weight"] = one(attention.query.weight)
-        rows[f"{here}.self_attn.key.linear.weight"] = one(attention.key.weight)
-        rows |= linear(f"{here}.self_attn.value.linear", attention.value)
-        rows |= linear(f"{here}.self_attn.output", attention.output)
-        rows[f"{here}.self_attn.query_pos_bias"] = item(model.backbone.content_bias, n)
-        rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(attention.position_keys, p)
-        rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
-        if hasattr(layer, "compression"):
-            rows |= linear(f"{here}.compress.conv", layer.compression)
-    return rows
-
 
 # ----- Writing parameters, reading gradients
 

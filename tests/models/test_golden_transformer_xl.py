@@ -22,10 +22,9 @@ from golden_rows import (
     assert_all_seen,
     check_gradients,
     check_loss,
-    labml_rows,
     write_parameters,
 )
-from memspan.converters import transfo_xl, transformer_xl
+from memspan.converters import labml_names, transfo_xl, transformer_xl
 from memspan.converters.names import Names
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
@@ -248,7 +247,7 @@ def check_hf_transfo_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.Monke
 def check_labml_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = labml_model(g)
-    rows = labml_rows(model, g)
+    rows = labml_names.names(model, g.config["P"])
     write_parameters(model, rows, g)
     model.to(dtype).eval()
     seen = Recorder(model, monkeypatch)

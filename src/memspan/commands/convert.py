@@ -22,7 +22,8 @@ class ConvertArguments:
     """Run folder to write."""
     kind: Annotated[KindName | None, tyro.conf.arg(name="from")] = None
     """Whose checkpoint it is (None: found by the folder's files). transformers: a folder of
-    transfo-xl-wt103's kind. authors: from the PyTorch code of Transformer-XL's authors."""
+    transfo-xl-wt103's kind. authors: from the PyTorch code of Transformer-XL's authors.
+    labml: a run of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights."""
 
 
 def convert(arguments: list[str]) -> None:

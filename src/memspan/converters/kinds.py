@@ -12,7 +12,7 @@ from memspan.errors import MemspanError, refuse_unknown
 if TYPE_CHECKING:
     from memspan.converters.checkpoint import Read
 
-KindName = Literal["transformers", "authors"]
+KindName = Literal["transformers", "authors", "labml"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ KINDS: dict[KindName, Kind] = {
         "authors",
         ("model.pt", "model_state.pt"),
         "model.pt, or model_state.pt with args.json, and the cache.pt of the corpus",
+    ),
+    "labml": Kind(
+        "labml",
+        ("info.json", "configs.yaml"),
+        "configs.yaml, checkpoints/STEP with its info.json, and the training text as text.txt",
     ),
 }
 

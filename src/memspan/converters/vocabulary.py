@@ -44,10 +44,10 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
                 f"{folder} lacks its vocabulary: put the checkpoint's {FILES[0]} or {FILES[1]} there, "
                 f"or {FILES[2]} with a word on each line, in the order of their ids"
             )
-        return WordTokenizer([str(number) for number in range(vocab_size)]), [
-            f"{folder} has no tokeniser, so a text is numbers, such as 0 1 2: for words, put "
-            f"{', '.join(FILES[:-1])} or {FILES[-1]} there and convert it again"
-        ]
+        return numbers(
+            vocab_size,
+            f"{folder} has no tokeniser: put {', '.join(FILES[:-1])} or {FILES[-1]} there",
+        )
     values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
     if (folder / SETTINGS).exists():
         given = read_json(folder / SETTINGS)
@@ -69,6 +69,18 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
             "model's own vocabulary there"
         )
     return WordTokenizer(words, lower_case), []
+
+
+def numbers(vocab_size: int, remedy: str) -> tuple[WordTokenizer, list[str]]:
+    """A tokeniser whose words are ids, for a checkpoint that came without one, and a line about it.
+
+    ``remedy``: what is missing, and what to do.
+    """
+    refuse_oversized_vocabulary(vocab_size)
+    words = [str(number) for number in range(vocab_size)]
+    return WordTokenizer(words), [
+        f"{remedy}, and convert it again; until then texts are numbers, such as 0 1 2"
+    ]
 
 
 def words_of(values: dict[str, Any], path: Path) -> list[str]:

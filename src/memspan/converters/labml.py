@@ -1,0 +1,262 @@
+"""Runs of labml_nn (github.com/labmlai/annotated_deep_learning_paper_implementations).
+
+labml keeps a run's options in ``configs.yaml`` and each checkpoint in ``checkpoints/STEP``, where
+``info.json`` names the files of the tensors: one ``.npy`` for each or, in later versions, one ``.pth``.
+It keeps no vocabulary: the tokens are the sorted characters of the text, which must be put there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.labml_names import names
+from memspan.converters.options import Options
+from memspan.converters.tensors import load_tensors, read_json
+from memspan.converters.vocabulary import numbers
+from memspan.data.tokenizers import CharacterTokenizer, Tokenizer
+from memspan.errors import MemspanError
+from memspan.files.bytes import read_limited
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.options import BackboneConfig, EmbeddingConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.options import RunConfig
+
+LIMIT = 1 << 24
+"""Bytes of a text file at most."""
+TEXT = "text.txt"
+"""The text that a run was trained on."""
+Sizes = dict[str, Any]
+
+
+def read(folder: Path) -> Checkpoint:
+    """See :class:`~memspan.converters.checkpoint.Read`."""
+    at = _latest(folder)
+    path = at / "info.json"
+    tensors = _tensors(path)
+    options = Options(*_options(folder, at))
+    sign = next((sign for sign in KINDS if sign in tensors), None)
+    if sign is None:
+        raise MemspanError(
+            f"{path} is of none of labml_nn's Transformer-XL, Compressive, Feedback and Fast Weights: "
+            f"it has none of {', '.join(KINDS)}"
+        )
+    architecture, make = KINDS[sign]
+    # A norm that their Fast Weights layers have and never use.
+    if architecture == "fast-weights":
+        tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
+    n_tokens, _ = _shape(tensors, "src_embed.weight", 2, path)
+    with options.blamed():
+        model = make(options, _sizes(tensors, path))
+        config = RunConfig(
+            model=model,
+            architecture=architecture,
+            embedding=EmbeddingConfig(tie=False, scale=False),
+        )
+    config = replace(
+        config,
+        data=replace(config.data, corpus="tiny-shakespeare", tokenizer="characters"),
+        train=replace(config.train, segment_length=max(options.integer("seq_len", 64), 1)),
+    )
+    tokenizer, about = _vocabulary(folder, at, n_tokens)
+    if tokenizer.kind == "words":
+        config = replace(config, data=replace(config.data, tokenizer="words"))
+    own = partial(names, p=max(_rows(tensors, ".key_pos_embeddings") // 2, 1))
+    return Checkpoint(config, tokenizer, tensors, own, path, tuple(about))
+
+
+def _latest(folder: Path) -> Path:
+    """The checkpoint in a run's folder, or in the checkpoint's own."""
+    if (folder / "info.json").exists():
+        return folder
+    steps = [p.parent for p in folder.glob("checkpoints/*/info.json") if p.parent.name.isdecimal()]
+    if not steps:
+        raise MemspanError(
+            f"{folder} has no checkpoint: put checkpoints/STEP with its info.json there"
+        )
+    return max(steps, key=lambda step: int(step.name))
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of ``model`` in a checkpoint, whose ``info.json`` is at ``path``."""
+    files = read_json(path).get("model")
+    if isinstance(files, str):
+        return load_tensors(_beside(path, files))
+    if not isinstance(files, dict) or not files:
+        raise MemspanError(f"{path} names no model and its files: get it again")
+    return {str(name): _array(_beside(path, file)) for name, file in files.items()}
+
+
+def _beside(path: Path, name: object) -> Path:
+    if not isinstance(name, str) or Path(name).name != name:
+        raise MemspanError(
+            f"{path} names {str(name)[:80]!r}, which is no file beside it: get it again"
+        )
+    return path.with_name(name)
+
+
+def _array(path: Path) -> Tensor:
+    """A tensor that numpy saved. Nothing is unpickled, and no more memory taken than the file has."""
+    try:
+        return torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
+    except FileNotFoundError:
+        raise MemspanError(f"{path} is missing: put it there") from None
+    except (OSError, ValueError, TypeError, EOFError, SyntaxError, AttributeError) as error:
+        raise MemspanError(
+            f"{path} is damaged or no array ({str(error)[:100]}): get it again"
+        ) from None
+
+
+def _options(folder: Path, at: Path) -> tuple[dict[str, Any], str]:
+    """The run's options, and the file that they come from."""
+    places = [folder / "configs.yaml"]
+    if at == folder and folder.absolute().parent.name == "checkpoints":
+        places.append(folder.absolute().parents[1] / "configs.yaml")
+    path = next((path for path in places if path.exists()), None)
+    if path is None:
+        raise MemspanError(f"{folder} lacks the run's options: put its configs.yaml there")
+    try:
+        text = read_limited(path, LIMIT).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
+    return _numbers(text), str(path)
+
+
+def _numbers(text: str) -> dict[str, Any]:
+    """The options that are numbers, of a YAML file in the shape that labml writes.
+
+    An option is a line ``name:``, and its value an indented one, ``computed: 128``.
+    """
+    found: dict[str, Any] = {}
+    option = None
+    for line in text.splitlines():
+        if top := re.fullmatch(r"([\w.]+):\s*", line):
+            option = top[1]
+        elif option and (value := re.fullmatch(r"\s+computed: (-?\d+(\.\d+)?(e-?\d+)?)\s*", line)):
+            found[option] = float(value[1]) if value[2] or value[3] else int(value[1])
+    return found
+
+
+def _shape(tensors: dict[str, Tensor], name: str, n: int, path: Path) -> tuple[int, ...]:
+    found = tuple(tensors[name].shape) if name in tensors else ()
+    if len(found) != n:
+        raise MemspanError(f"{path} has no {name} of {n} dimensions: get the whole checkpoint")
+    return found
+
+
+def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
+    """What the tensors say, in words of ours."""
+    layers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layers.")}
+    first = "transformer.layers.0"
+    kernel = f"{first}.compress.conv.weight"
+    return {
+        "n_layers": len(layers),
+        "d_model": _shape(tensors, "src_embed.weight", 2, path)[1],
+        "n_heads": _rows(tensors, ".query_pos_bias") or _rows(tensors, "_weight.0.linear.weight"),
+        "d_ff": _shape(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
+        "table": _rows(tensors, ".key_pos_embeddings"),
+        "rate": _shape(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
+        "shared": "transformer.key.linear.weight" in tensors,
+    }
+
+
+def _rows(tensors: dict[str, Tensor], ending: str) -> int:
+    """The rows of the first tensor whose name ends so; 0 if there is none."""
+    found = [tensor.shape for name, tensor in tensors.items() if name.endswith(ending)]
+    return found[0][0] if found and found[0] else 0
+
+
+def _common(options: Options, sizes: Sizes) -> Sizes:
+    return {
+        **{name: sizes[name] for name in ("n_layers", "d_model", "n_heads", "d_ff")},
+        "dropout": options.number("dropout", 0.0),
+    }
+
+
+def _transformer_xl(options: Options, sizes: Sizes) -> BackboneConfig:
+    return TransformerXLConfig(
+        **_common(options, sizes),
+        memory_length=options.integer("mem_len"),
+        positions="learned",
+        max_distance=sizes["table"] // 2 + 1,
+        attention_bias=True,
+        attention_dropout=options.number("dropout", 0.0),
+    )
+
+
+def _compressive(options: Options, sizes: Sizes) -> BackboneConfig:
+    return CompressiveConfig(
+        **_common(options, sizes),
+        memory_length=options.integer("mem_len"),
+        compressed_length=options.integer("c_mem_len"),
+        compression_rate=sizes["rate"],
+        positions="learned",
+        max_distance=sizes["table"] // 2 + 1,
+        attention_bias=True,
+        attention_dropout=options.number("dropout", 0.0),
+    )
+
+
+def _feedback(options: Options, sizes: Sizes) -> BackboneConfig:
+    return FeedbackConfig(
+        **_common(options, sizes),
+        # They see all that was read in a call, which in training was a segment.
+        memory_length=min(options.integer("seq_len"), sizes["table"]),
+        max_distance=sizes["table"],
+        projections="shared" if sizes["shared"] else "per-layer",
+        memory_norm=False,
+        attention_bias=True,
+        # Where keys and values are shared, its values have no bias.
+        value_bias=not sizes["shared"],
+        attention_dropout=options.number("dropout", 0.0),
+    )
+
+
+def _fast_weights(options: Options, sizes: Sizes) -> BackboneConfig:
+    return FastWeightsConfig(
+        **_common(options, sizes), nu=options.integer("nu", 1), epsilon=1e-6, norm="feed-forward"
+    )
+
+
+KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
+    "transformer.layers.0.compress.conv.weight": ("compressive", _compressive),
+    "transformer.layers.0.self_attn.key_pos_embeddings": ("transformer-xl", _transformer_xl),
+    "transformer.layers.0.attn.interpolation_weight.0.linear.weight": (
+        "fast-weights",
+        _fast_weights,
+    ),
+    "transformer.weights": ("feedback", _feedback),
+}
+"""A tensor that tells a model: its architecture here, and its options."""
+
+
+def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
+    """The tokeniser, and lines for the user about it."""
+    path = next((place / TEXT for place in (folder, at) if (place / TEXT).exists()), None)
+    if path is None:
+        return numbers(
+            n_tokens,
+            f"{folder} has no {TEXT}: put the text there that the run was trained on, which "
+            "says what its tokens are",
+        )
+    try:
+        characters = "".join(sorted(set(read_limited(path, LIMIT).decode().replace("\r\n", "\n"))))
+    except (OSError, UnicodeDecodeError) as error:
+        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
+    if len(characters) != n_tokens:
+        raise MemspanError(
+            f"{path} has {len(characters):,} different characters, and the model {n_tokens:,} tokens: "
+            "put the text there that it was trained on, all of it"
+        )
+    return CharacterTokenizer(characters, others=False), []
