@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-all smoke check docs docs-read docs-test bench bench-learning chaos fuzz constraints soak clean
+.PHONY: help demo test test-all smoke check docs docs-read docs-test figures bench bench-learning chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -50,6 +50,10 @@ docs: .docs-venv ## build the documentation site in .docs-build/site; needs no n
 
 docs-read: .docs-venv ## after reading: accept the code as it stands beside the notes
 	PYTHONPATH=docs .docs-venv/bin/python -m docsite read
+
+figures: .venv .docs-venv ## write and draw docs/figures anew: what the runs that come with memspan do with a passage
+	$(BIN)/python benchmarks/figures.py
+	PYTHONPATH=docs .docs-venv/bin/python -m docsite figures
 
 docs-test: docs ## look at the built site in headless Chromium, which must be installed
 	PYTHONPATH=docs .docs-venv/bin/pytest -q -o addopts= docs/browser $(ARGS)

@@ -2,69 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from built import PHONE, SITE, visit
+from playwright.sync_api import Page
 
-SITE = Path(__file__).parents[2] / ".docs-build" / "site"
 SCREENSHOTS = SITE.parent / "screenshots"
 # The page for addresses that are not there is for servers.
 PAGES = sorted({str(path.relative_to(SITE)) for path in SITE.rglob("*.html")} - {"404.html"})
 WRITTEN = [page for page in PAGES if not page.startswith("source/")]
 """Pages that somebody wrote, or that are generated for reading; the rest are source files."""
 ANNOTATED = [page for page in PAGES if page.startswith("annotated/")]
-PHONE, WIDTHS = 390, (1024, 1440, 1920)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Chromium as the system has it."""
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.exit("no Chromium: apt-get install chromium, or set CHROMIUM to its path", 2)
-    with sync_playwright() as playwright:
-        # Where the tests run as root, as in a container, its sandbox cannot start.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page that notes requests to other places and errors, and is asked for both at the end."""
-    wrong: list[str] = []
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page = context.new_page()
-    page.on(
-        "request",
-        lambda r: (
-            urlsplit(r.url).scheme in ("file", "data", "blob", "about") or wrong.append(r.url)
-        ),
-    )
-    # A request is given up where the next page is opened before the icon has come.
-    page.on(
-        "requestfailed",
-        lambda r: "ABORTED" in str(r.failure) or wrong.append(f"{page.url}: {r.url}"),
-    )
-    page.on("console", lambda m: m.type in ("error", "warning") and wrong.append(m.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    yield page
-    context.close()
-    assert not wrong, "\n".join(wrong)
-
-
-def visit(page: Page, name: str, width: int = 1440) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.goto((SITE / name).as_uri())
-    page.wait_for_load_state("load")
+WIDTHS = (1024, 1440, 1920)
 
 
 @cache

@@ -2,13 +2,11 @@
 
 Before Markdown sees a page, each formula gives way to a token that Markdown leaves alone; in the
 built pages KaTeX's HTML takes the token's place. So pages need no script for maths, and a formula that
-does not parse fails the build. KaTeX runs in V8, from the package mini-racer, in our process: in
-zensical's it crashes at the end.
+does not parse fails the build. KaTeX runs in our process: in zensical's it crashes at the end.
 """
 
 from __future__ import annotations
 
-import atexit
 import html
 import json
 import re
@@ -16,9 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from py_mini_racer import MiniRacer
-
 from docsite.errors import DocsError
+from docsite.javascript import engine
 from docsite.links import outside_fences
 
 KATEX = Path(__file__).parent / "vendor" / "katex"
@@ -81,15 +78,6 @@ class Formulas:
 
 
 @cache
-def _engine() -> MiniRacer:
-    engine = MiniRacer()
-    # Left to the interpreter's end, closing it may hang.
-    atexit.register(engine.close)
-    engine.eval((KATEX / "katex.min.js").read_text(encoding="utf-8"))
-    return engine
-
-
-@cache
 def render(formula: str, display: bool) -> str:
     """A formula as HTML with MathML in it, which screen readers use.
 
@@ -98,7 +86,11 @@ def render(formula: str, display: bool) -> str:
     """
     options = {"displayMode": display, "throwOnError": True, "strict": "ignore"}
     call = f"katex.renderToString({json.dumps(formula)}, {json.dumps(options)})"
-    shown = str(_engine().eval(f"try {{ {call} }} catch (error) {{ '!' + error.message }}"))
+    shown = str(
+        engine(KATEX / "katex.min.js").eval(
+            f"try {{ {call} }} catch (error) {{ '!' + error.message }}"
+        )
+    )
     if shown.startswith("!"):
         reason = shown.removeprefix("!KaTeX parse error: ")
         raise DocsError(f"the formula {' '.join(formula.split())!r} does not parse: {reason}")

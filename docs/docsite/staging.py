@@ -18,6 +18,7 @@ from typing import Any
 from docsite import annotated, benchmarks, coverage, links, pictures, read_state, reference
 from docsite.code import ROOT, Lines
 from docsite.errors import DocsError
+from docsite.figures import Figures
 from docsite.highlighting import listing, whole_file
 from docsite.maths import Formulas
 
@@ -36,6 +37,7 @@ class Staging:
         self.waiting: list[Path] = []
         """Files of the repository that are linked to and not copied yet."""
         self.formulas = Formulas()
+        self.figures = Figures(root)
 
     def write(self, at: PurePosixPath, text: str) -> None:
         """Write one page of the site."""
@@ -74,7 +76,7 @@ class Staging:
         return self._rewritten((self.root / path).read_text(encoding="utf-8"), path, at)
 
     def _rewritten(self, text: str, path: Path, at: PurePosixPath) -> str:
-        text = links.rewritten(text, path, at, self.linked, self.root)
+        text = links.rewritten(self.figures.protected(text), path, at, self.linked, self.root)
         return self.formulas.protected(pictures.by_scheme(text), path)
 
     def _annotated(self, path: Path, at: PurePosixPath) -> str:
@@ -129,8 +131,8 @@ def navigation(config: dict[str, Any]) -> list[str]:
     return walk(config["project"]["nav"])
 
 
-def stage(root: Path = ROOT) -> Formulas:
-    """Make the folder that zensical reads; the formulas are put in after it.
+def stage(root: Path = ROOT) -> Staging:
+    """Make the folder that zensical reads; formulas and figures are put in after it.
 
     Raises:
         DocsError: a page is wrong, or what it names or links to is gone.
@@ -161,7 +163,7 @@ def stage(root: Path = ROOT) -> Formulas:
     shutil.copyfile(HERE / "zensical.toml", STAGED / "zensical.toml")
     for line in read_state.changed(pages, root):
         print(f"note to read again: {line}")
-    return staging.formulas
+    return staging
 
 
 def _repository_path(name: str, root: Path) -> Path:
@@ -181,7 +183,7 @@ def build() -> None:
     Raises:
         DocsError: staging or zensical failed.
     """
-    formulas = stage()
+    staged = stage()
     command = [
         sys.executable,
         "-m",
@@ -196,7 +198,7 @@ def build() -> None:
     if done.returncode:
         raise DocsError(f"zensical ended with status {done.returncode}:\n{said[-2000:]}")
     for page in SITE.rglob("*.html"):
-        text = formulas.put_in(page.read_text(encoding="utf-8"))
+        text = staged.figures.put_in(staged.formulas.put_in(page.read_text(encoding="utf-8")))
         text = re.sub(
             r'<div class="file" data-path="([^"]+)"></div>',
             lambda match: whole_file(ROOT / match[1]),
@@ -204,4 +206,6 @@ def build() -> None:
         )
         page.write_text(text, encoding="utf-8")
     for index in (SITE / "search.json", SITE / "search.js"):
-        index.write_text(formulas.as_text(index.read_text(encoding="utf-8")), encoding="utf-8")
+        index.write_text(
+            staged.formulas.as_text(index.read_text(encoding="utf-8")), encoding="utf-8"
+        )

@@ -1,0 +1,207 @@
+"""What the figures of the documentation show: a short passage, read by the runs that come with memspan.
+
+    python benchmarks/figures.py        # writes docs/figures/NAME.json; `make figures` draws them, too
+
+Each run reads the passage in segments of 24 tokens, with a memory of 24 slots. That is less than in
+training, so that all of it can be drawn: what each token attends to, and for Fast Weights what one head
+writes to its matrix. The span figure has curves of docs/recall/recall.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memspan
+
+FORM = 1
+"""Of the files; docs/docsite/figures.py has the same number."""
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PASSAGE = (
+    "GREMIO:\nGood morrow, neighbour Baptista.\n\n"
+    "BAPTISTA:\nGood morrow, neighbour Gremio.\nGod save you, gentlemen!\n\n"
+    "PETRUCHIO:\nAnd you, good sir! Pray,"
+)
+"""The text that is read; none of the runs was trained on it."""
+SEGMENT = 24
+"""Tokens of a segment, slots of memory, and what a line of the figures has."""
+LAYER, HEAD = 1, 5
+"""Whose matrix is drawn, from 0."""
+CHUNK = (42, 8)
+"""The delta rule's chunk: its first token and its length."""
+CURVES = ("transformer-xl", "compressive-convolution", "feedback", "transformer")
+"""Those of docs/recall/recall.json that have an edge in theory."""
+
+
+def tokens_of(run: memspan.Run) -> Tensor:
+    """The passage, ``[1, T]``: a token is a byte, which here is a character."""
+    return torch.tensor(run.tokenizer.encode(PASSAGE.encode()).tolist())[None]
+
+
+@torch.no_grad()
+def attention(name: str, shown: dict[str, int], **sizes: int) -> dict[str, Any]:
+    """What each token attends to, in percent by layer, the mean over heads.
+
+    Args:
+        name: of a run that comes with memspan.
+        shown: the token and the layer of the static picture.
+        sizes: of the memory, for ``initial_memory``.
+    """
+    run = memspan.load(name)
+    model, tokens = run.model.backbone, tokens_of(run)
+    memory = model.initial_memory(1, **sizes)
+    rate = getattr(model.config, "compression_rate", 1)
+    steps = []
+    for begin in range(0, tokens.shape[1], SEGMENT):
+        x = run.model.embedding(tokens[:, begin : begin + SEGMENT])
+        found = model.attention_weights(x, memory)
+        means = torch.stack([layer[0].mean(0) for layer in found.layers])
+        distances = found.distances[0].expand(means.shape[1:])
+        compressed = found.kinds.get("compressed", torch.zeros(1, 1))[0].expand(means.shape[2])
+        for t, back in enumerate(distances):
+            there = (back >= 0) & (back <= begin + t)
+            n_compressed = int(compressed[there].sum())
+            # A compressed slot's distance is that of its middle.
+            oldest = begin + t - back[there][:1] - (rate - 1) / 2 * bool(n_compressed)
+            steps.append(
+                {
+                    "first": int(oldest[0]) if len(oldest) else begin + t,
+                    "compressed": n_compressed,
+                    "weights": (100 * means[:, t, there]).round().int().tolist(),
+                }
+            )
+        memory = model(x, memory).memory
+    return {
+        "kind": "attention",
+        "run": name,
+        "text": PASSAGE,
+        "line": SEGMENT,
+        "kinds": [*found.kinds],
+        "rate": rate,
+        "shown": shown,
+        "steps": steps,
+    }
+
+
+@torch.no_grad()
+def head_inputs(name: str = "shakespeare-fast-weights") -> dict[str, Tensor]:
+    """What a head of Fast Weights is given: features of queries and keys ``[T, F]``, values, betas."""
+    run = memspan.load(name)
+    model, tokens = run.model.backbone, tokens_of(run)
+    x, memory = run.model.embedding(tokens), model.initial_memory(1)
+    for layer, weights in zip(model.stack(), memory.weights.unbind(1), strict=True):
+        own = layer.attention
+        q, k, v, beta = own.project(layer.before_attention(x))
+        heads = {"q": own.features(q), "k": own.features(k), "v": v, "beta": beta.sigmoid()}
+        if layer is model.layers[LAYER]:
+            break
+        x = layer(x, weights, memory.key_sum[:, 0])[0]
+    return {part: of_heads[0, HEAD] for part, of_heads in heads.items()}
+
+
+def writes(k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """What each token writes ``[T, V]``, and the matrix after it ``[T, F, V]``."""
+    matrix, written, after = v.new_zeros(k.shape[1], v.shape[1]), [], []
+    for k_t, v_t, beta_t in zip(k, v, beta, strict=True):
+        written.append(beta_t * (v_t - k_t @ matrix))
+        matrix = matrix + k_t[:, None] * written[-1]
+        after.append(matrix)
+    return torch.stack(written), torch.stack(after)
+
+
+def kept(k: Tensor, beta: Tensor) -> list[list[int]]:
+    """Of what each token wrote so far, the percentage that its key reads, after each token."""
+    left, rows = k.new_zeros(0, k.shape[1]), []
+    for t, (k_t, beta_t) in enumerate(zip(k, beta, strict=True)):
+        left = torch.cat([left - beta_t * (left @ k_t)[:, None] * k_t, k_t[None]])
+        share = (left * k[: t + 1]).sum(1) / (k[: t + 1] ** 2).sum(1)
+        rows.append((100 * share).round().int().tolist())
+    return rows
+
+
+def fast_weights() -> dict[str, Any]:
+    """One head's matrix, which is the sum of its writes, and what is left of each."""
+    inputs = head_inputs()
+    written, _ = writes(inputs["k"], inputs["v"], inputs["beta"])
+    return {
+        "kind": "matrix",
+        "text": PASSAGE,
+        "line": SEGMENT,
+        "shown": {"token": 115},
+        "keys": rounded(inputs["k"]),
+        "written": rounded(written),
+        "kept": kept(inputs["k"], inputs["beta"]),
+    }
+
+
+def delta_rule() -> dict[str, Any]:
+    """A chunk of the same head, and the matrix before it."""
+    inputs, (begin, length) = head_inputs(), CHUNK
+    _, after = writes(inputs["k"], inputs["v"], inputs["beta"])
+    chunk = {name: rounded(part[begin : begin + length]) for name, part in inputs.items()}
+    return {
+        "kind": "chunk",
+        "text": PASSAGE[begin : begin + length],
+        "shown": {"step": 4},
+        "matrix": rounded(after[begin - 1]),
+        **chunk,
+    }
+
+
+def span() -> dict[str, Any]:
+    """Measured curves, and the sizes they were measured with."""
+    rows = json.loads((DOCS / "recall" / "recall.json").read_text(encoding="utf-8"))
+    curves = {
+        row["model"]: row["curve"]
+        for row in rows
+        if row["panel"] == "time" and row["model"] in CURVES
+    }
+    return {
+        "kind": "span",
+        "shown": {"M": 128, "T": 64, "L": 2, "C": 128, "c": 4},
+        "curves": curves,
+    }
+
+
+def rounded(x: Tensor) -> Any:
+    """Three digits after the point: what a picture can show."""
+    return [
+        [round(n, 3) for n in row] if isinstance(row, list) else round(row, 3) for row in x.tolist()
+    ]
+
+
+FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
+    "span": span,
+    "transformer-xl": lambda: attention(
+        "shakespeare", {"token": 81, "layer": 4}, memory_length=SEGMENT
+    ),
+    "feedback": lambda: attention(
+        "shakespeare-feedback", {"token": 94, "layer": 2}, memory_length=SEGMENT
+    ),
+    "fast-weights": fast_weights,
+    "delta-rule": delta_rule,
+}
+
+
+def main() -> None:
+    """Write the files, or some of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=[*FIGURES], metavar="NAME")
+    for name in parser.parse_args().only:
+        path = DOCS / "figures" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        content = {"form": FORM, **FIGURES[name]()}
+        path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Figures that the reader can move."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from built import PHONE, SITE, visit
+from playwright.sync_api import Browser, Locator, Page
+
+from docsite import figures
+from docsite.javascript import engine
+
+PAGES = {
+    "transformer-xl": "annotated/transformer_xl.html",
+    "feedback": "annotated/feedback.html",
+    "fast-weights": "annotated/fast_weights.html",
+    "delta-rule": "annotated/delta_rule.html",
+    "span": "recall.html",
+}
+"""Figure -> its page."""
+
+
+def on(page: Page, name: str, width: int = 1440) -> Locator:
+    visit(page, PAGES[name], width)
+    return page.locator(f"#figure-{name}")
+
+
+def test_every_figure_has_a_page() -> None:
+    assert {path.stem for path in (figures.ROOT / figures.FOLDER).glob("*.json")} == {*PAGES}
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "span"])
+def test_a_button_and_a_key_change_what_is_drawn(page: Page, name: str) -> None:
+    figure = on(page, name)
+    slider = figure.locator("input").first
+    picture, told = figure.locator(".picture"), figure.locator(".told")
+    seen = [(picture.inner_html(), told.inner_text(), slider.input_value())]
+    figure.get_by_role("button", name="Next").click()
+    seen.append((picture.inner_html(), told.inner_text(), slider.input_value()))
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    seen.append((picture.inner_html(), told.inner_text(), slider.input_value()))
+    assert all(len({*kind}) == 3 for kind in zip(*seen, strict=True))
+    figure.get_by_role("button", name="Back").click()
+    assert (picture.inner_html(), told.inner_text(), slider.input_value()) == seen[1]
+    slider.fill("0")
+    assert figure.locator("svg rect").count()
+
+
+def test_sliders_move_the_edges(page: Page) -> None:
+    figure = on(page, "span")
+
+    def edges() -> list[float]:
+        return [float(edge.get_attribute("x1")) for edge in figure.locator(".edge").all()]
+
+    before = edges()
+    assert len(before) == 7
+    assert not figure.locator(".faded").count()
+    moved = {
+        "M, slots": [True] * 6 + [False],
+        "T, tokens": [False, True, True, False, False, False, True],
+        "L, layers": [False, False, True, False, False, False, False],
+        "C, compressed": [False, False, False, False, True, False, False],
+        "c, tokens": [False, False, False, False, True, False, False],
+    }
+    for label, expected in moved.items():
+        slider = figure.get_by_label(label)
+        slider.press("ArrowRight")
+        assert [a != b for a, b in zip(before, edges(), strict=True)] == expected, label
+        assert figure.locator(".curve.faded").count()
+        slider.press("ArrowLeft")
+        assert edges() == before
+    figure.get_by_label("M, slots").press("ArrowRight")
+    assert (
+        "256 to 320 tokens back, through its layers up to 576"
+        in figure.locator(".told").inner_text()
+    )
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_without_scripts_it_is_a_picture(browser: Browser, name: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((SITE / PAGES[name]).as_uri())
+    figure = page.locator(f"#figure-{name}")
+    picture = figure.locator(".picture")
+    assert len(picture.get_attribute("aria-label")) > 40
+    assert picture.locator("svg").bounding_box()["height"] > 100
+    assert figure.locator(".told").inner_text()
+    assert not figure.locator("form").is_visible()
+    context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_it_fits_a_phone(page: Page, name: str) -> None:
+    figure = on(page, name, PHONE)
+    for part in (figure.locator("svg"), *figure.locator("input").all()):
+        box = part.bounding_box()
+        assert 0 <= box["x"] < box["x"] + 60 < box["x"] + box["width"] <= PHONE
+
+
+def test_the_chunk_is_the_rule_token_by_token() -> None:
+    """The last two steps of the figure, computed in the script from rounded numbers."""
+    data = figures.load("delta-rule")
+    script = engine(figures.STYLE / "figures.js")
+    steps = json.loads(script.eval(f"JSON.stringify(chunkSteps({json.dumps(data)}))"))
+    matrix, outputs = data["matrix"], []
+    for k, q, v, beta in zip(data["k"], data["q"], data["v"], data["beta"], strict=True):
+        written = [beta * (a - b) for a, b in zip(v, times(k, matrix), strict=True)]
+        matrix = [
+            [x + feature * new for x, new in zip(row, written, strict=True)]
+            for feature, row in zip(k, matrix, strict=True)
+        ]
+        outputs.append(times(q, matrix))
+    for step, expected in ((steps[5], matrix), (steps[6], outputs)):
+        _, drawn = step[2][-1]
+        for row, wanted in zip(drawn, expected, strict=True):
+            assert row == pytest.approx(wanted, abs=1e-9)
+
+
+def times(row: list[float], matrix: list[list[float]]) -> list[float]:
+    """A row times a matrix."""
+    columns = zip(*matrix, strict=True)
+    return [sum(a * b for a, b in zip(row, column, strict=True)) for column in columns]

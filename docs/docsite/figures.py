@@ -1,0 +1,129 @@
+"""Figures that can be moved: ``docs/figures/NAME.json``, drawn by ``style/figures.js``.
+
+A page shows one as a picture, ``![what it shows](figures/NAME.svg)``: a file that ``python -m docsite
+figures`` writes, for GitHub. On the site the same drawing stands in the page itself, with its numbers,
+and the script gives it controls.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from docsite.code import ROOT
+from docsite.errors import DocsError
+
+FOLDER = Path("docs/figures")
+STYLE = Path(__file__).parent / "style"
+FORM = 1
+"""Of the files that benchmarks/figures.py writes."""
+AGAIN = "write and draw it anew: make figures"
+
+
+@dataclass
+class Figures:
+    """The figures of the site, by the number of their place."""
+
+    root: Path = ROOT
+    placed: list[str] = field(default_factory=list)
+    """Their HTML."""
+
+    def protected(self, text: str) -> str:
+        """A page's Markdown with a place for each figure.
+
+        Raises:
+            DocsError: its numbers are missing or of another form, or its picture is an older one.
+        """
+
+        def place(match: re.Match[str]) -> str:
+            self.placed.append(self._html(match[2], match[1]))
+            return f'<div class="figure" data-number="{len(self.placed) - 1}"></div>'
+
+        return re.sub(r"!\[([^\]]*)\]\([./]*figures/([\w-]+)\.svg\)", place, text)
+
+    def put_in(self, page: str) -> str:
+        """A built page with figures in their places."""
+        return re.sub(
+            r'<div class="figure" data-number="(\d+)"></div>',
+            lambda match: self.placed[int(match[1])],
+            page,
+        )
+
+    def _html(self, name: str, alt: str) -> str:
+        data = load(name, self.root)
+        svg, told = drawn(name, data)
+        path = self.root / FOLDER / f"{name}.svg"
+        if not path.is_file() or path.read_text(encoding="utf-8") != alone(svg):
+            raise DocsError(f"{FOLDER}/{name}.svg is not what {name}.json shows: {AGAIN}")
+        numbers = json.dumps(data, separators=(",", ":")).replace("<", r"\u003c")
+        return (
+            f'<figure class="moving" id="figure-{name}"><form hidden></form>'
+            f'<div class="picture" role="img" aria-label="{html.escape(alt)}">{svg}</div>'
+            f'<p class="told" aria-live="polite">{html.escape(told)}</p>'
+            f'<script type="application/json">{numbers}</script></figure>'
+        )
+
+
+def load(name: str, root: Path = ROOT) -> dict[str, Any]:
+    """A figure's numbers.
+
+    Raises:
+        DocsError: they are missing or of another form.
+    """
+    path = root / FOLDER / f"{name}.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DocsError(f"{FOLDER}/{name}.json is missing or no JSON: {AGAIN}") from None
+    form = data.get("form") if isinstance(data, dict) else None
+    if form != FORM:
+        raise DocsError(f"{FOLDER}/{name}.json is of form {form}, not {FORM}: {AGAIN}")
+    return data
+
+
+def drawn(name: str, data: dict[str, Any]) -> tuple[str, str]:
+    """A figure as it stands before anybody has moved it, and the sentence below it.
+
+    Raises:
+        DocsError: the script cannot draw these numbers.
+    """
+    # Only what draws needs the package mini-racer.
+    from docsite.javascript import engine
+
+    call = (
+        f"try {{ const data = {json.dumps(data)}, kind = KINDS[data.kind];"
+        " JSON.stringify([kind.draw(data, data.shown), kind.tell(data, data.shown)])"
+        " } catch (error) { JSON.stringify(String(error)) }"
+    )
+    result = json.loads(str(engine(STYLE / "figures.js").eval(call)))
+    if isinstance(result, str):
+        raise DocsError(f"{FOLDER}/{name}.json cannot be drawn ({result}): {AGAIN}")
+    svg, told = result
+    return svg, told
+
+
+def alone(svg: str) -> str:
+    """The drawing as a file of its own, in the colours that the reader's system asks for."""
+    style = (STYLE / "figures.css").read_text(encoding="utf-8")
+    style = re.sub(
+        r'\[data-md-color-scheme="slate"\] (\.drawn \{.*?\n\})',
+        r"@media (prefers-color-scheme: dark) { \1 }",
+        style,
+        flags=re.S,
+    )
+    return svg.replace(">", f">\n<style>\n{style}</style>", 1) + "\n"
+
+
+def draw_all(root: Path = ROOT) -> None:
+    """Write the picture of every figure.
+
+    Raises:
+        DocsError: as :func:`load` and :func:`drawn`.
+    """
+    for path in sorted((root / FOLDER).glob("*.json")):
+        svg, _ = drawn(path.stem, load(path.stem, root))
+        path.with_suffix(".svg").write_text(alone(svg), encoding="utf-8")

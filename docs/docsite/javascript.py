@@ -1,0 +1,19 @@
+"""JavaScript that the build runs in our own process, in V8 of the package mini-racer."""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+from pathlib import Path
+
+from py_mini_racer import MiniRacer
+
+
+@cache
+def engine(script: Path) -> MiniRacer:
+    """An engine that has read a script."""
+    engine = MiniRacer()
+    # Left to the interpreter's end, closing it may hang.
+    atexit.register(engine.close)
+    engine.eval(script.read_text(encoding="utf-8"))
+    return engine

@@ -1,0 +1,352 @@
+// Figures that the reader can move. A figure draws itself as SVG from the numbers of docs/figures/NAME.json and
+// the values of its controls. The build runs the same functions for the pictures that stand still.
+"use strict"
+
+const WIDTH = 480
+
+const escaped = text => String(text).replace(/[&<>"]/g, c => `&#${c.charCodeAt(0)};`)
+const tag = (name, attributes, content = "") =>
+  `<${name} ${Object.entries(attributes).map(([k, v]) => `${k}="${v}"`).join(" ")}>${content}</${name}>`
+const rect = (kind, x, y, width, height, more = {}) => tag("rect", { class: kind, x, y, width, height, ...more })
+const line = (kind, x1, y1, x2, y2) => tag("line", { class: kind, x1, y1, x2, y2 })
+const write = (kind, x, y, text) => tag("text", { class: kind, x, y }, escaped(text))
+const svg = (height, parts) => tag(
+  "svg",
+  { xmlns: "http://www.w3.org/2000/svg", class: "drawn", viewBox: `0 0 ${WIDTH} ${height}`, width: WIDTH, height },
+  "\n" + parts.flat(9).join("\n") + "\n",
+)
+const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i)
+const number = x => Math.round(x).toLocaleString("en")
+
+// Text, a cell for each token
+
+const letter = token => (token === "\n" ? "↵" : token === " " ? "␣" : token)
+const place = (data, i) => ({ x: 12 + 19 * (i % data.line), y: 8 + 32 * Math.floor(i / data.line) })
+const below = data => place(data, data.text.length - 1).y + 46
+
+/** The tokens up to this one, each in the class that `kind` gives it; of later ones there is a dot. */
+function letters(data, token, kind) {
+  return [...data.text].map((character, i) => {
+    const { x, y } = place(data, i)
+    return i > token
+      ? write("letter later", x + 9.5, y + 18, "·")
+      : write(`letter ${kind(i)}`, x + 9.5, y + 18, letter(character))
+  })
+}
+
+const now = (data, token) => {
+  const { x, y } = place(data, token)
+  return rect("now", x, y, 19, 26, { rx: 3 })
+}
+
+/** Squares with words, side by side. */
+function legend(y, entries) {
+  let x = 12
+  return entries.map(([kind, words]) => {
+    const at = x
+    x += 42 + 7.5 * words.length
+    return [rect(kind, at, y, 14, 14, { rx: 2 }), write("small", at + 20, y + 12, words)]
+  })
+}
+
+// What a token attends to
+
+const strength = percent => Math.sqrt(percent / 100).toFixed(2)
+
+function slots(data, { token, layer }) {
+  const { first, compressed, weights } = data.steps[token]
+  const segment = data.kinds.includes("segment") ? token - (token % data.line) : data.text.length
+  return weights[layer - 1].map((percent, i) => {
+    const from = first + (i < compressed ? i * data.rate : compressed * (data.rate - 1) + i)
+    const kind = i < compressed ? "compressed" : from < segment ? "memory" : "segment"
+    return { from, tokens: i < compressed ? data.rate : 1, kind, percent }
+  })
+}
+
+function drawAttention(data, state) {
+  const all = slots(data, state)
+  const boxes = all.map(({ from, tokens, kind, percent }) => {
+    const { x, y } = place(data, from)
+    const box = [x + 0.5, y, 19 * tokens - 1, 26, { rx: 3 }]
+    return [rect(kind, ...box), rect("hot", ...box.slice(0, 4), { rx: 3, opacity: strength(percent) })]
+  })
+  const first = data.steps[state.token].first
+  const y = below(data)
+  return svg(y + 52, [
+    boxes,
+    letters(data, state.token, i => (i < first ? "gone" : "")),
+    now(data, state.token),
+    legend(y, [...data.kinds.map(kind => [kind, kind]), ["now", "the token"]]),
+    write("small", 12, y + 40, "attention"),
+    [2, 10, 30, 100].map((percent, i) => [
+      rect("hot", 92 + 70 * i, y + 28, 14, 14, { rx: 2, opacity: strength(percent) }),
+      write("small", 112 + 70 * i, y + 40, `${percent} %`),
+    ]),
+  ])
+}
+
+function tellAttention(data, state) {
+  const read = [...slots(data, state)].sort((a, b) => b.percent - a.percent).slice(0, 3)
+  const named = read.map(({ from, tokens, percent }) => {
+    const text = [...data.text].slice(from, from + tokens).map(letter).join("")
+    const back = state.token - from
+    const where = tokens > 1 ? "compressed" : back ? `${back} back` : "itself"
+    return `“${text}”, ${where} (${percent} %)`
+  })
+  const begin = `Token ${state.token + 1}, “${letter(data.text[state.token])}”, layer ${state.layer}: `
+  return begin + (named.length ? `most attention goes to ${named.join("; ")}.` : "nothing to attend to yet.")
+}
+
+// Fast weights: a matrix, and what is left of each write
+
+const multiply = (a, b) => a.map(row => b[0].map((_, j) => row.reduce((sum, x, i) => sum + x * b[i][j], 0)))
+const combine = (a, b, f) => a.map((row, i) => row.map((x, j) => f(x, b[i][j])))
+const plus = (a, b) => combine(a, b, (x, y) => x + y)
+const minus = (a, b) => combine(a, b, (x, y) => x - y)
+const transposed = a => a[0].map((_, j) => a.map(row => row[j]))
+const largest = a => Math.max(...a.flat().map(Math.abs), 1e-9)
+
+/** A cell for each number: the colour is its sign, the strength its size as a share of `most`. */
+function cells(matrix, x, y, size, most = largest(matrix)) {
+  const frame = rect("frame", x - 0.5, y - 0.5, size * matrix[0].length + 1, size * matrix.length + 1)
+  const filled = matrix.map((row, i) => row.map((value, j) => {
+    const opacity = Math.min(1, Math.abs(value) / most).toFixed(2)
+    return opacity > 0.01
+      ? rect(value > 0 ? "hot" : "cold", x + size * j, y + size * i, size, size, { opacity })
+      : ""
+  }))
+  return [frame, filled.flat().filter(Boolean)]
+}
+
+/** The matrix after a token: the sum of what was written, ``[V, F]``. */
+const matrixAfter = (data, token) =>
+  multiply(transposed(data.written.slice(0, token + 1)), data.keys.slice(0, token + 1))
+
+function drawMatrix(data, { token }) {
+  const y = below(data)
+  const shaded = data.kept[token].map((percent, i) => {
+    const at = place(data, i)
+    const opacity = (Math.max(0, Math.min(100, percent)) / 100).toFixed(2)
+    return [rect("memory", at.x + 0.5, at.y, 18, 26, { rx: 3 }), rect("hot", at.x + 0.5, at.y, 18, 26, { rx: 3, opacity })]
+  })
+  const matrix = matrixAfter(data, token)
+  const most = largest(matrixAfter(data, data.text.length - 1))
+  const [left, top, size] = [92, y + 64, 11]
+  const right = left + size * matrix[0].length + 8
+  return svg(top + size * matrix.length + 12, [
+    shaded,
+    letters(data, token, () => ""),
+    now(data, token),
+    write("small", 12, y + 10, "shaded: how much of what the token wrote its key still reads"),
+    write("small", left, y + 36, `the key’s ${data.keys[0].length} features`),
+    cells([data.keys[token]], left, y + 42, size),
+    write("small", 12, top + 12, "what is"),
+    write("small", 12, top + 28, "written"),
+    cells(data.written[token].map(x => [x]), left - 20, top, size, most),
+    cells(matrix, left, top, size, most),
+    write("small", right, top + 12, "matrix"),
+    write("small", right, top + 28, "after it"),
+  ])
+}
+
+function tellMatrix(data, { token }) {
+  const half = data.kept[token].slice(0, -1).filter(percent => percent >= 50).length
+  return (
+    `After token ${token + 1}, “${letter(data.text[token])}”: of the ${token} tokens before it, ` +
+    `${half} can still read at least half of what they wrote.`
+  )
+}
+
+// The delta rule by chunks
+
+/** The steps, each an equation, a sentence, and what is drawn: matrices by name, and signs between them. */
+function chunkSteps({ k, q, v, beta, matrix }) {
+  const tril = (a, diagonal) => a.map((row, i) => row.map((x, j) => (j <= i + diagonal ? x : 0)))
+  const a = tril(multiply(k, transposed(k)), -1)
+  const system = a.map((row, i) => row.map((x, j) => x * beta[j] + (i === j)))
+  const inverse = []
+  for (const [t, row] of system.entries()) {
+    inverse.push(row.map((_, j) => (t === j) - range(0, t - 1).reduce((sum, i) => sum + row[i] * inverse[i][j], 0)))
+  }
+  const old = multiply(k, matrix)
+  const missing = minus(v, old)
+  const z = multiply(inverse, missing)
+  const u = z.map((row, i) => row.map(x => x * beta[i]))
+  const added = multiply(transposed(k), u)
+  const reads = tril(multiply(q, transposed(k)), 0)
+  const fromMatrix = multiply(q, matrix)
+  return [
+    ["A = tril(ΦΦᵀ, −1)", "Which tokens of the chunk share features with earlier ones: only there can one write disturb another.",
+      [["Φ", k], "→", ["A", a]]],
+    ["I + A diag(β)", "Each column is weighed by how strongly its token writes. Ones on the diagonal: it can always be solved.",
+      [["A", a], "β", ["diag(β)", beta.map((x, i) => beta.map((_, j) => (i === j) * x))], "→", ["I + A diag(β)", system]]],
+    ["R = (I + A diag(β))⁻¹", "The inverse of a triangle is a triangle, found row by row. So far nothing depends on S: this is done for all chunks at once.",
+      [["I + A diag(β)", system], "→", ["R", inverse]]],
+    ["V − ΦS", "What each token would have to correct if it were alone in the chunk: its value, less what its key reads from the old matrix.",
+      [["V", v], "−", ["ΦS", old], "=", ["V − ΦS", missing]]],
+    ["Z = R (V − ΦS)", "What it has to correct after the tokens before it have written: all tokens of the chunk in one product.",
+      [["R", inverse], "·", ["V − ΦS", missing], "=", ["Z", z]]],
+    ["S′ = S + Φᵀ diag(β) Z", "All writes of the chunk are added to the matrix at once. The next chunk begins with S′.",
+      [["S", matrix], "+", ["Φᵀ diag(β) Z", added], "=", ["S′", plus(matrix, added)]]],
+    ["Y = QS + tril(QΦᵀ) U", "With U = diag(β) Z, the outputs: what the queries read from the old matrix, and from the writes up to their own token.",
+      [["QS", fromMatrix], "+", ["tril(QΦᵀ)", reads], "·", ["U", u], "=", ["Y", plus(fromMatrix, multiply(reads, u))]]],
+  ]
+}
+
+function drawChunk(data, { step }) {
+  const steps = chunkSteps(data)
+  const [equation, , terms] = steps[step - 1]
+  const matrices = terms.filter(term => typeof term !== "string").map(([, matrix]) => matrix)
+  const rows = Math.max(...matrices.map(matrix => matrix.length))
+  const columns = matrices.reduce((sum, matrix) => sum + matrix[0].length, 0)
+  const gap = 28
+  const signs = gap * (terms.length - matrices.length)
+  const size = Math.min(14, Math.floor((WIDTH - 16 - signs) / columns))
+  let x = (WIDTH - signs - size * columns) / 2
+  const [top, height] = [48, size * rows]
+  const drawn = terms.map(term => {
+    const at = x
+    if (typeof term === "string") {
+      x += gap
+      return write("sign", at + gap / 2, top + height / 2 + 5, term)
+    }
+    const [name, matrix] = term
+    const width = size * matrix[0].length
+    x += width
+    const y = top + (height - size * matrix.length) / 2
+    return [cells(matrix, at, y, size), write("name", at + width / 2, top + height + 20, name)]
+  })
+  return svg(top + height + 34, [write("title", WIDTH / 2, 26, `${step}. ${equation}`), drawn])
+}
+
+const tellChunk = (data, { step }) => `Step ${step} of 7, tokens “${data.text}”. ${chunkSteps(data)[step - 1][1]}`
+
+// How far back, in theory and measured
+
+const SPAN_NAMES = {
+  "transformer-xl": "Transformer-XL",
+  "compressive-convolution": "Compressive",
+  feedback: "Feedback",
+  transformer: "Transformer without memory",
+}
+
+/** Of each model: where each kind of reach ends, nearest first. */
+const edges = ({ M, T, L, C, c }) => ({
+  "transformer-xl": [["sure", M], ["late", M + T], ["layers", Math.max(L * M, M) + T]],
+  "compressive-convolution": [["sure", M], ["coarse", M + c * C]],
+  feedback: [["sure", M]],
+  transformer: [["late", T]],
+})
+
+function drawSpan(data, state) {
+  const [left, right, top, height] = [52, 468, 36, 150]
+  const at = distance => +(left + ((right - left) * Math.log2(distance)) / 13).toFixed(1)
+  const up = share => +(top + height * (1 - share)).toFixed(1)
+  const measured = Object.entries(data.shown).every(([name, value]) => state[name] === value)
+  const bars = top + height + 56
+  const axis = range(0, 13).filter(i => i % 2 === 0).map(i => [
+    line("grid", at(2 ** i), top, at(2 ** i), bars + 178),
+    write("tick", at(2 ** i), top + height + 16, number(2 ** i)),
+  ])
+  const curves = Object.entries(data.curves).map(([name, curve]) => tag("polyline", {
+    class: `curve ${name}${measured ? "" : " faded"}`,
+    points: curve.map(([distance, share]) => `${at(distance)},${up(share)}`).join(" "),
+  }))
+  const reach = Object.entries(edges(state)).map(([name, ends], i) => {
+    const y = bars + 46 * i
+    let from = left
+    const parts = ends.map(([kind, end]) => {
+      const part = rect(`bar ${name} ${kind}`, from, y + 8, (at(end) - from).toFixed(1), 16)
+      from = at(end)
+      return [part, line(`edge ${name}`, from, y + 4, from, y + 28)]
+    })
+    return [write("small", left, y, SPAN_NAMES[name]), parts, write("small", from + 6, y + 21, number(ends.at(-1)[1]))]
+  })
+  return svg(bars + 206, [
+    axis,
+    [0, 0.5, 1].map(share => [line("grid", left, up(share), right, up(share)), write("tick end", left - 6, up(share) + 4, `${100 * share} %`)]),
+    curves,
+    write("small", 12, 14, `right answers, measured with ${Object.entries(data.shown).map(pair => pair.join(" ")).join(", ")}`),
+    write("tick", (left + right) / 2, top + height + 34, "tokens back"),
+    reach,
+    legend(bars + 184, [["bar", "always"], ["bar late", "late tokens"], ["bar coarse", "compressed"], ["bar layers", "via layers"]]),
+  ])
+}
+
+function tellSpan(data, state) {
+  const { M, T, L, C, c } = state
+  return (
+    `Transformer-XL reaches ${number(M)} to ${number(M + T)} tokens back, through its layers up to ${number(L * M + T)}; ` +
+    `Compressive ${number(M + c * C)}; Feedback its span, ${number(M)}; a transformer without memory ${number(T)} at most.`
+  )
+}
+
+// Controls. The first of a figure that goes step by step has buttons, too.
+
+const tokenControl = data => ({ name: "token", label: "Token", values: range(0, data.text.length - 1), shift: 1, buttons: true })
+const KINDS = {
+  attention: {
+    controls: data => [tokenControl(data), { name: "layer", label: "Layer", values: range(1, data.steps[0].weights.length) }],
+    draw: drawAttention,
+    tell: tellAttention,
+  },
+  matrix: { controls: data => [tokenControl(data)], draw: drawMatrix, tell: tellMatrix },
+  chunk: {
+    controls: () => [{ name: "step", label: "Step", values: range(1, 7), buttons: true }],
+    draw: drawChunk,
+    tell: tellChunk,
+  },
+  span: {
+    controls: () => [
+      { name: "M", label: "M, slots of memory", values: [16, 32, 64, 128, 256, 512] },
+      { name: "T", label: "T, tokens in a segment", values: [16, 32, 64, 128, 256, 512] },
+      { name: "L", label: "L, layers", values: range(1, 12) },
+      { name: "C", label: "C, compressed slots", values: [0, 32, 64, 128, 256, 512] },
+      { name: "c", label: "c, tokens in each", values: range(1, 8) },
+    ],
+    draw: drawSpan,
+    tell: tellSpan,
+  },
+}
+
+/** Make a figure of the page move. */
+function start(figure) {
+  const data = JSON.parse(figure.querySelector("script").textContent)
+  const kind = KINDS[data.kind]
+  const state = { ...data.shown }
+  const form = figure.querySelector("form")
+  const shown = ({ values, shift = 0 }, i) => number(values[i] + shift)
+  const controls = kind.controls(data)
+  form.innerHTML = controls.map(control => {
+    const i = control.values.indexOf(state[control.name])
+    const slider = `<label><span>${control.label}</span><input type="range" name="${control.name}" min="0"
+      max="${control.values.length - 1}" value="${i}"></label><output>${shown(control, i)}</output>`
+    const button = (by, words) =>
+      control.buttons ? `<button type="button" data-by="${by}">${words}</button>` : ""
+    return `<div>${slider}<span>${button(-1, "Back")} ${button(1, "Next")}</span></div>`
+  }).join("")
+  const update = () => {
+    for (const control of controls) {
+      const input = form.elements[control.name]
+      state[control.name] = control.values[input.value]
+      const words = shown(control, input.value)
+      input.setAttribute("aria-valuetext", words)
+      input.closest("div").querySelector("output").value = words
+    }
+    figure.querySelector(".picture").innerHTML = kind.draw(data, state)
+    figure.querySelector(".told").textContent = kind.tell(data, state)
+  }
+  form.addEventListener("input", update)
+  form.addEventListener("submit", event => event.preventDefault())
+  for (const button of form.querySelectorAll("button")) {
+    button.addEventListener("click", () => {
+      const input = button.closest("div").querySelector("input")
+      input.valueAsNumber += Number(button.dataset.by)
+      update()
+    })
+  }
+  update()
+  form.hidden = false
+}
+
+if (typeof document !== "undefined") document.querySelectorAll("figure.moving").forEach(start)
