@@ -25,7 +25,10 @@ import torch
 import torch.distributed as dist
 
 import memspan
+import transfo_xl_folder as peers
 from memspan.commands import train
+from memspan.converters import transfo_xl
+from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
@@ -185,6 +188,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         history.made(history.read(run), "0" * 64)
         checkpoints.latest(run).load()
 
+    peer = peers.write(root / "peer", peers.OPTIONS, peers.random_tensors(peers.OPTIONS))
     past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
     (run / history.NAME).write_bytes(past)
     options_bombs = (
@@ -221,6 +225,15 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         "token header": Reader(tokens.with_suffix(".json"), b"", lambda: read_tokens(tokens)),
         "tokenizer": Reader(tokenizers, kinds[0], read_tokenizer, tuple(kinds[1:])),
         "archive": Reader(zipped, archive.getvalue(), read_archive),
+        "peer's options": Reader(peer / "config.json", b"", lambda: transfo_xl.read(peer)),
+        "peer's weights": Reader(peer / "pytorch_model.bin", b"", lambda: transfo_xl.read(peer)),
+        "peer's vocabulary": Reader(
+            peer / "vocab.pkl",
+            b"",
+            lambda: read_vocabulary(peer, peers.OPTIONS["vocab_size"]),
+            # A place in the memo, and a length, of gigabytes.
+            refused=(b"\x80\x02Nr\xff\xff\xff\xff0Y.", b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00x."),
+        ),
     }
     for name, found in readers.items():
         content = found.valid or found.path.read_bytes()

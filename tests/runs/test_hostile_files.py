@@ -39,6 +39,7 @@ EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
     "tokens", "token header", "tokenizer", "archive", "history",
+    "peer's options", "peer's weights", "peer's vocabulary",
 )  # fmt: skip
 
 

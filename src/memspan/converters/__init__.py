@@ -7,5 +7,5 @@ labml.py            runs of labml_nn                      labml_names.py  and th
 transformer_xl.py   options and names that Transformer-XL checkpoints share
 vocabulary.py       their vocabularies                    pickles.py      pickles of plain data
 names.py            a peer's tensors in terms of ours     tensors.py      tensors in others' files
-options.py          a peer's options, checked
+options.py          a peer's options, checked            legacy.py       model objects before torch 1.6
 """

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memspan.converters import legacy
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
 from memspan.files.tensors import load_foreign
@@ -81,7 +82,10 @@ def load_pickled(path: Path, inert: Iterable[str] = ()) -> Any:
     """
     try:
         with torch.serialization.safe_globals([(Inert, name) for name in inert]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Of the older format only model objects need more than torch does.
+            old = bool(inert) and path.is_file() and _begins(path, legacy.MAGIC)
+            file = legacy.without_sources(path) if old else path
+            return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: put it there") from None
     except Exception as error:
@@ -93,6 +97,11 @@ def load_pickled(path: Path, inert: Iterable[str] = ()) -> Any:
             f"run a program ({type(error).__name__}: {said.strip()[:120]}): get it again from a source "
             "that you trust"
         ) from None
+
+
+def _begins(path: Path, start: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(start)) == start
 
 
 def _in_parts(index: Path) -> dict[str, Tensor]:

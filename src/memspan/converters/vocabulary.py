@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from memspan.converters import legacy
 from memspan.converters.pickles import LIMIT, read_plain
 from memspan.converters.tensors import Inert, load_pickled, read_json
 from memspan.data.options import refuse_oversized_vocabulary
@@ -23,8 +24,8 @@ OF_CORPUS = ("data_utils.Corpus", "utils.vocabulary.Vocab", "vocabulary.Vocab")
 SETTINGS = "tokenizer_config.json"
 TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
 """Files of a folder that was saved with a tokeniser."""
-SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
-"""How files begin that ``torch.save`` wrote: a zip archive, or its older magic number."""
+SAVED_BY_TORCH = (b"PK\x03\x04", legacy.MAGIC)
+"""How files begin that ``torch.save`` wrote: a zip archive, or in the older format."""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[str]]:
