@@ -200,7 +200,8 @@ def main() -> None:
             return
         row = figures(name, options.work, stored(name, options.work))
         found = (json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}) | {name: row}
-        _write(RESULTS, {key: found[key] for key in RECIPES if key in found})
+        found = {key: found[key] for key in RECIPES if key in found}
+        _write(RESULTS, found)
         (TRAINED / name / "README.md").write_text(card(name, row))
         print(table(found))
         _write(RESULTS.parent / SPAN.format(row["architecture"]), measured(name))
