@@ -108,7 +108,7 @@ def test_a_folder_that_exists_is_left_alone(run: Path) -> None:
     ("version", "line"),
     [
         (None, "transformers is not installed: pip install 'memspan[transformers]'"),
-        ("4.57.6", "transformers 4.57.6 is too old, 5.0 is needed: pip install"),
+        ("4.57.6", "transformers 4.57.6 is too old, 5.4 is needed: pip install"),
     ],
 )
 def test_without_transformers_one_line_says_what_to_install(

@@ -6,7 +6,7 @@ from importlib import metadata
 
 from memspan.errors import MemspanError
 
-OLDEST = (5, 0)
+OLDEST = (5, 4)
 """The oldest version that the tests have passed with, see pyproject.toml."""
 
 
