@@ -11,7 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from memspan.data.tokenizers import KINDS, Tokenizer, WordTokenizer, train_tokenizer
+from memspan.data.tokenizers import (
+    KINDS,
+    CharacterTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    train_tokenizer,
+)
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import MemspanConfig, fast_tokenizer
 
@@ -56,6 +62,16 @@ def test_words_of_others() -> None:
         assert theirs.decode(ids).encode() == own.decode(ids)
     with pytest.raises(Exception, match="UNK"):
         theirs("unheard")
+
+
+def test_characters_of_others() -> None:
+    """Without an id for those that are not among them."""
+    own = CharacterTokenizer("ab\n ", others=False)
+    theirs = fast_tokenizer(own)
+    assert theirs("b a\n")["input_ids"] == own.encode(b"b a\n").tolist() == [1, 3, 0, 2]
+    assert theirs.decode([1, 3, 0, 2]) == "b a\n"
+    with pytest.raises(Exception, match="UNK"):
+        theirs("c")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,11 @@ import tempfile
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
 
 from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
@@ -102,6 +107,8 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         raise MemspanError(
             f"cannot write {folder} ({error.strerror}): choose another folder"
         ) from None
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
     try:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
@@ -109,6 +116,8 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         unfinished.chmod(0o777 & ~_umask())
         unfinished.rename(folder)
     finally:
+        if shown:
+            enable_progress_bar()
         shutil.rmtree(unfinished, ignore_errors=True)
 
 

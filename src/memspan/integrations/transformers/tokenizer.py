@@ -63,7 +63,8 @@ def _bytes(tokenizer: ByteTokenizer) -> Pipeline:
 
 def _characters(tokenizer: CharacterTokenizer) -> Pipeline:
     """Every character is a word of its own."""
-    ids = {UNKNOWN: 0, **{c: n for n, c in enumerate(tokenizer.characters, 1)}}
+    others = [] if tokenizer.unknown is None else [UNKNOWN]
+    ids = {token: n for n, token in enumerate([*others, *tokenizer.characters])}
     pipeline = Pipeline(models.WordLevel(ids, unk_token=UNKNOWN))
     pipeline.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     unknown = decoders.Replace(Regex(rf"\A{UNKNOWN}\z"), "\N{REPLACEMENT CHARACTER}")
