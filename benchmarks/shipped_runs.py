@@ -98,9 +98,10 @@ def trained(name: str, work: Path) -> bool:
 
 
 def stored(name: str, work: Path) -> Path:
-    """Write what ships of a finished run; its folder.
+    """Write what ships of a finished run: no training state, and as its corpus the text that ships.
 
-    That is no training state, and the text is the part of it that ships, too.
+    Returns:
+        Its folder.
     """
     source, folder = work / name, TRAINED / name
     weights, header = load_tensors(source / WEIGHTS)
