@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -282,6 +283,10 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "labels' shape": (lambda m: m(text(1, 3), labels=text(1, 4)), "targets must be a tensor"),
     "mask": (lambda m: m(text(2, 3), torch.ones(2, 2)), r"attention_mask must be \[2, 3\]"),
+    "mask of another past": (
+        lambda m: m(text(1, 3), torch.ones(1, 7), m(text(1, 3)).past_key_values),
+        r"\[1, 3\] or, with what the cache has read, \[1, 6\], not \[1, 7\]",
+    ),
     "other cache": (lambda m: m(text(1, 3), past_key_values=DynamicCache()), "not a DynamicCache"),
     "bare memory": (
         lambda m: m(text(1, 3), past_key_values=m.model.initial_memory(1)),
@@ -334,13 +339,11 @@ def test_mistakes_are_one_line(mistake: Any, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_lack_a_tensor_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    wrap(ONE_EACH["fast-weights"]).save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", ["attention_norm.bias", "projection"])
+def test_weights_that_lack_a_tensor_are_refused(name: str, tmp_path: Path) -> None:
+    wrap(CASES["fast-delta-favor"]).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    name = next(n for n in weights if "layers.0" in n)
-    del weights[name]
+    del weights[next(n for n in weights if n.endswith(name))]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(MemspanError, match=f"the weights lack {name.rsplit('.')[-1]}"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -353,6 +356,9 @@ def test_a_new_model_is_initialised_as_ours() -> None:
     torch.manual_seed(0)
     expected = integration.model.LanguageModel(VOCABULARY, case.backbone, case.embedding)
     assert all(torch.equal(made[name], t) for name, t in expected.state_dict().items())
+    # To be filled later.
+    with torch.device("meta"):
+        assert MemspanForCausalLM(config_of(case)).device.type == "meta"
 
 
 def close(found: Tensor, expected: Tensor) -> None:

@@ -12,9 +12,9 @@ what ``memspan export RUN --to transformers DIR`` or :func:`export` wrote::
 Needs ``memspan[transformers]``; without it the import raises :class:`memspan.MemspanError`.
 """
 
-from memspan.integrations.transformers.installed import require_transformers
+from memspan.integrations.transformers import installed
 
-require_transformers()
+installed.require_transformers()
 
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 

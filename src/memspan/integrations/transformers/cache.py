@@ -30,8 +30,8 @@ class MemspanCache(Cache):
 
     def __init__(self, memory: Memory | None = None) -> None:
         super().__init__(layers=[])
-        self._memory = memory
         self._reader: Reader | None = None
+        self.memory = memory
         self._model: LanguageModel | None = None
         self._columns = 0
         self.last_logits: Tensor | None = None
@@ -45,28 +45,31 @@ class MemspanCache(Cache):
     @memory.setter
     def memory(self, memory: Memory | None) -> None:
         self._memory, self._reader = memory, None
+        # Asked for with every token, where making the memory would take time.
+        self._rows = -1 if memory is None else memory.batch_size
 
-    def belongs_to(self, model: LanguageModel, rows: int) -> None:
-        """Refuse another model than the first that read through this cache, and other rows.
+    def bind(self, model: LanguageModel, rows: int) -> None:
+        """To the first model that reads through this cache, with so many rows.
 
         Raises:
-            MemspanError: says what to do.
+            MemspanError: another model, or other rows: says what to do.
         """
         if self._model not in (None, model):
             raise MemspanError(
                 "the cache is of another model: start with a new one, MemspanCache()"
             )
-        if self.batch_size not in (-1, rows):
+        if self._rows not in (-1, rows):
             raise MemspanError(
-                f"the cache has {self.batch_size} rows and the input {rows}: pick or repeat its rows "
+                f"the cache has {self._rows} rows and the input {rows}: pick or repeat its rows "
                 "with batch_select_indices or batch_repeat_interleave, or start with a new one"
             )
-        self._model = model
+        self._model, self._rows = model, rows
 
-    def reader(self, model: LanguageModel, rows: int) -> Reader:
+    def reader(self) -> Reader:
         """A reader that stands where the memory does; it is kept until the memory is replaced."""
+        assert self._model is not None
         if self._reader is None or self._reader.is_stale:
-            self._reader = model.reader(self.memory, rows)
+            self._reader = self._model.reader(self.memory, self._rows)
         return self._reader
 
     def count(self, n_columns: int, last_logits: Tensor) -> None:
@@ -76,8 +79,8 @@ class MemspanCache(Cache):
 
     def detach_(self) -> Self:
         """Cut the memory from the graph, in training: gradients stop between segments."""
-        if self.memory is not None:
-            self.memory = self.memory.detach()
+        memory = self.memory
+        self.memory = None if memory is None else memory.detach()
         return self
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -87,8 +90,7 @@ class MemspanCache(Cache):
     @property
     def batch_size(self) -> int:
         """Rows; -1 where nothing was read."""
-        memory = self.memory
-        return -1 if memory is None else memory.batch_size
+        return self._rows
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Pick, repeat or reorder rows: ``beam_idx``, int64 ``[B']``."""
@@ -104,8 +106,7 @@ class MemspanCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row, before beam search or several samples of one prompt."""
-        if self.memory is not None:
-            self.reorder_cache(torch.arange(self.batch_size).repeat_interleave(repeats))
+        self.reorder_cache(torch.arange(max(self._rows, 0)).repeat_interleave(repeats))
 
     def reset(self) -> None:
         """Forget everything."""

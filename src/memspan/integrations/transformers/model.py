@@ -101,25 +101,15 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         targets = labels if shift_labels is None else shift_labels
         check_segment(cast(Tensor, input_ids), targets)
         assert input_ids is not None
-        rows, n_columns = input_ids.shape
         cache = _cache(past_key_values)
-        cache.belongs_to(self.model, rows)
-        own = self._own(input_ids, attention_mask)
-        previous = cache.last_logits
+        cache.bind(self.model, len(input_ids))
+        own = self._own(input_ids, attention_mask, cache.get_seq_length())
         if own is None:
             logits, auxiliary_loss = self._read(input_ids, None, cache, logits_to_keep)
         else:
-            # Padding on the right, wherever it was.
-            order = (~own).to(torch.uint8).argsort(dim=1, stable=True)
-            tokens = input_ids.masked_fill(~own, 0).gather(1, order)
-            logits, auxiliary_loss = self._read(tokens, own.sum(1), cache, 0)
-            if previous is None:
-                previous = logits.new_zeros(rows, self.config.vocab_size)
-            logits = torch.cat([previous[:, None], logits], 1)
-            latest = own.cumsum(1)[:, -logits_to_keep:, None]
-            logits = logits.gather(1, latest.expand(-1, -1, self.config.vocab_size))
-        if n_columns:
-            cache.count(n_columns, logits[:, -1])
+            logits, auxiliary_loss = self._read_padded(input_ids, own, cache, logits_to_keep)
+        if input_ids.numel():
+            cache.count(input_ids.shape[1], logits[:, -1])
         loss = None
         if targets is not None:
             if shift_labels is None:
@@ -131,32 +121,44 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, past_key_values=None if use_cache is False else cache
         )
 
-    def _own(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    def _own(
+        self, input_ids: Tensor, attention_mask: Tensor | None, n_before: int
+    ) -> Tensor | None:
         """Bool ``[B, T]``, false at padding; None where there is none."""
-        padding = self.config.padding_id
-        own = (
-            torch.ones_like(input_ids, dtype=torch.bool)
-            if padding is None
-            else input_ids != padding
-        )
+        own = torch.ones_like(input_ids, dtype=torch.bool)
+        if self.config.padding_id is not None:
+            own = input_ids != self.config.padding_id
         if attention_mask is not None:
             rows, n_columns = input_ids.shape
-            if attention_mask.dim() != 2 or not (
-                len(attention_mask) == rows and attention_mask.shape[1] >= n_columns
-            ):
+            if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
                 raise MemspanError(
-                    f"attention_mask must be [{rows}, {n_columns}], one number per token, or longer "
-                    f"by what the cache has read, not {list(attention_mask.shape)}"
+                    f"attention_mask must be [{rows}, {n_columns}] or, with what the cache has read, "
+                    f"[{rows}, {n_before + n_columns}], not {list(attention_mask.shape)}"
                 )
             own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
         return None if own.all() else own
+
+    def _read_padded(
+        self, tokens: Tensor, own: Tensor, cache: MemspanCache, to_keep: int
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`_read`; padding is where ``own [B, T]`` is false, and has the logits before it."""
+        before = cache.last_logits
+        # All padding to the right, which keeps the order of a row's own tokens.
+        order = (~own).to(torch.uint8).argsort(dim=1, stable=True)
+        moved = tokens.masked_fill(~own, 0).gather(1, order)
+        logits, auxiliary_loss = self._read(moved, own.sum(1), cache, 0)
+        if before is None:
+            before = torch.zeros_like(logits[:, 0])
+        logits = torch.cat([before[:, None], logits], 1)
+        latest = own.cumsum(1)[:, -to_keep:, None]
+        return logits.gather(1, latest.expand(-1, -1, logits.shape[2])), auxiliary_loss
 
     def _read(
         self, tokens: Tensor, lengths: Tensor | None, cache: MemspanCache, to_keep: int
     ) -> tuple[Tensor, Tensor]:
         """Logits ``[B, T, V]`` of the last ``to_keep`` columns (0: all) of tokens with padding on the
         right, and the mean auxiliary loss of the segments."""
-        rows, n_columns = tokens.shape
+        n_columns = tokens.shape[1]
         # Without padding and gradients: keys and values of memory are then projected once.
         as_reader = lengths is None and not self.training and not torch.is_grad_enabled()
         kept: list[Tensor] = []
@@ -164,7 +166,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         for start in range(0, max(n_columns, 1), self._segment_length):
             segment = tokens[:, start : start + self._segment_length]
             if as_reader:
-                logits = cache.reader(self.model, rows).read(segment)
+                logits = cache.reader().read(segment)
             else:
                 n_own = None if lengths is None else (lengths - start).clamp(0, segment.shape[1])
                 output = self.model(segment, cache.memory, lengths=n_own)
@@ -248,8 +250,12 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if not self._from_files:
             return
-        for name, tensor in [*module.named_parameters(recurse=False)]:
-            if not getattr(tensor, "_is_hf_initialized", False):
+        tensors = {**module._parameters, **module._buffers}
+        for name, tensor in tensors.items():
+            # Without files, too, a model may be made without memory for its weights.
+            if tensor is not None and not (
+                tensor.is_meta or getattr(tensor, "_is_hf_initialized", False)
+            ):
                 raise MemspanError(
                     f"the weights lack {name} of a {type(module).__name__}: they are damaged, or of "
                     "another config.json"
