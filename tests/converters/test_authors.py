@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import memspan
 from golden import Golden, assert_same, parameters
+from memspan.converters import authors
 from memspan.errors import MemspanError
 from transfo_xl_folder import vocabulary
 
@@ -91,7 +92,9 @@ def corpus(theirs: Make, n_words: int) -> Any:
 @pytest.mark.golden
 @pytest.mark.parametrize("form", ["object", "old object", "state dict", "wrapped"])
 @pytest.mark.parametrize("path", parameters("kimi_xl"))
-def test_recorded_outputs(path: Path, form: str, tmp_path: Path, theirs: Make) -> None:
+def test_recorded_outputs(
+    path: Path, form: str, tmp_path: Path, theirs: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     g, source = Golden(path), tmp_path / "source"
     source.mkdir()
     zipped = form != "old object"
@@ -109,7 +112,11 @@ def test_recorded_outputs(path: Path, form: str, tmp_path: Path, theirs: Make) -
         torch.save(wrapped, source / "model.pt")
     else:
         torch.save(dict(g.named("param.")), source / "model_state.pt")
-        (source / "args.json").write_text(json.dumps(g.config | {"tie_projs": [True]}))
+        args = {name: value for name, value in g.config.items() if name != "cutoffs"}
+        if g.config["div_val"] == 1:
+            args["dataset"] = "wt103"
+            monkeypatch.setitem(authors.CUTOFFS, "wt103", g.config["cutoffs"])
+        (source / "args.json").write_text(json.dumps(args | {"tie_projs": [True]}))
     run = memspan.load(memspan.convert(source, tmp_path / "run"))
     assert run.tokenizer.encode(b"w3 w4\nnobody\n").tolist() == [5, 6, 0, 1, 0]
     assert run.config.model.start == "empty"
@@ -144,3 +151,8 @@ def test_mistakes(tmp_path: Path, theirs: Make) -> None:
     refused(model, "attn_type is 1")
     model.attn_type, model.ext_len = 0, 4
     refused(model, "ext_len is 4")
+    # A module inside itself, which has no end.
+    model.ext_len = 0
+    model.add_module("again", model)
+    torch.save(model, file)
+    assert memspan.convert(tmp_path, tmp_path / "run")

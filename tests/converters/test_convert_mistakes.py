@@ -11,14 +11,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import memspan
+from memspan.converters.kinds import KINDS, KindName
 from memspan.converters.pickles import read_plain
 from memspan.errors import MemspanError
+from memspan.runs import checkpoints
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 Edit = Callable[[Path], object]
@@ -111,7 +113,11 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "a tensor missing": (tensors(lambda t: t.pop("crit.cluster_bias")), "lacks crit.cluster_bias"),
     "a tensor of integers": (
         tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2, dtype=torch.int64)})),
-        "crit.cluster_bias is torch.int64",
+        "crit.cluster_bias is of torch.int64",
+    ),
+    "a sparse tensor": (
+        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2).to_sparse()})),
+        "crit.cluster_bias is no dense tensor",
     ),
     "ties that do not hold": (
         tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(20, 8)})),
@@ -141,7 +147,7 @@ def test_mistakes(
 
 
 def test_folders(source: Path, tmp_path: Path) -> None:
-    """A file, no folder, a folder that is taken."""
+    """A file, no folder, a folder that is taken, a run of ours."""
     for name, line in {
         source / "config.json": "is a file: give the folder",
         "transfo-xl/transfo-xl-wt103": "downloads no checkpoints: put the files into a folder",
@@ -149,10 +155,28 @@ def test_folders(source: Path, tmp_path: Path) -> None:
     }.items():
         with pytest.raises(MemspanError, match=line):
             memspan.convert(name, tmp_path / "out")
+    assert set(KINDS) == set(get_args(KindName))
+    run = memspan.convert(source, tmp_path / "deep" / "run")
+    with pytest.raises(MemspanError, match="is a run of memspan already"):
+        memspan.convert(run, tmp_path / "out")
     with pytest.raises(MemspanError, match="exists already: choose another folder"):
         memspan.convert(source, tmp_path)
     with pytest.raises(MemspanError, match="there is no kind of checkpoints 'bert'"):
         memspan.convert(source, tmp_path / "out", kind="bert")  # type: ignore[arg-type]
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemspanError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save", full)
+        with pytest.raises(MemspanError, match="the disk is full"):
+            memspan.convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    memspan.convert(source, tmp_path / "out")
 
 
 HOSTILE_PICKLES = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json
 from memspan.converters.transformer_xl import names, run_config
-from memspan.converters.vocabulary import read_vocabulary
+from memspan.converters.vocabulary import OF_CORPUS, read_vocabulary
 from memspan.errors import MemspanError
 
 FILES = ("model.pt", "model_state.pt")
@@ -50,8 +51,10 @@ MODULES = (
     "argparse.Namespace",
 )
 """What their model consists of, and may be wrapped in."""
-DEPTH = 10
-"""Modules inside one another at most; theirs have 5."""
+CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}
+"""Of their adaptive softmax, by data set; ``train.py`` has no option for them."""
+LONGEST = 200
+"""Characters in the names of modules inside one another, at most; theirs have 40."""
 
 
 def read(folder: Path) -> Checkpoint:
@@ -61,9 +64,9 @@ def read(folder: Path) -> Checkpoint:
         raise MemspanError(
             f"{folder} has no weights: put {' or '.join(FILES)} of the checkpoint there"
         )
-    value = load_pickled(path, MODULES)
+    value = load_pickled(path, (*MODULES, *OF_CORPUS))
     if isinstance(value, Inert):
-        tensors, given = dict(_tensors(value)), _attributes(value)
+        tensors, given = as_tensors(dict(_tensors(value, set())), path), _attributes(value)
     else:
         tensors, given = _state_and_options(value, path)
     tensors = {
@@ -72,36 +75,40 @@ def read(folder: Path) -> Checkpoint:
         if not name.endswith("pos_emb.inv_freq")
     }
     values = given | _sizes(tensors, path)
+    if "crit.cluster_weight" in tensors and values.get("cutoffs") is None:
+        values["cutoffs"] = _cutoffs(tensors, values)
     config, notices = run_config(values, str(path), start="empty")
     tokenizer, about = read_vocabulary(folder, values["n_token"])
     own = partial(names, clusters="reversed")
     return Checkpoint(config, tokenizer, tensors, own, path, (*notices, *about))
 
 
-def _tensors(module: Inert, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, as ``state_dict`` would have them."""
+def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, as ``state_dict`` would have them.
+
+    ``seen``: modules, by identity. Each is visited once, since a file can put one inside itself.
+    """
+    seen.add(id(module))
     for kind in ("_parameters", "_buffers"):
         for name, tensor in _entries(module, kind):
             if isinstance(tensor, Tensor):
                 yield f"{prefix}{name}", tensor.detach()
     for name, child in _entries(module, "_modules"):
-        if isinstance(child, Inert) and depth < DEPTH:
-            yield from _tensors(child, f"{prefix}{name}.", depth + 1)
+        if isinstance(child, Inert) and id(child) not in seen and len(prefix) < LONGEST:
+            yield from _tensors(child, seen, f"{prefix}{name}.")
 
 
-def _entries(module: Inert, kind: str) -> list[tuple[Any, Any]]:
+def _entries(module: Inert, kind: str) -> list[tuple[str, Any]]:
     found = module.state.get(kind)
-    return list(found.items()) if isinstance(found, dict) else []
+    return [(n, v) for n, v in found.items() if type(n) is str] if isinstance(found, dict) else []
 
 
 def _attributes(model: Inert) -> dict[str, Any]:
     """The options that the model object keeps, by the names that ``train.py`` gives them."""
-    for _ in range(DEPTH):
-        inside = dict(_entries(model, "_modules"))
-        if not isinstance(inside.get("module"), Inert):
-            break
-        model = inside["module"]
-    options = {n: v for n, v in model.state.items() if not n.startswith("_")}
+    inside = dict(_entries(model, "_modules")).get("module")
+    if isinstance(inside, Inert):
+        model = inside
+    options = {n: v for n, v in model.state.items() if type(n) is str and not n.startswith("_")}
     embedding = _part(model, "word_emb")
     cutoffs = embedding.get("cutoffs")
     # Theirs end with the vocabulary's size.
@@ -173,6 +180,16 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
         "tie_projs": [_projection_tied(tensors, n) for n in range(len(projections))],
         "untie_r": False,
     }
+
+
+def _cutoffs(tensors: dict[str, Tensor], options: dict[str, Any]) -> list[int] | None:
+    """Where the clusters begin: where tables do, or as ``train.py`` sets them for a data set."""
+    rows: list[int] = []
+    while (name := f"word_emb.emb_layers.{len(rows)}.weight") in tensors:
+        rows.append(len(tensors[name]))
+    if len(rows) > 1:
+        return list(accumulate(rows))[:-1]
+    return CUTOFFS.get(str(options.get("dataset")))
 
 
 def _projection_tied(tensors: dict[str, Tensor], n: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from pathlib import Path
 
 import torch
@@ -53,10 +54,17 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
     model = _model(found)
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
-    with claim(out) as claimed:
-        runs.create(claimed, found.config, found.tokenizer)
-        saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
-        checkpoints.save(claimed, saved, best=True)
+    was_there = out.exists()
+    try:
+        with claim(out) as claimed:
+            runs.create(claimed, found.config, found.tokenizer)
+            saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
+            checkpoints.save(claimed, saved, best=True)
+    except BaseException:
+        # Half a run would be in the way of the next attempt.
+        if not was_there:
+            shutil.rmtree(out, ignore_errors=True)
+        raise
     return out
 
 
@@ -74,6 +82,10 @@ def _model(found: Checkpoint) -> LanguageModel:
     names.check(found.names(shapes), found.tensors, where)
     model = LanguageModel(vocab_size, config.model, config.embedding)
     names.fill(model, found.names(model), found.tensors, where)
+    if any(tensor.dtype == torch.float64 for tensor in found.tensors.values()):
+        logging.getLogger("memspan").warning(
+            f"{where} is in float64, and a run keeps its weights in float32: they are rounded"
+        )
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from memspan.errors import MemspanError, refuse_unknown
 
@@ -71,10 +71,9 @@ def kind_of(folder: Path, name: KindName | None) -> Kind:
     for entry in KINDS.values():
         if any((folder / sign).exists() for sign in entry.signs):
             return entry
+    if (folder / "config.toml").exists():
+        raise MemspanError(f"{folder} is a run of memspan already: there is nothing to convert")
     signs = ", ".join(f"{' or '.join(e.signs)} ({kind})" for kind, e in KINDS.items())
     raise MemspanError(
         f"{folder} is no checkpoint that memspan knows: one of these files must be in it: {signs}"
     )
-
-
-assert tuple(KINDS) == get_args(KindName)

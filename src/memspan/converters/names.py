@@ -74,10 +74,11 @@ def check(names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
     for name, tensor in tensors.items():
         # Wherever the model is, computed from shapes alone.
         wanted = torch.cat(names[name](lambda ours: ours.detach().to("meta"))).shape
-        if tensor.shape != wanted or not tensor.is_floating_point():
-            kind = "" if tensor.is_floating_point() else f"{tensor.dtype} "
+        if not tensor.is_floating_point():
+            raise MemspanError(f"{where}: {name} is of {tensor.dtype}: save it in floating point")
+        if tensor.shape != wanted:
             raise MemspanError(
-                f"{where}: {name} is {kind}{list(tensor.shape)}, and a model of these options needs "
+                f"{where}: {name} is {list(tensor.shape)}, and a model of these options needs "
                 f"{list(wanted)}: check that its options are this model's"
             )
 

@@ -69,7 +69,8 @@ class Options:
             raise MemspanError(f"{self.where}: {error}") from None
 
     def _get(self, name: str, default: Any) -> Any:
-        value = self.values.get(name, default)
+        value = self.values.get(name)
+        value = default if value is None else value
         if value is None:
             raise MemspanError(f"{self.where} has no {name}: use the checkpoint's own file")
         return value

@@ -67,6 +67,11 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
         raise MemspanError(
             f"{path} holds a {type(value).__name__}, not tensors by name: save the model's state_dict"
         )
+    for name, tensor in value.items():
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise MemspanError(
+                f"{path}: {name[:80]} is no dense tensor with values: save it as one"
+            )
     return dict(value)
 
 
