@@ -90,6 +90,14 @@ def test_python_gives_the_same_model(run: Path) -> None:
     inputs = tokenizer("memory is what remains", return_tensors="pt")
     expected = memspan.load(run).model(inputs["input_ids"]).logits
     torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=0)
+    # Longer than what is read at once.
+    prompt = tiny_runs.TEXT[:600]
+    written = model.generate(
+        **tokenizer(prompt, return_tensors="pt"), max_new_tokens=8, do_sample=False
+    )
+    greedy = memspan.Sampling(temperature=0)
+    ours = memspan.generate(run, prompt, tokens=8, sampling=greedy).text
+    assert tokenizer.decode(written[0]) == prompt + ours
 
 
 def test_a_folder_that_exists_is_left_alone(run: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -99,29 +98,22 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         tokenizer=run.tokenizer.kind,
         step=run.step,
     )
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Complete or not at all: readers find no folder without its weights.
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise MemspanError(
-            f"cannot write {folder} ({error.strerror}): choose another folder"
-        ) from None
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
-        model.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        write_atomically(unfinished / "README.md", card.encode())
-        unfinished.chmod(0o777 & ~_umask())
-        unfinished.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Complete or not at all: nobody finds a folder without its weights.
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as outer:
+            unfinished = Path(outer) / folder.name
+            unfinished.mkdir()
+            model.save_pretrained(unfinished)
+            tokenizer.save_pretrained(unfinished)
+            write_atomically(unfinished / "README.md", card.encode())
+            unfinished.rename(folder)
+    except OSError as error:
+        raise MemspanError(
+            f"cannot write {folder} ({error.strerror}): free some space or choose another folder"
+        ) from None
     finally:
         if shown:
             enable_progress_bar()
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
