@@ -181,6 +181,12 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "transformer-xl": lambda: attention(
         "shakespeare", {"token": 81, "layer": 4}, memory_length=SEGMENT
     ),
+    "compressive": lambda: attention(
+        "shakespeare-compressive",
+        {"token": 108, "layer": 2},
+        memory_length=SEGMENT,
+        compressed_length=SEGMENT // 2,
+    ),
     "feedback": lambda: attention(
         "shakespeare-feedback", {"token": 94, "layer": 2}, memory_length=SEGMENT
     ),

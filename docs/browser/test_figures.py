@@ -13,6 +13,7 @@ from docsite.javascript import engine
 
 PAGES = {
     "transformer-xl": "annotated/transformer_xl.html",
+    "compressive": "annotated/compressive.html",
     "feedback": "annotated/feedback.html",
     "fast-weights": "annotated/fast_weights.html",
     "delta-rule": "annotated/delta_rule.html",

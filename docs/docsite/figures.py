@@ -1,8 +1,8 @@
 """Figures that can be moved: ``docs/figures/NAME.json``, drawn by ``style/figures.js``.
 
-A page shows one as a picture, ``![what it shows](figures/NAME.svg)``: a file that ``python -m docsite
-figures`` writes, for GitHub. On the site the same drawing stands in the page itself, with its numbers,
-and the script gives it controls.
+A page shows one as a picture in a line of its own, ``![what it shows](figures/NAME.svg)``: a file that
+``python -m docsite figures`` writes, for GitHub. On the site the same drawing stands in the page, with
+its numbers, and the script gives it controls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Figures:
             self.placed.append(self._html(match[2], match[1]))
             return f'<div class="figure" data-number="{len(self.placed) - 1}"></div>'
 
-        return re.sub(r"!\[([^\]]*)\]\([./]*figures/([\w-]+)\.svg\)", place, text)
+        return re.sub(r"^!\[([^\]]*)\]\([./]*figures/([\w-]+)\.svg\)$", place, text, flags=re.M)
 
     def put_in(self, page: str) -> str:
         """A built page with figures in their places."""

@@ -39,7 +39,7 @@ def test_they_are_what_the_models_say(name: str) -> None:
         assert old == new or abs(old - new) <= most
 
 
-@pytest.mark.parametrize("name", ["transformer-xl", "feedback"])
+@pytest.mark.parametrize("name", ["transformer-xl", "compressive", "feedback"])
 def test_attention_sums_to_one(name: str) -> None:
     for step in figures.load(name)["steps"]:
         for weights in step["weights"]:

@@ -17,6 +17,7 @@ const svg = (height, parts) => tag(
 )
 const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i)
 const number = x => Math.round(x).toLocaleString("en")
+const percent = x => `${number(x)}\u00a0%`
 
 // Text, a cell for each token
 
@@ -51,24 +52,24 @@ function legend(y, entries) {
 
 // What a token attends to
 
-const strength = percent => Math.sqrt(percent / 100).toFixed(2)
+const strength = weight => Math.sqrt(weight / 100).toFixed(2)
 
 function slots(data, { token, layer }) {
   const { first, compressed, weights } = data.steps[token]
   const segment = data.kinds.includes("segment") ? token - (token % data.line) : data.text.length
-  return weights[layer - 1].map((percent, i) => {
+  return weights[layer - 1].map((weight, i) => {
     const from = first + (i < compressed ? i * data.rate : compressed * (data.rate - 1) + i)
     const kind = i < compressed ? "compressed" : from < segment ? "memory" : "segment"
-    return { from, tokens: i < compressed ? data.rate : 1, kind, percent }
+    return { from, tokens: i < compressed ? data.rate : 1, kind, weight }
   })
 }
 
 function drawAttention(data, state) {
   const all = slots(data, state)
-  const boxes = all.map(({ from, tokens, kind, percent }) => {
+  const boxes = all.map(({ from, tokens, kind, weight }) => {
     const { x, y } = place(data, from)
     const box = [x + 0.5, y, 19 * tokens - 1, 26, { rx: 3 }]
-    return [rect(kind, ...box), rect("hot", ...box.slice(0, 4), { rx: 3, opacity: strength(percent) })]
+    return [rect(kind, ...box), rect("hot", ...box.slice(0, 4), { rx: 3, opacity: strength(weight) })]
   })
   const first = data.steps[state.token].first
   const y = below(data)
@@ -78,23 +79,27 @@ function drawAttention(data, state) {
     now(data, state.token),
     legend(y, [...data.kinds.map(kind => [kind, kind]), ["now", "the token"]]),
     write("small", 12, y + 40, "attention"),
-    [2, 10, 30, 100].map((percent, i) => [
-      rect("hot", 92 + 70 * i, y + 28, 14, 14, { rx: 2, opacity: strength(percent) }),
-      write("small", 112 + 70 * i, y + 40, `${percent} %`),
+    [2, 10, 30, 100].map((weight, i) => [
+      rect("hot", 92 + 70 * i, y + 28, 14, 14, { rx: 2, opacity: strength(weight) }),
+      write("small", 112 + 70 * i, y + 40, percent(weight)),
     ]),
   ])
 }
 
 function tellAttention(data, state) {
-  const read = [...slots(data, state)].sort((a, b) => b.percent - a.percent).slice(0, 3)
-  const named = read.map(({ from, tokens, percent }) => {
+  const all = slots(data, state)
+  const sum = kind => all.reduce((total, slot) => total + (!kind || slot.kind === kind) * slot.weight, 0)
+  const read = [...all].sort((a, b) => b.weight - a.weight).slice(0, 3)
+  const named = read.map(({ from, tokens, weight }) => {
     const text = [...data.text].slice(from, from + tokens).map(letter).join("")
     const back = state.token - from
     const where = tokens > 1 ? "compressed" : back ? `${back} back` : "itself"
-    return `“${text}”, ${where} (${percent} %)`
+    return `“${text}”, ${where} (${percent(weight)})`
   })
+  const shares = data.kinds.map(kind => `${kind} ${percent((100 * sum(kind)) / sum())}`)
   const begin = `Token ${state.token + 1}, “${letter(data.text[state.token])}”, layer ${state.layer}: `
-  return begin + (named.length ? `most attention goes to ${named.join("; ")}.` : "nothing to attend to yet.")
+  if (!all.length) return begin + "nothing to attend to yet."
+  return `${begin}most attention goes to ${named.join("; ")}.` + (shares.length > 1 ? ` In all: ${shares.join(", ")}.` : "")
 }
 
 // Fast weights: a matrix, and what is left of each write
@@ -124,9 +129,9 @@ const matrixAfter = (data, token) =>
 
 function drawMatrix(data, { token }) {
   const y = below(data)
-  const shaded = data.kept[token].map((percent, i) => {
+  const shaded = data.kept[token].map((share, i) => {
     const at = place(data, i)
-    const opacity = (Math.max(0, Math.min(100, percent)) / 100).toFixed(2)
+    const opacity = (Math.max(0, Math.min(100, share)) / 100).toFixed(2)
     return [rect("memory", at.x + 0.5, at.y, 18, 26, { rx: 3 }), rect("hot", at.x + 0.5, at.y, 18, 26, { rx: 3, opacity })]
   })
   const matrix = matrixAfter(data, token)
@@ -150,10 +155,10 @@ function drawMatrix(data, { token }) {
 }
 
 function tellMatrix(data, { token }) {
-  const half = data.kept[token].slice(0, -1).filter(percent => percent >= 50).length
+  const half = data.kept[token].slice(0, -1).filter(share => share >= 50).length
   return (
     `After token ${token + 1}, “${letter(data.text[token])}”: of the ${token} tokens before it, ` +
-    `${half} can still read at least half of what they wrote.`
+    `the keys of ${half} still read at least half of what they wrote.`
   )
 }
 
@@ -264,7 +269,7 @@ function drawSpan(data, state) {
   })
   return svg(bars + 206, [
     axis,
-    [0, 0.5, 1].map(share => [line("grid", left, up(share), right, up(share)), write("tick end", left - 6, up(share) + 4, `${100 * share} %`)]),
+    [0, 0.5, 1].map(share => [line("grid", left, up(share), right, up(share)), write("tick end", left - 6, up(share) + 4, percent(100 * share))]),
     curves,
     write("small", 12, 14, `right answers, measured with ${Object.entries(data.shown).map(pair => pair.join(" ")).join(", ")}`),
     write("tick", (left + right) / 2, top + height + 34, "tokens back"),
