@@ -77,6 +77,8 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "no JSON": (text("config.json", "{"), "no valid JSON"),
     "a list": (text("config.json", "[1]"), "no JSON object"),
     "text for a number": (config(n_layer="2"), "n_layer must be an integer, not '2'"),
+    "a number beyond numbers": (config(dropout=10**400), "dropout must be a number"),
+    "a number for a flag": (config(pre_lnorm=2), "pre_lnorm must be true or false"),
     "other positions": (config(attn_type=1), "attn_type is 1"),
     "extended context": (config(ext_len=3), "ext_len is 3"),
     "sampled softmax": (config(sample_softmax=9), "sample_softmax is 9"),
@@ -91,7 +93,7 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "ids with a hole": (vocab({"sym2idx": {"a": 0, "b": 2}}), "ids in sym2idx"),
     "no words": (vocab({"counter": {}}), "neither sym2idx nor idx2sym"),
     "half a character": (vocab({"idx2sym": ["\ud800"]}), "no text"),
-    "characters for words": (vocab(vocabulary(20) | {"delimiter": ""}), "delimiter is ''"),
+    "characters for words": (vocab(vocabulary(20) | {"delimiter": ""}), "has a delimiter"),
     "a hostile vocabulary": (vocab(Hostile()), "holds pathlib.* could run a program"),
     "hostile deep inside": (
         vocab(vocabulary(20) | {"moses": [{"a": (Hostile(),)}]}),
@@ -192,6 +194,11 @@ HOSTILE_PICKLES = {
     "bytes by the gigabyte": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.",
     "a deep tuple as a key": b"}" + b")" + b"\x85" * 50_000 + b"Ns.",
     "a dict that is a list": b"]NNs.",
+    "a list that is copied for ever": b"ccollections\nOrderedDict\nq\x00](K\x01K\x02\x86"
+    + b"K\x01K\x02\x86" * 50
+    + b"eq\x01\x85q\x02"
+    + b"0h\x00h\x02R" * 100
+    + b".",
     "nothing": b"",
     "no end": b"\x80\x04]",
     "an empty stack": b"\x80\x04.",

@@ -33,7 +33,7 @@ from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 
-LIMIT = 1 << 24
+LIMIT = 1 << 28
 """Bytes of a text file at most."""
 TEXT = "text.txt"
 """The text that a run was trained on."""
@@ -144,7 +144,9 @@ def _numbers(text: str) -> dict[str, Any]:
     for line in text.splitlines():
         if top := re.fullmatch(r"([\w.]+):\s*", line):
             option = top[1]
-        elif option and (value := re.fullmatch(r"\s+computed: (-?\d+(\.\d+)?(e-?\d+)?)\s*", line)):
+        elif option and (
+            value := re.fullmatch(r"\s+computed: (-?\d{1,18}(\.\d{1,18})?(e-?\d\d?)?)\s*", line)
+        ):
             found[option] = float(value[1]) if value[2] or value[3] else int(value[1])
     return found
 
@@ -252,9 +254,11 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
             "says what its tokens are",
         )
     try:
-        characters = "".join(sorted(set(read_limited(path, LIMIT).decode().replace("\r\n", "\n"))))
+        # As Python reads a text: every end of line is the same character.
+        text = read_limited(path, LIMIT).decode().replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
+    characters = "".join(sorted(set(text)))
     if len(characters) != n_tokens:
         raise MemspanError(
             f"{path} has {len(characters):,} different characters, and the model {n_tokens:,} tokens: "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memspan.checks import MOST
 from memspan.errors import MemspanError
 
 
@@ -33,14 +33,14 @@ class Options:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._get(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if type(value) not in (int, float) or not abs(value) < MOST:
             raise self._wrong(name, "a number", value)
         return float(value)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """True or false."""
         value = self._get(name, default)
-        if value not in (True, False):
+        if type(value) not in (bool, int) or value not in (0, 1):
             raise self._wrong(name, "true or false", value)
         return bool(value)
 
@@ -54,9 +54,9 @@ class Options:
     def refuse_unless(self, name: str, value: int, why: str) -> None:
         """Refuse an option of another value, which memspan lacks; ``why``: what it has instead."""
         found = self._get(name, value)
-        if found != value:
+        if type(found) is not int or found != value:
             raise MemspanError(
-                f"{self.where}: {name} is {reprlib.repr(found)}, and in memspan {why}: a checkpoint "
+                f"{self.where}: {name} is {_shown(found)}, and in memspan {why}: a checkpoint "
                 f"with {name} {value} can be converted"
             )
 
@@ -77,6 +77,13 @@ class Options:
 
     def _wrong(self, name: str, wanted: str, value: object) -> MemspanError:
         return MemspanError(
-            f"{self.where}: {name} must be {wanted}, not {reprlib.repr(value)}: use the checkpoint's "
-            "own file"
+            f"{self.where}: {name} must be {wanted}, not {_shown(value)}: use the checkpoint's own file"
         )
+
+
+def _shown(value: object) -> str:
+    """In short. Python refuses to write an integer of thousands of digits."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return f"a huge {type(value).__name__}"

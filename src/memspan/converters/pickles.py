@@ -66,6 +66,8 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        # Entries that may still be copied: in plain data each takes bytes of its own.
+        self._left = 0
         push = self._stack.append
         self._steps: dict[str, Callable[[Any], object]] = {
             **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
@@ -102,6 +104,7 @@ class _Machine:
 
     def run(self, content: bytes) -> object:
         """The value that the program leaves on the stack."""
+        self._left = len(content)
         for instruction, argument, _ in pickletools.genops(content):
             if instruction.name == "STOP":
                 return self._stack.pop()
@@ -157,8 +160,13 @@ class _Machine:
             self._stack.append(IGNORED)
             return
         entries = arguments[0] if arguments else {}
-        pairs = entries.items() if isinstance(entries, dict) else entries
-        self._stack.append(self._entries({}, [x for key, value in pairs for x in (key, value)]))
+        if not isinstance(entries, dict):
+            # As Python 2 wrote an OrderedDict. The same list may be named again and again.
+            self._left -= len(entries)
+            if self._left < 0:
+                raise ValueError("it repeats a list more often than it is long")
+            entries = self._entries({}, [x for key, value in entries for x in (key, value)])
+        self._stack.append(entries)
 
     def _build(self) -> None:
         self._last(1)

@@ -55,8 +55,8 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
         values |= {name: given[name] for name in ("lower_case", "delimiter") if name in given}
     if values.get("delimiter") is not None:
         raise MemspanError(
-            f"{path}: delimiter is {values['delimiter']!r:.40}, and memspan's words stand between any "
-            "white space: it cannot be converted"
+            f"{path}: it has a delimiter, and memspan's words stand between any white space: it cannot "
+            "be converted"
         )
     lower_case = values.get("lower_case", False)
     if not isinstance(lower_case, bool):
@@ -95,19 +95,20 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
         MemspanError: the ids are not 0, 1, 2 ..., or the words no different texts.
     """
     ids, words = values.get("sym2idx"), values.get("idx2sym")
+    listed = isinstance(words, list) and all(type(word) is str for word in words)
     # A tokeniser that transformers loaded and saved again has lost its idx2sym.
     if isinstance(ids, dict) and ids:
         if {*map(type, ids.values())} != {int} or sorted(ids.values()) != list(range(len(ids))):
             raise MemspanError(f"{path}: the ids in sym2idx are not 0, 1, 2 ...: get it again")
         ordered = sorted(ids, key=ids.__getitem__)
-        if words and words != ordered:
+        if listed and words and words != ordered:
             raise MemspanError(f"{path}: sym2idx and idx2sym contradict each other: get it again")
-        words = ordered
+        words, listed = ordered, all(type(word) is str for word in ordered)
     if not isinstance(words, list) or not words:
         raise MemspanError(
             f"{path} has neither sym2idx nor idx2sym: put the model's vocabulary there"
         )
-    if not all(isinstance(word, str) and _is_unicode(word) for word in words):
+    if not listed or not all(map(_is_unicode, words)):
         raise MemspanError(f"{path} has words that are no text: get it again")
     if len(set(words)) != len(words):
         raise MemspanError(f"{path} has the same word twice: get it again")
