@@ -53,8 +53,9 @@ def test_the_same_ids_and_the_same_text(kind: str, parts: list[str]) -> None:
 
 def test_words_of_others() -> None:
     """In lower case, without an end of line or a word for the unknown, or with another."""
-    text = "A  bB\nÉ <eos> aa\n"
-    for words in (["a", "bb", "é", "<UNK>"], ["a", "bb", "é", "aa", "<eos>"]):
+    text = "A  bB\nÉ <eos> aa ΔΣ' ΔΣ'Δ\n"
+    sigma = "ΔΣ' ΔΣ'Δ".lower().split()
+    for words in (["a", "bb", "<UNK>"], ["a", "bb", "é", "aa", "<eos>", *sigma]):
         own = WordTokenizer(words, lower_case=True)
         theirs = fast_tokenizer(own)
         ids = own.encode(text.encode() if "<eos>" in words else b"A bb").tolist()

@@ -80,7 +80,9 @@ def _words(tokenizer: WordTokenizer) -> Pipeline:
     pipeline = Pipeline(models.WordLevel(ids, unk_token=unknown))
     steps: list[Any] = [normalizers.Replace("\n", f" {END_OF_LINE} ")] if END_OF_LINE in ids else []
     if tokenizer.lower_case:
-        steps.append(normalizers.Lowercase())
+        # The library takes characters one by one, and a sigma at a word's end has a letter of its own.
+        sigma = r"(?<=\p{Cased}\p{Case_Ignorable}*)Σ(?!\p{Case_Ignorable}*\p{Cased})"
+        steps += [normalizers.Replace(Regex(sigma), "ς"), normalizers.Lowercase()]
     pipeline.normalizer = normalizers.Sequence(steps)
     pipeline.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{space}]+"), "removed")
     pipeline.decoder = decoders.Sequence(
