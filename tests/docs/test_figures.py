@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import figures as written
+import memspan
 from docsite import figures
 from docsite.errors import DocsError
 
@@ -44,6 +46,17 @@ def test_attention_sums_to_one(name: str) -> None:
     for step in figures.load(name)["steps"]:
         for weights in step["weights"]:
             assert not weights or sum(weights) == pytest.approx(100, abs=len(weights) / 2)
+
+
+def test_the_writes_sum_up_to_the_models_matrix() -> None:
+    data = figures.load("fast-weights")
+    run = memspan.load("shakespeare-fast-weights")
+    with torch.no_grad():
+        memory = run.model.backbone(run.model.embedding(written.tokens_of(run))).memory
+    matrix = torch.tensor(data["keys"]).T @ torch.tensor(data["written"])
+    expected = memory.weights[0, written.LAYER, written.HEAD]
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(matrix, expected, atol=0.05, rtol=0)
 
 
 def test_a_file_of_another_form(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ function chunkSteps({ k, q, v, beta, matrix }) {
     ["A = tril(ΦΦᵀ, −1)", "Which tokens of the chunk share features with earlier ones: only there can one write disturb another.",
       [["Φ", k], "→", ["A", a]]],
     ["I + A diag(β)", "Each column is weighed by how strongly its token writes. Ones on the diagonal: it can always be solved.",
-      [["A", a], "β", ["diag(β)", beta.map((x, i) => beta.map((_, j) => (i === j) * x))], "→", ["I + A diag(β)", system]]],
+      ["I +", ["A", a], "·", ["diag(β)", beta.map((x, i) => beta.map((_, j) => (i === j) * x))], "=", ["I + A diag(β)", system]]],
     ["R = (I + A diag(β))⁻¹", "The inverse of a triangle is a triangle, found row by row. So far nothing depends on S: this is done for all chunks at once.",
       [["I + A diag(β)", system], "→", ["R", inverse]]],
     ["V − ΦS", "What each token would have to correct if it were alone in the chunk: its value, less what its key reads from the old matrix.",
@@ -244,12 +244,12 @@ const edges = ({ M, T, L, C, c }) => ({
 })
 
 function drawSpan(data, state) {
-  const [left, right, top, height] = [52, 468, 36, 150]
-  const at = distance => +(left + ((right - left) * Math.log2(distance)) / 13).toFixed(1)
+  const [left, right, top, height] = [52, 456, 36, 150]
+  const at = distance => +(left + ((right - left) * Math.log2(distance)) / 14).toFixed(1)
   const up = share => +(top + height * (1 - share)).toFixed(1)
   const measured = Object.entries(data.shown).every(([name, value]) => state[name] === value)
   const bars = top + height + 56
-  const axis = range(0, 13).filter(i => i % 2 === 0).map(i => [
+  const axis = range(0, 6).map(i => 2 * i).map(i => [
     line("grid", at(2 ** i), top, at(2 ** i), bars + 178),
     write("tick", at(2 ** i), top + height + 16, number(2 ** i)),
   ])
