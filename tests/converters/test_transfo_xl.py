@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "div 4, no ties": {"div_val": 2, "tie_projs": [False] * 3, "tie_word_embeddings": False},
     "shared biases": {"untie_r": False, "pre_lnorm": True, "d_embed": 4, "tie_projs": [True] * 3},
     "large epsilon": {"layer_norm_epsilon": 0.3, "clamp_len": 2, "same_length": True},
+    "div 2, no cutoffs": {"div_val": 2, "cutoffs": [], "tie_projs": [False], "d_embed": 10},
     "no memory": {"mem_len": 0, "tie_word_embeddings": False},
 }
 
@@ -72,8 +73,9 @@ def test_options(case: str, tmp_path: Path) -> None:
     tensors = random_tensors(options)
     run = memspan.load(memspan.convert(write(tmp_path / "in", options, tensors), tmp_path / "out"))
     tokens = [3, 19, 0, 7, 12, 5, 6, 11, 1, 18]
-    wanted = log_probabilities(options, tensors, tokens, cut=4)
-    assert_same(in_float64(run, torch.tensor([tokens]), 4)[0], wanted, 1e-10, case)
+    for cut in (4, 7):
+        wanted = log_probabilities(options, tensors, tokens, cut)
+        assert_same(in_float64(run, torch.tensor([tokens]), cut)[0], wanted, 1e-10, case)
 
 
 def test_a_bare_config_means_what_transformers_says(tmp_path: Path) -> None:
