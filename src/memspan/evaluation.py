@@ -255,6 +255,7 @@ def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:
         corpus or data.corpus,
         data.tokenizer,
         data.vocab_size,
+        field=data.field,
         with_tokenizer=run.tokenizer,
         progress=progress,
     )

@@ -34,7 +34,9 @@ class PrepareArguments:
     """Download a corpus into the cache and tokenise it."""
 
     corpus: Annotated[str, tyro.conf.Positional]
-    """A named corpus, file, folder or glob."""
+    """A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."""
+    field: str = "text"
+    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets."""
     tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
     """What a token is."""
     vocab_size: int | None = None
@@ -67,8 +69,8 @@ def _list(options: ListArguments) -> None:
 def _prepare(options: PrepareArguments) -> None:
     from memspan.data.prepared import prepare
 
-    config = DataConfig(options.corpus, options.tokenizer, options.vocab_size)
-    prepared = prepare(config.corpus, config.tokenizer, config.vocab_size)
+    config = DataConfig(options.corpus, options.tokenizer, options.vocab_size, field=options.field)
+    prepared = prepare(config.corpus, config.tokenizer, config.vocab_size, field=config.field)
     for line in prepared.notices():
         logging.getLogger("memspan").warning(line)
     for name, split in prepared.splits.items():

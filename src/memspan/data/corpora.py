@@ -1,4 +1,4 @@
-"""Corpora: named ones with their official splits, or any file, folder or glob."""
+"""Corpora: named ones with their official splits, data sets, or any file, folder or glob."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from memspan.data import hugging_face
 from memspan.data.download import fetch, read_member
 from memspan.data.texts import Text, encoding_of
+from memspan.data.unpacked import documents_in, holds_records
 from memspan.errors import MemspanError
 from memspan.files.cache import cache_folder
 
@@ -122,12 +124,17 @@ HELD_OUT = Path(
 """The last tenth of Tiny Shakespeare."""
 
 
-def load_corpus(name: str) -> Corpus:
+def load_corpus(name: str, field: str = "text") -> Corpus:
     """The corpus of that name, or the text at that path.
 
+    Args:
+        name: one of :data:`CORPORA`; a file, folder or glob; ``hf:NAME``, a data set on Hugging Face's
+            hub.
+        field: the field or column that holds the text, in JSON Lines, Parquet and data sets.
+
     Raises:
-        MemspanError: no such name or path; an empty or missing file; a folder without text; a
-            download that fails.
+        MemspanError: no such name or path; an empty, missing or damaged file; a folder without text; a
+            download that fails; records without the field; a package that is not installed.
     """
     if name in CORPORA:
         try:
@@ -140,7 +147,7 @@ def load_corpus(name: str) -> Corpus:
         record = {"url": source.url} if source else {"python": platform.python_version()}
         skipped: list[Skipped] = []
     else:
-        splits, skipped = _read_path(name)
+        splits, skipped = _read_path(name, field)
         record = {}
     first = next((text for documents in splits.values() for text in documents if len(text)), None)
     return Corpus(
@@ -166,15 +173,17 @@ def digest(splits: Splits) -> str:
 
 def located(name: str) -> str:
     """A file, folder or glob as an absolute path; anything else unchanged."""
-    if name in CORPORA or not is_there(name):
+    if name in CORPORA or name.startswith(hugging_face.PREFIX) or not is_there(name):
         return name
     return os.path.abspath(os.path.expanduser(name))
 
 
 def is_there(name: str) -> bool:
-    """Whether there is a corpus of that name, or a file at that path."""
+    """Whether there is a corpus of that name, or a file at that path; the hub is not asked."""
     path = os.path.expanduser(name)
-    return name in CORPORA or os.path.exists(path) or bool(glob.glob(path, recursive=True))
+    if name in CORPORA or name.startswith(hugging_face.PREFIX):
+        return True
+    return os.path.exists(path) or bool(glob.glob(path, recursive=True))
 
 
 def list_corpora() -> list[CorpusRow]:
@@ -206,7 +215,7 @@ def _python_stdlib() -> Splits:
             f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
         )
     # Each file's split depends only on its own name: a new file moves no other.
-    return _by_file([(name, Text.of(path)) for name, path in files])
+    return _by_file([(name, [Text.of(path)]) for name, path in files])
 
 
 def _tiny_shakespeare() -> Splits:
@@ -268,15 +277,19 @@ CORPORA = {
 }
 
 
-def _read_path(name: str) -> tuple[Splits, list[Skipped]]:
+def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
     if not name:
         # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
     # Not Path.expanduser, which raises for an unknown user.
     path = Path(os.path.expanduser(name))
+    if name.startswith(hugging_face.PREFIX):
+        return _of_dataset(name, field)
     try:
+        if hugging_face.is_saved(path):
+            return _of_dataset(str(path), field)
         texts = _find_texts(path)
-        contents = [(n, Text.of(p)) for n, p in texts]
+        contents = [(n, documents_in(p, field)) for n, p in texts]
     except OSError as error:
         raise MemspanError(
             f"cannot read {error.filename or name} ({error.strerror}): check its name and "
@@ -291,23 +304,40 @@ def _read_path(name: str) -> tuple[Splits, list[Skipped]]:
     skipped = []
     if not path.is_file():
         # A folder may hold other files, too; a file that is named itself is read as it is.
-        reasons = [_why_not(text) for _, text in contents]
+        reasons = [_why_not(documents) for _, documents in contents]
         skipped = [Skipped(n, why) for (n, _), why in zip(contents, reasons, strict=True) if why]
         contents = [named for named, why in zip(contents, reasons, strict=True) if not why]
-    if not any(len(text) for _, text in contents):
+    documents = [text for _, texts in contents for text in texts]
+    if not any(map(len, documents)):
         what = "is empty" if path.is_file() else "holds no text"
         raise MemspanError(f"{name} {what}: give a file or folder with text in it")
     if len(contents) >= 20:
         return _by_file(contents), skipped
-    return _by_position([text for _, text in contents]), skipped
+    if any(holds_records(p) for _, p in texts):
+        return _by_document(documents), skipped
+    return _by_position(documents), skipped
 
 
-def _why_not(text: Text) -> str | None:
+def _of_dataset(name: str, field: str) -> tuple[Splits, list[Skipped]]:
+    """A data set with its own splits; one with training text alone is cut between documents."""
+    found = hugging_face.read_dataset(name, field)
+    ours = hugging_face.SPLITS
+    skipped = [Skipped(split, "a split that is not used") for split in found if split not in ours]
+    splits = {ours[split]: texts for split, texts in found.items() if split in ours and any(texts)}
+    if not splits:
+        raise MemspanError(
+            f"{name} has no text in splits named {', '.join(ours)}: name one of them so"
+        )
+    return _by_document(splits["train"]) if set(splits) == {"train"} else splits, skipped
+
+
+def _why_not(documents: list[Text]) -> str | None:
     """Why a file of a folder or glob is left out; None: it is text."""
-    if b"\0" in (start := _start(text)):
+    if documents and b"\0" in (start := _start(documents[0])):
         encoding = encoding_of(start)
         return f"{encoding}, not UTF-8" if encoding else "not text"
-    return None if any(chunk.strip() for chunk in text.chunks()) else "empty"
+    filled = any(chunk.strip() for text in documents for chunk in text.chunks())
+    return None if filled else "empty"
 
 
 def _start(text: Text) -> bytes:
@@ -329,14 +359,27 @@ def _find_texts(path: Path) -> list[tuple[str, Path]]:
     return [(p.relative_to(root).as_posix(), p) for p in found_by_glob if p.is_file()]
 
 
-def _by_file(files: list[tuple[str, Text]]) -> Splits:
+def _by_file(files: list[tuple[str, list[Text]]]) -> Splits:
     """About 90/5/5 of the files, by a hash of their names."""
     splits: Splits = {"train": [], "validation": [], "test": []}
-    for name, text in files:
-        if len(text):
-            bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
-            splits[{0: "validation", 1: "test"}.get(bucket, "train")].append(text)
-    return splits if all(splits.values()) else _by_position([text for _, text in files])
+    for name, documents in files:
+        bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
+        splits[{0: "validation", 1: "test"}.get(bucket, "train")] += filter(len, documents)
+    if all(splits.values()):
+        return splits
+    return _by_position([text for _, documents in files for text in documents])
+
+
+def _by_document(documents: list[Text]) -> Splits:
+    """About 90/5/5 of the bytes in order, whole documents; cut where a split would have none."""
+    total = sum(map(len, documents))
+    splits: Splits = {"train": [], "validation": [], "test": []}
+    start = 0
+    for document in filter(len, documents):
+        share = 100 * start // total
+        splits["train" if share < 90 else "validation" if share < 95 else "test"].append(document)
+        start += len(document)
+    return splits if all(splits.values()) else _by_position(documents)
 
 
 def _by_position(documents: list[Text]) -> Splits:

@@ -17,7 +17,10 @@ class DataConfig:
     """The text, and what its tokens are."""
 
     corpus: str = "python-stdlib"
-    """A named corpus (see `memspan data list`), or a file, a folder or a quoted glob of text."""
+    """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
+    compressed (.gz); records with a text each in JSON Lines (.jsonl, .jsonl.gz) or Parquet (extra
+    `memspan[parquet]`); a folder that Hugging Face's datasets saved, or hf:NAME, a data set on its hub
+    (extra `memspan[datasets]`)."""
     tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
     """What a token is. subwords needs the extra `memspan[subwords]`. Words and characters outside the
     vocabulary become one unknown token; a text that contains it is not scored in bits per byte."""
@@ -26,6 +29,8 @@ class DataConfig:
     document_reset: bool = False
     """Read every document by itself, in training and evaluation: nothing before its first token is
     visible, in the segment or in memory (off: memory is carried from document to document)."""
+    field: str = "text"
+    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -38,13 +43,11 @@ class DataConfig:
                     "drop one of them"
                 )
         # Control characters would reach the terminal; TOML cannot hold half a surrogate pair.
-        if any(
-            ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in self.corpus
-        ):
-            raise MemspanError(
-                f"the corpus's name {self.corpus!r} has control characters or is no Unicode: "
-                "rename the file"
-            )
+        for what, name in (("corpus", self.corpus), ("field", self.field)):
+            if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name):
+                raise MemspanError(
+                    f"the {what}'s name {name!r} has control characters or is no Unicode: rename it"
+                )
 
 
 def refuse_oversized_vocabulary(vocab_size: int) -> None:

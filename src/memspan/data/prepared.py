@@ -60,6 +60,7 @@ def prepare(
     kind: str,
     vocab_size: int | None = None,
     *,
+    field: str = "text",
     with_tokenizer: Tokenizer | None = None,
     progress: bool = True,
 ) -> Prepared:
@@ -69,13 +70,14 @@ def prepare(
         corpus: a name or a path, see :func:`memspan.data.corpora.load_corpus`.
         kind: which tokeniser to make from the training split.
         vocab_size: maximum size of its vocabulary, for words and sub-words.
+        field: the field or column that holds the text, in JSON Lines, Parquet and data sets.
         with_tokenizer: use this one, a run's, instead.
         progress: show a bar on a terminal's standard error.
 
     Raises:
         MemspanError: there is no such text, the tokeniser cannot encode it, or the disk is full.
     """
-    text = load_corpus(corpus)
+    text = load_corpus(corpus, field)
     if with_tokenizer is None:
         recipe = {"corpus": text.record["sha256"], "kind": kind, "vocab_size": vocab_size}
     else:

@@ -272,7 +272,13 @@ def _prepared(
 ) -> Prepared:
     data = config.data
     return processes.in_turn(
-        lambda: prepare(data.corpus, data.tokenizer, data.vocab_size, with_tokenizer=tokenizer)
+        lambda: prepare(
+            data.corpus,
+            data.tokenizer,
+            data.vocab_size,
+            field=data.field,
+            with_tokenizer=tokenizer,
+        )
     )
 
 

@@ -1,0 +1,95 @@
+"""Data sets of the Hugging Face library ``datasets``: folders that it saved, and names on its hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from memspan.data.texts import Text
+from memspan.data.unpacked import ROWS, Documents, missing_field, record_bytes, unpacked
+from memspan.errors import MemspanError
+
+PREFIX = "hf:"
+"""Before a data set's name on the hub: ``hf:NAME`` or ``hf:NAME:CONFIGURATION``."""
+SPLITS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+"""Its names of splits to ours."""
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote a folder."""
+    return (folder / "dataset_dict.json").is_file() or (
+        (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+    )
+
+
+def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
+    """A data set's documents by split, under its own splits' names; one of no splits is ``train``.
+
+    Args:
+        name: ``hf:...``, or a folder where :func:`is_saved`.
+        field: its column of texts.
+
+    Raises:
+        MemspanError: the library is missing; there is no such data set, or no network; it lacks the
+            column, which must be text.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MemspanError(
+            f"{name} needs the library datasets: pip install 'memspan[datasets]'"
+        ) from None
+    loaded = _from_hub(datasets, name) if name.startswith(PREFIX) else _from_disk(datasets, name)
+    parts = loaded if isinstance(loaded, dict) else {"train": loaded}
+    return {
+        split: unpacked(
+            ["datasets", part._fingerprint, field], _documents(part, field, f"{name}, {split}")
+        )
+        for split, part in parts.items()
+    }
+
+
+def _documents(part: Any, field: str, where: str) -> Documents:
+    if field not in part.column_names:
+        raise missing_field(where, field, part.column_names)
+    number = 0
+    for rows in part.select_columns([field]).with_format(None).iter(ROWS):
+        for value in rows[field]:
+            number += 1
+            yield [record_bytes(value, field, f"{where}, row {number:,}")]
+
+
+def _from_disk(datasets: Any, name: str) -> Any:
+    try:
+        return datasets.load_from_disk(name)
+    except Exception as error:
+        # The library raises what its many parts raise.
+        raise MemspanError(
+            f"{name} is a damaged data set ({_line(error)}): save it anew with save_to_disk"
+        ) from None
+
+
+def _from_hub(datasets: Any, name: str) -> Any:
+    path, _, configuration = name.removeprefix(PREFIX).partition(":")
+    arguments = [path, configuration] if configuration else [path]
+    try:
+        return datasets.load_dataset(*arguments)
+    except Exception as error:
+        # Likewise; most often there is no network.
+        call = ", ".join(map(repr, arguments))
+        raise MemspanError(
+            f"cannot load {path} from the hub ({_line(error)}): where there is a network, run "
+            f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
+            "folder as the corpus"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c for c in text if c.isprintable())[:200]

@@ -1,0 +1,195 @@
+"""Compressed texts and tables of texts, unpacked once into the cache as plain text.
+
+Whatever follows reads parts of a plain file, so that a corpus need not fit into memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memspan.data.texts import CHUNK, Text
+from memspan.errors import MemspanError
+from memspan.files.bytes import write_atomically
+from memspan.files.cache import cache_folder
+
+LINE_LIMIT = 1 << 28
+"""Bytes of a line of JSON at most."""
+ROWS = 256
+"""Rows of a table in memory at a time."""
+
+Documents = Iterator[Iterable[bytes]]
+"""Each document's text, in pieces."""
+
+
+def holds_records(path: Path) -> bool:
+    """Whether a file has one document per record, by its name: JSON Lines or Parquet."""
+    return path.name.lower().endswith((".jsonl", ".jsonl.gz", ".parquet"))
+
+
+def documents_in(path: Path, field: str) -> list[Text]:
+    """The documents of a file: the file itself, or what it holds if its name says how it is packed.
+
+    Args:
+        path: the file; ``.gz``, ``.jsonl``, ``.jsonl.gz`` and ``.parquet`` are unpacked.
+        field: the field or column with the text, in JSON Lines and Parquet.
+
+    Raises:
+        MemspanError: it is damaged or cut short, it lacks the field, a package is missing, or the
+            disk is full.
+        OSError: it cannot be read.
+    """
+    read = _reader(path)
+    if read is None:
+        return [Text.of(path)]
+    with open(path, "rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return unpacked([read.__name__, content, field], read(path, field))
+
+
+def unpacked(key: list[str], documents: Documents) -> list[Text]:
+    """Documents as parts of a plain file in the cache, made unless it is there.
+
+    Args:
+        key: what decides their content.
+        documents: only iterated if they are not there.
+    """
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    text = cache_folder() / "texts" / f"{name}.txt"
+    borders = text.with_suffix(".ends")
+    if not (borders.exists() and text.exists()):
+        ends = array("q")
+        write_atomically(text, _joined(documents, ends))
+        # Last: where it is, the text is complete.
+        write_atomically(borders, np.asarray(ends, "<i8").tobytes())
+    found = [0, *np.fromfile(borders, "<i8").tolist()]
+    return [Text(text, start, stop) for start, stop in itertools.pairwise(found)]
+
+
+def record_bytes(value: object, field: str, where: str) -> bytes:
+    """The text of a record as a document, which ends with a line break.
+
+    Raises:
+        MemspanError: it is no text.
+    """
+    if not isinstance(value, str):
+        kind = {type(None): "missing", dict: "an object", list: "a list"}.get(
+            type(value), "a number" if isinstance(value, int | float) else type(value).__name__
+        )
+        raise MemspanError(f"{where}: {field} is {kind}, not text: name another with --data.field")
+    try:
+        text = value.encode()
+    except UnicodeEncodeError:
+        raise MemspanError(f"{where}: {field} has half a surrogate pair: correct it") from None
+    # Without it, memory that is carried on would meet two documents as one line.
+    return text if text.endswith(b"\n") or not text else text + b"\n"
+
+
+def missing_field(where: str, field: str, known: Iterable[object]) -> MemspanError:
+    """The refusal of records without the field."""
+    names = ", ".join(str(name)[:60] for name in list(known)[:20]) or "none"
+    return MemspanError(
+        f"{where} has no {field!r}; it has {names}: say with --data.field which of them is the text"
+    )
+
+
+def _joined(documents: Documents, ends: array[int]) -> Iterator[bytes]:
+    """All documents' bytes; ``ends`` takes where each ends."""
+    end = 0
+    for document in documents:
+        for piece in document:
+            end += len(piece)
+            yield piece
+        ends.append(end)
+
+
+def _reader(path: Path) -> Callable[[Path, str], Documents] | None:
+    """What unpacks a file of this name; None: it is read as it is."""
+    name = path.name.lower()
+    if name.endswith((".jsonl", ".jsonl.gz")):
+        return _json_lines
+    if name.endswith(".parquet"):
+        return _parquet
+    # An archive holds files, not a text.
+    return _gzip if name.endswith(".gz") and not name.endswith(".tar.gz") else None
+
+
+def _gzip(path: Path, field: str) -> Documents:
+    yield _inflated(path)
+
+
+def _inflated(path: Path) -> Iterator[bytes]:
+    with gzip.open(path, "rb") as file:
+        while chunk := _reported(path, lambda: file.read(CHUNK)):
+            yield chunk
+
+
+def _json_lines(path: Path, field: str) -> Documents:
+    unzipped = gzip.open if path.name.lower().endswith(".gz") else open
+    with unzipped(path, "rb") as file:
+        number = 0
+        while line := _reported(path, lambda: file.readline(LINE_LIMIT + 1)):
+            number += 1
+            if line.strip():
+                yield [_json_text(line, field, f"{path}, line {number:,}")]
+
+
+def _json_text(line: bytes, field: str, where: str) -> bytes:
+    if len(line) > LINE_LIMIT:
+        raise MemspanError(f"{where} has over {LINE_LIMIT:,} bytes: JSON Lines are one record each")
+    try:
+        record: Any = json.loads(line.decode("utf-8-sig"))
+    # The last two: not UTF-8 or an integer of thousands of digits, and lists nested too deep.
+    except (json.JSONDecodeError, ValueError, RecursionError) as error:
+        raise MemspanError(f"{where} is no JSON ({error}): correct the line") from None
+    if not isinstance(record, dict):
+        raise MemspanError(
+            f"{where} is no JSON object: give lines such as {{{json.dumps(field)}: ...}}"
+        )
+    if field not in record:
+        raise missing_field(where, field, record)
+    return record_bytes(record[field], field, where)
+
+
+def _parquet(path: Path, field: str) -> Documents:
+    try:
+        import pyarrow.lib
+        import pyarrow.parquet
+    except ImportError:
+        raise MemspanError(
+            f"{path} is Parquet, which needs pyarrow: pip install 'memspan[parquet]'"
+        ) from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if field not in names:
+                raise missing_field(str(path), field, names)
+            for batch in file.iter_batches(ROWS, columns=[field]):
+                for value in batch.column(0):
+                    number += 1
+                    yield [record_bytes(value.as_py(), field, f"{path}, row {number:,}")]
+    # The last: text that is not UTF-8.
+    except (pyarrow.lib.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, error) from None
+
+
+def _reported(path: Path, read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> MemspanError:
+    reason = next(iter(str(error).splitlines()), "no reason given")[:200].rstrip(". ")
+    return MemspanError(f"{path} is cut short or damaged ({reason}): get the file anew")

@@ -1,0 +1,101 @@
+"""Compressed text and JSON Lines as corpora, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from memspan.data import unpacked
+from memspan.data.corpora import load_corpus
+from memspan.data.prepared import prepare
+from memspan.errors import MemspanError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+
+
+def _documents(path: Path, field: str = "text") -> list[bytes]:
+    splits = load_corpus(str(path), field).splits
+    return [text.read() for documents in splits.values() for text in documents]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_each_line_of_json_is_a_document(tmp_path: Path, zipped: bool) -> None:
+    texts = [f'№ {n}, "quoted"\nand {"long " * (n % 7)}' for n in range(40)]
+    lines = "\n\n".join(json.dumps({"id": n, "body": text}) for n, text in enumerate(texts))
+    path = tmp_path / ("t.jsonl.gz" if zipped else "t.jsonl")
+    path.write_bytes(gzip.compress(lines.encode()) if zipped else lines.encode())
+    assert _documents(path, "body") == [f"{text}\n".encode() for text in texts]
+    prepared = prepare(str(path), "bytes", field="body")
+    # None is cut in two between splits.
+    assert sum(len(split.document_starts) for split in prepared.splits.values()) == 40
+
+
+def test_zipped_text_is_read_like_the_text_itself(tmp_path: Path) -> None:
+    text = "Ein kühler Morgen. ".encode() * 9000
+    (tmp_path / "a.txt").write_bytes(text)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text))
+    plain, zipped = (load_corpus(str(tmp_path / name)) for name in ("a.txt", "b.txt.gz"))
+    assert zipped.record["sha256"] == plain.record["sha256"]
+
+
+def test_a_folder_may_hold_both_and_archives_are_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("plain " * 20)
+    (folder / "b.gz").write_bytes(gzip.compress(b"zipped " * 20))
+    (folder / "c.gz").write_bytes(gzip.compress(b"\0\1\2" * 20))
+    (folder / "d.tar.gz").write_bytes(gzip.compress(b"\0" * 512))
+    (folder / "e.jsonl").write_text('{"text": ""}\n')
+    corpus = load_corpus(str(folder))
+    assert b"".join(_documents(folder)) == b"plain " * 20 + b"zipped " * 20
+    assert [f.name for f in corpus.skipped] == ["c.gz", "d.tar.gz", "e.jsonl"]
+
+
+def test_a_changed_file_is_unpacked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "old", "title": "name"}')
+    assert b"".join(_documents(path)) == b"old\n"
+    assert b"".join(_documents(path, "title")) == b"name\n"
+    path.write_text('{"text": "new"}')
+    assert b"".join(_documents(path)) == b"new\n"
+    # What is there is not made again.
+    monkeypatch.setattr(unpacked, "_json_text", None)
+    assert b"".join(_documents(path)) == b"new\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"text": "a"', "line 2 is no JSON"),
+        ("[" * 100_000, "line 2 is no JSON"),
+        ('["text"]', "line 2 is no JSON object"),
+        ('{"id": 1, "title": "a"}', "line 2 has no 'text'; it has id, title: .*--data.field"),
+        ("{}", "line 2 has no 'text'; it has none"),
+        ('{"text": 5}', "line 2: text is a number, not text"),
+        ('{"text": null}', "line 2: text is missing"),
+        ('{"text": "\\ud800"}', "half a surrogate pair"),
+    ],
+)
+def test_bad_lines_are_refused_by_number(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "fine"}\n' + line)
+    with pytest.raises(MemspanError, match=says) as refusal:
+        load_corpus(str(path))
+    assert "\n" not in str(refusal.value)
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+@pytest.mark.parametrize("name", ["t.txt.gz", "t.jsonl.gz"])
+def test_zipped_files_that_are_cut_short(tmp_path: Path, name: str) -> None:
+    lines = "".join(json.dumps({"text": str(n**5)}) + "\n" for n in range(3000))
+    whole = gzip.compress(lines.encode())
+    for content in (whole[: len(whole) // 2], whole[:5], b"no gzip at all", whole[:-8] + b"\0" * 8):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(MemspanError, match="cut short or damaged"):
+            load_corpus(str(tmp_path / name))
