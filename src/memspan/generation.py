@@ -137,12 +137,18 @@ class Writer:
                 f"the memory has {memory.batch_size} rows: take one, as with memory.select([0])"
             )
         reader = model.reader(memory, precision=precision, **reading)
-        logits = read_prompt(reader, tokenizer.encode_stream(_chunks(prompt)))
+        last: list[int] = []
+        ids = tokenizer.encode_stream(_chunks(prompt))
+        logits = read_prompt(reader, _noting_the_last(ids, last))
         # The prompt is read once. The samples continue from there, each in its own row.
         self._reader = model.reader(
             reader.memory.select([0] * samples), precision=precision, **reading
         )
         self._decoders = [tokenizer.stream_decoder() for _ in range(samples)]
+        # Whether a space comes first depends on what is before it.
+        for decoder in self._decoders:
+            for token in last:
+                decoder.push(token)
         self._drawn = draw_tokens(self._reader, logits.expand(samples, -1), tokens, sampling)
         self.texts = [""] * samples
 
@@ -168,6 +174,14 @@ def _chunks(prompt: str | Iterable[bytes]) -> Iterator[bytes]:
         yield chunk
     if empty:
         yield b"\n"
+
+
+def _noting_the_last(pieces: Iterable[np.ndarray], last: list[int]) -> Iterator[np.ndarray]:
+    """The same pieces of tokens; ``last`` then holds the last token of all, if there is any."""
+    for piece in pieces:
+        if piece.size:
+            last[:] = [int(piece[-1])]
+        yield piece
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:

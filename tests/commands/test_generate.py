@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +12,15 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memspan.data.tokenizers import ByteTokenizer
+from memspan.data.identity import Identity
+from memspan.data.tokenizers import ByteTokenizer, train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
-from memspan.generation import PROMPT_SEGMENT, draw_tokens, probabilities, read_prompt
+from memspan.generation import PROMPT_SEGMENT, draw_tokens, generate, probabilities, read_prompt
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.options import RunConfig
+from memspan.runs.run import Run
 from memspan.sampling import Sampling
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
@@ -132,3 +136,15 @@ def test_scores_are_the_sum_over_every_token(rows: int) -> None:
     assert scores.nats == pytest.approx(expected, rel=1e-9)
     assert scores.bits_per_byte == pytest.approx(expected / math.log(2) / 40)
     assert scores.perplexity == pytest.approx(math.exp(expected / 40))
+
+
+def test_words_continue_a_prompt_after_a_space() -> None:
+    tokenizer = train_tokenizer("words", [b"a b c d"])
+    config = TransformerXLConfig(n_layers=1, d_model=8, n_heads=1, d_ff=8, memory_length=4)
+    words = LanguageModel(tokenizer.vocab_size, config).eval()
+    run = Run(Path("words"), RunConfig(config), tokenizer, words, 0, Identity())
+    greedy = Sampling(temperature=0)
+    text = generate(run, "a b", tokens=2, sampling=greedy).text
+    line = generate(run, "a b\n", tokens=2, sampling=greedy).text
+    assert text[0].isspace()
+    assert line[0] != " "
