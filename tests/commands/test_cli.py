@@ -655,3 +655,23 @@ def test_files_left_out_and_other_encodings_are_said(
         assert captured.err.count("iconv -f LATIN1") == 1
     cli.main(["train", "--data.corpus", "latin.txt", "--out", "latin", *SMALL])
     assert "iconv -f LATIN1" in capsys.readouterr().out
+
+
+def test_a_text_from_standard_input_is_kept_beside_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ["train", *SMALL, "--data.corpus", "-", "--out", "runs/v1.5"]
+
+    def pipe(text: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    pipe(b"")
+    assert "standard input is empty" in refused(capsys, *new)
+    assert not Path("runs/v1.5.txt").exists()
+    pipe(TEXT)
+    cli.main(new)
+    assert Path("runs/v1.5.txt").read_bytes() == TEXT
+    cli.main(["train", "--resume", "runs/v1.5", "--train.steps", "7"])
+    assert memspan.load("runs/v1.5").step == 7
+    pipe(TEXT)
+    assert "runs/v1.5.txt, where" in refused(capsys, *new)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
 from memspan.runs.run import create
 from memspan.training import metrics, start, updates, validation
-from memspan.training.loggers import Record, loggers
+from memspan.training.loggers import Record, Wandb, loggers
 from memspan.training.optimisers import optimiser_for
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.saves import Saves
@@ -426,6 +427,39 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(MemspanError, match=r"memspan\[trackio\]"):
         loggers(Path(), ["trackio"], 0)
+
+
+def test_weights_and_biases_gets_numbers_in_the_runs_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stand-in for the package, which is no small one; see what it is asked to do."""
+    calls: list[object] = []
+    run = SimpleNamespace(
+        log=lambda record, step: calls.append((step, record)),
+        finish=lambda: calls.append("finish"),
+    )
+
+    class Refusal(Exception):
+        pass
+
+    def init(**options: object) -> SimpleNamespace:
+        calls.append(options)
+        if "WANDB_API_KEY" not in os.environ:
+            raise Refusal("No API key\nconfigured")
+        return run
+
+    module = SimpleNamespace(init=init, errors=SimpleNamespace(Error=Refusal))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    tracker = Wandb(tmp_path)
+    tracker.log(3, {"loss": 2.0, "bits": None})
+    tracker.close()
+    options = {"project": "memspan", "name": tmp_path.name, "dir": str(tmp_path)}
+    assert calls == [options, (3, {"loss": 2.0}), "finish"]
+    monkeypatch.delenv("WANDB_API_KEY")
+    with pytest.raises(MemspanError, match=r"No API key configured\): .*WANDB_MODE=offline"):
+        Wandb(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from memspan.commands.parsing import parsed
-from memspan.data.options import DataConfig
+from memspan.data.options import TOKENIZER_HELP, DataConfig
 from memspan.errors import MemspanError
 
 USAGE = """\
@@ -37,8 +37,7 @@ class PrepareArguments:
     """A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."""
     field: str = "text"
     """Field or column that holds each record's text, in JSON Lines, Parquet and data sets."""
-    tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
-    """What a token is."""
+    tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
 

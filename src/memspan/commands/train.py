@@ -15,14 +15,18 @@ import tyro
 from memspan.checks import at_least
 from memspan.commands.output import settle_output
 from memspan.commands.parsing import Modules, first_look, parsed
+from memspan.data.texts import CHUNK
 from memspan.distributed import reports
 from memspan.errors import MemspanError
+from memspan.files.bytes import write_atomically
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import PRESETS, load_config, preset_file, read_config
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
 
 M = TypeVar("M", bound=BackboneConfig)
+STDIN = "-"
+"""A corpus that comes from standard input."""
 PRESET_HELP = (
     f"Preset to start from: {', '.join(PRESETS)}, or your own TOML file. Flags override it."
 )
@@ -66,6 +70,11 @@ def train(arguments: list[str]) -> None:
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     launched = reports.is_worker() and reports.BY_US in os.environ
+    if options.config.data.corpus == STDIN and not launched:
+        kept = _keep_input(options)
+        # Of two equal flags the second counts, for processes that are started, too.
+        arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
+        options = parsed(kind, arguments, "memspan train", kind(begun))
     if options.nproc > 1 and not launched:
         _launch(arguments, options.nproc)
         return
@@ -101,6 +110,30 @@ def train(arguments: list[str]) -> None:
                 processes=processes,
             )
     settle_output()
+
+
+def _keep_input(options: TrainArguments[BackboneConfig]) -> Path:
+    """Write the text of standard input beside the run's folder, so that the run can be resumed."""
+    if options.resume is not None or reports.is_worker():
+        raise MemspanError(
+            "a text from standard input is for a new run without torchrun: give --data.corpus a file"
+        )
+    folder = options.out or new_folder(options.config)
+    kept = folder.with_name(folder.name + ".txt")
+    if kept.exists():
+        raise MemspanError(
+            f"{kept}, where the text of standard input would be kept, exists: remove it, give another "
+            f"--out, or train on it with --data.corpus {kept}"
+        )
+    if sys.stdin is None:
+        raise MemspanError("standard input is closed: give --data.corpus a file")
+    read = sys.stdin.buffer.read
+    write_atomically(kept, iter(lambda: read(CHUNK), b""))
+    if not kept.stat().st_size:
+        kept.unlink()
+        raise MemspanError("standard input is empty: pipe a text into --data.corpus -")
+    print(f"standard input is kept in {kept}", flush=True)
+    return kept
 
 
 def _begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:

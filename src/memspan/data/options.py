@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
+
+import tyro
 
 from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
 
+TOKENIZERS = ("bytes", "characters", "words", "subwords")
+"""Kinds of tokenisers that are made from a text."""
+TOKENIZER_HELP = (
+    "What a token is: bytes, characters, words or subwords (extra `memspan[subwords]`), made from "
+    "the training text; or an existing tokenizer.json of the library tokenizers, by its path: a "
+    "byte-level BPE, such as GPT-2's. Words and characters outside the vocabulary become one "
+    "unknown token; a text that contains it is not scored in bits per byte."
+)
 MOST_TOKENS = 1 << 24
 """Maximum size of a vocabulary."""
 
@@ -20,10 +30,9 @@ class DataConfig:
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
     compressed (.gz); records with a text each in JSON Lines (.jsonl, .jsonl.gz) or Parquet (extra
     `memspan[parquet]`); a folder that Hugging Face's datasets saved, or hf:NAME, a data set on its hub
-    (extra `memspan[datasets]`)."""
-    tokenizer: Literal["bytes", "characters", "words", "subwords"] = "bytes"
-    """What a token is. subwords needs the extra `memspan[subwords]`. Words and characters outside the
-    vocabulary become one unknown token; a text that contains it is not scored in bits per byte."""
+    (extra `memspan[datasets]`). -: standard input, for a new run, which is kept in a file beside the
+    run's folder."""
+    tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
     document_reset: bool = False
@@ -34,16 +43,25 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.tokenizer not in TOKENIZERS and not self.tokenizer.endswith(".json"):
+            raise MemspanError(
+                f"there is no tokenizer {self.tokenizer!r}: use {', '.join(TOKENIZERS)}, or the path "
+                "of a tokenizer.json"
+            )
         if self.vocab_size is not None:
             at_least(2, self, "vocab_size")
             refuse_oversized_vocabulary(self.vocab_size)
-            if self.tokenizer in ("bytes", "characters"):
+            if self.tokenizer not in ("words", "subwords"):
                 raise MemspanError(
                     f"vocab_size belongs to the tokenizers words and subwords, not {self.tokenizer}: "
                     "drop one of them"
                 )
         # Control characters would reach the terminal; TOML cannot hold half a surrogate pair.
-        for what, name in (("corpus", self.corpus), ("field", self.field)):
+        for what, name in (
+            ("corpus", self.corpus),
+            ("field", self.field),
+            ("tokenizer", self.tokenizer),
+        ):
             if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name):
                 raise MemspanError(
                     f"the {what}'s name {name!r} has control characters or is no Unicode: rename it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,13 @@ from rich.progress import Progress, TaskID
 from memspan.data.corpora import Corpus, Skipped, digest, load_corpus
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
-from memspan.data.tokenizers import Tokenizer, load_tokenizer, tokenizer_class, train_tokenizer
+from memspan.data.tokenizers import (
+    Tokenizer,
+    load_tokenizer,
+    read_library_tokenizer,
+    tokenizer_class,
+    train_tokenizer,
+)
 from memspan.errors import MemspanError
 from memspan.files.cache import cache_folder
 
@@ -68,7 +75,7 @@ def prepare(
 
     Args:
         corpus: a name or a path, see :func:`memspan.data.corpora.load_corpus`.
-        kind: which tokeniser to make from the training split.
+        kind: which tokeniser to make from the training split, or the path of a ``tokenizer.json``.
         vocab_size: maximum size of its vocabulary, for words and sub-words.
         field: the field or column that holds the text, in JSON Lines, Parquet and data sets.
         with_tokenizer: use this one, a run's, instead.
@@ -77,6 +84,8 @@ def prepare(
     Raises:
         MemspanError: there is no such text, the tokeniser cannot encode it, or the disk is full.
     """
+    if with_tokenizer is None and kind.endswith(".json"):
+        with_tokenizer = read_library_tokenizer(Path(os.path.expanduser(kind)))
     text = load_corpus(corpus, field)
     if with_tokenizer is None:
         recipe = {"corpus": text.record["sha256"], "kind": kind, "vocab_size": vocab_size}

@@ -379,6 +379,46 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def read_library_tokenizer(path: Path) -> SubwordTokenizer:
+    """A ``tokenizer.json`` of the library ``tokenizers``, with its ids.
+
+    Its special tokens are not looked for in a text, which may hold their names. What it does beside
+    splitting a text, such as padding or adding tokens at the start, is left out.
+
+    Raises:
+        MemspanError: it cannot be read, or is no byte-level BPE that splits like GPT-2: only such a one
+            restores every byte, and can read a text in chunks.
+    """
+    try:
+        value = json.loads(read_limited(path, LIMIT))
+        for part in ("truncation", "padding", "post_processor", "decoder", "added_tokens"):
+            value[part] = [] if part == "added_tokens" else None
+        if value["model"]["type"] != "BPE":
+            raise ValueError(f"it is {value['model']['type']}")
+        if value["normalizer"] is not None:
+            raise ValueError("it alters the text with a normalizer")
+        # Older files leave the pattern out, which is then used.
+        if not value["pre_tokenizer"].get("use_regex", True):
+            raise ValueError("it does not split at words")
+        refuse_oversized_vocabulary(len(value["model"]["vocab"]))
+        return SubwordTokenizer(json.dumps(value))
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check its path") from None
+    except MemspanError:
+        raise
+    except BaseException as error:
+        # As in load_tokenizer.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(f"{type(error).__name__} {error}".split()).removeprefix("ValueError ")[
+            :200
+        ]
+        raise MemspanError(
+            f"{path} is no tokenizer.json that can be used ({reason}): give a byte-level BPE that "
+            "splits like GPT-2, or make one with --data.tokenizer subwords"
+        ) from None
+
+
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
     """The smallest of uint8, uint16 and uint32 that holds every id.
 

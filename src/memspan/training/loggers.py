@@ -73,10 +73,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         logs = folder / "tensorboard"
-        if logs.is_symlink():
-            raise MemspanError(
-                f"{logs} is a link out of the run's folder: put the folder itself there, or remove it"
-            )
+        _refuse_link(logs)
         self._writer = SummaryWriter(str(logs))
 
     def log(self, step: int, record: Record) -> None:
@@ -104,8 +101,48 @@ class Trackio:
         self._run.finish()  # type: ignore[no-untyped-call]
 
 
-TRACKERS: dict[str, Callable[[Path], Logger]] = {"tensorboard": TensorBoard, "trackio": Trackio}
+class Wandb:
+    """A run of Weights & Biases' project ``memspan``, named like the run's folder.
+
+    Its own files are in the run's folder ``wandb``. ``WANDB_MODE=offline`` keeps all there, and other
+    variables of its, such as ``WANDB_PROJECT``, hold too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        _refuse_link(folder / "wandb")
+        project = os.environ.get("WANDB_PROJECT") or "memspan"
+        try:
+            self._run = wandb.init(project=project, name=folder.name, dir=str(folder))
+        except wandb.errors.Error as error:
+            reason = " ".join(str(error).split())
+            raise MemspanError(
+                f"wandb does not start ({reason}): log in with wandb login, set WANDB_MODE=offline, or "
+                "leave it out of --train.tracker"
+            ) from None
+
+    def log(self, step: int, record: Record) -> None:
+        known = {name: value for name, value in record.items() if value is not None}
+        self._run.log(known, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path], Logger]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": Wandb,
+}
 """Loggers beside ``metrics.jsonl``, by the name of the extra that installs them."""
+
+
+def _refuse_link(logs: Path) -> None:
+    if logs.is_symlink():
+        raise MemspanError(
+            f"{logs} is a link out of the run's folder: put the folder itself there, or remove it"
+        )
 
 
 def _tracker(name: str, folder: Path) -> Logger:

@@ -92,7 +92,7 @@ class TrainConfig:
     non_finite: Literal["stop", "skip"] = "stop"
     """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
     and count it."""
-    tracker: tuple[Literal["none", "tensorboard", "trackio"], ...] = ()
+    tracker: tuple[Literal["none", "tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers that also get the metrics, each an extra (none: no tracker); metrics.jsonl is always
     written."""
 
