@@ -138,6 +138,7 @@ def evaluate(
     tokens: int = 0,
     batch_size: int = 1,
     segment_length: int | None = None,
+    memory: Memory | str | Path | None = None,
     precision: Precision | None = None,
     progress: Callable[[int, int], None] | None = None,
     **options: object,
@@ -154,6 +155,8 @@ def evaluate(
         tokens: score only the first N tokens (0: all).
         batch_size: parallel streams. 1 is the exact protocol; more are faster and cut the text.
         segment_length: tokens per step, T (None: as in training).
+        memory: what was read before, one row, or a file that holds it (None: nothing). The first
+            token's input is as ever that before any text: a memory does not hold the last prediction.
         precision: of matrix products (None: float32, multiplied as in training).
         progress: called with the numbers of tokens scored so far and to score (None: nothing is shown).
         options: the architecture's own, such as ``memory_length=1024`` or
@@ -173,6 +176,8 @@ def evaluate(
     run = opened(run)
     sizes, reading = options_of(run, options)
     precision = precision or precision_for(run)
+    if memory is not None:
+        memory = _before(run, memory, batch_size, sizes)
     text = text_of(run, corpus, split, progress is not None)
     ids = text.tokens[: tokens or None]
     if segment_length is None:
@@ -186,6 +191,7 @@ def evaluate(
         batch_size=batch_size,
         segment_length=segment_length,
         memory=sizes,
+        before=memory,
         reading=reading,
         precision=precision,
         progress=(lambda n: progress(n, len(ids))) if progress else _ignore,
@@ -199,6 +205,26 @@ def evaluate(
         precision=precision.products,
         matmul_precision=precision.matmul,
     )
+
+
+def _before(
+    run: Run, memory: Memory | str | Path, batch_size: int, sizes: dict[str, object]
+) -> Memory:
+    """A memory to start from, which must fit how the text is read."""
+    if sizes:
+        raise MemspanError(f"a memory has its own sizes: drop {', '.join(sizes)}, or the memory")
+    if run.config.data.document_reset:
+        raise MemspanError(
+            f"{run.folder} reads each document by itself (document_reset): it has no use for a memory"
+        )
+    if not isinstance(memory, Memory):
+        memory = run.model.load_memory(memory)
+    if memory.batch_size != 1 or batch_size != 1:
+        raise MemspanError(
+            f"a memory of {memory.batch_size} rows cannot begin {batch_size} streams: take a batch "
+            "size of 1 and a memory of one row, as memory.select([0])"
+        )
+    return memory
 
 
 @dataclass(frozen=True)
@@ -289,12 +315,13 @@ def score_tokens(
     batch_size: int = 1,
     segment_length: int = 128,
     memory: dict[str, object] | None = None,
+    before: Memory | None = None,
     reading: dict[str, object] | None = None,
     precision: Precision | None = None,
     progress: Callable[[int], None] = _ignore,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D). Eleven parameters: :func:`evaluate` is the interface for users.
+    """Score ``tokens`` (1-D). Twelve parameters: :func:`evaluate` is the interface for users.
 
     Args:
         model: in evaluation mode.
@@ -306,6 +333,7 @@ def score_tokens(
         segment_length: tokens per step, T.
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
             in training).
+        before: the memory of what was read before, a row per stream (None: empty).
         reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
             "clamp_length": 400}`` (None: as in training).
         precision: of matrix products (None: as torch is set).
@@ -320,7 +348,9 @@ def score_tokens(
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-    reader = _reader(model, rows.stop - rows.start, memory, reading, precision)
+    if before is None:
+        before = _empty(model, rows.stop - rows.start, memory)
+    reader = _reader(model, before, reading, precision)
     start = time.perf_counter()
     nats, scored = _read_all(reader, segments, rows, batch_size, progress, processes)
     text = tokenizer.decode(tokens)
@@ -340,17 +370,18 @@ def score_tokens(
     )
 
 
-def _reader(
-    model: TokenModel,
-    rows: int,
-    memory: dict[str, object],
-    reading: dict[str, object],
-    precision: Precision | None,
-) -> TokenReader:
-    """A reader from an empty memory, with options of the architecture's own, which no type names."""
+def _empty(model: TokenModel, rows: int, sizes: dict[str, object]) -> Memory:
+    """An empty memory with sizes of the architecture's own, which no type names."""
     make_memory: Callable[..., Memory] = model.initial_memory
+    return make_memory(rows, **sizes)
+
+
+def _reader(
+    model: TokenModel, memory: Memory, reading: dict[str, object], precision: Precision | None
+) -> TokenReader:
+    """A reader from ``memory``, likewise."""
     make_reader: Callable[..., TokenReader] = model.reader
-    return make_reader(make_memory(rows, **memory), precision=precision, **reading)
+    return make_reader(memory, precision=precision, **reading)
 
 
 def _read_all(

@@ -32,6 +32,8 @@ class Generation:
     memory: Memory
     """The memory of all that was read and written, one row per sample. ``memory.select([0])`` is the
     first sample's."""
+    tokens: list[list[int]]
+    """The samples' ids."""
 
     @property
     def text(self) -> str:
@@ -84,7 +86,7 @@ def generate(
     )
     for _ in writer:
         pass
-    return Generation(writer.texts, writer.memory)
+    return Generation(writer.texts, writer.memory, writer.tokens)
 
 
 class Writer:
@@ -101,6 +103,8 @@ class Writer:
 
     texts: list[str]
     """The samples as far as they are written."""
+    tokens: list[list[int]]
+    """The ids of the same samples."""
 
     def __init__(
         self,
@@ -151,6 +155,7 @@ class Writer:
                 decoder.push(token)
         self._drawn = draw_tokens(self._reader, logits.expand(samples, -1), tokens, sampling)
         self.texts = [""] * samples
+        self.tokens = [[] for _ in range(samples)]
 
     @property
     def memory(self) -> Memory:
@@ -160,6 +165,8 @@ class Writer:
     def __iter__(self) -> Iterator[list[str]]:
         for ids in self._drawn:
             pieces = [d.push(i) for d, i in zip(self._decoders, ids, strict=True)]
+            for sample, token in zip(self.tokens, ids, strict=True):
+                sample.append(token)
             self.texts = [text + piece for text, piece in zip(self.texts, pieces, strict=True)]
             yield pieces
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+import torch
 
 import memspan
-from memspan import cli
+from memspan import cli, evaluation
 from memspan.commands import train
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
@@ -521,7 +522,7 @@ def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> Non
     code = """
 import contextlib, sys
 import memspan
-from memspan import cli
+from memspan import cli, evaluation
 def refused(*arguments):
     with contextlib.suppress(SystemExit):
         cli.main(list(arguments))
@@ -675,3 +676,45 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
     assert memspan.load("runs/v1.5").step == 7
     pipe(TEXT)
     assert "runs/v1.5.txt, where" in refused(capsys, *new)
+
+
+def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p").write_bytes(TEXT[100:300])
+    cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
+    scored = ["evaluate", "run", "--corpus", "text.txt", "--tokens", "8", "--device", "cpu"]
+    nats = []
+    for more in ([], ["--memory", "m"]):
+        capsys.readouterr()
+        cli.main([*scored, "--json", *more])
+        nats.append(json.loads(capsys.readouterr().out)["nats"])
+    # By hand: one segment on top of the memory.
+    loaded = memspan.load("run", "cpu")
+    assert isinstance(loaded.model, LanguageModel)
+    whole = evaluation.text_of(loaded, "text.txt", "validation", False).tokens[:8]
+    targets = torch.from_numpy(whole.astype(int))[None]
+    inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
+    losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)
+    assert nats[1] == pytest.approx(losses.sum().item(), abs=1e-5)
+    assert abs(nats[0] - nats[1]) > 1e-4
+    cli.main([*scored, "--memory", "m"])
+    assert "on top of m" in capsys.readouterr().out
+    for flags, says in [
+        (["--batch-size", "2"], "batch size of 1"),
+        (["--memory-length", "4"], "drop memory_length"),
+    ]:
+        assert says in refused(capsys, *scored, "--memory", "m", *flags)
+    assert "text.txt" in refused(capsys, *scored, "--memory", "text.txt")
+
+
+def test_what_is_written_is_printed_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write = ["generate", "run", "--prompt", "ab", "--tokens", "9", "--seed", "1", "--samples", "2"]
+    capsys.readouterr()
+    cli.main([*write, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["prompt"]) == ("run", "ab")
+    cli.main(write)
+    plain = capsys.readouterr().out
+    for sample in found["samples"]:
+        assert f"ab{sample['text']}\n" in plain
+        assert bytes(sample["tokens"]).decode(errors="replace").startswith(sample["text"])
+        assert len(sample["tokens"]) == 9

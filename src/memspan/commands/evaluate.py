@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from memspan.checks import at_least
@@ -34,6 +35,8 @@ class EvaluateArguments(ReadingArguments):
     """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
     segment_length: int | None = None
     """Tokens read per step (None: as in training)."""
+    memory: Path | None = None
+    """Start from this saved memory (generate --save-memory) instead of an empty one. For one stream."""
     json: bool = False
     """Print the scores as one JSON object."""
 
@@ -64,6 +67,7 @@ def evaluate(arguments: list[str]) -> None:
             tokens=options.tokens,
             batch_size=options.batch_size,
             segment_length=options.segment_length,
+            memory=options.memory,
             precision=precision,
             progress=progress,
             **own,
@@ -71,7 +75,7 @@ def evaluate(arguments: list[str]) -> None:
     if options.json:
         print(json.dumps(scores.as_dict()))
     else:
-        _print(scores, run)
+        _print(scores, run, options.memory)
 
 
 @contextlib.contextmanager
@@ -90,7 +94,7 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
-def _print(scores: Evaluation, run: Run) -> None:
+def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     from memspan.evaluation import percent
     from memspan.precision.products import Precision
 
@@ -110,6 +114,8 @@ def _print(scores: Evaluation, run: Run) -> None:
         memory += f", {precision}"
     apart = run.config.data.document_reset
     how = "every document by itself" if apart else "memory carried from start to end"
+    if before is not None:
+        how += f", on top of {before}"
     streams = (
         f"one stream, {how} (exact)"
         if scores.streams == 1

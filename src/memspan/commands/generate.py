@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import sys
@@ -51,6 +52,9 @@ class GenerateArguments(ReadingArguments):
     """Start from this saved memory instead of an empty one."""
     save_memory: Path | None = None
     """Write the memory of all that was read and written to this file at the end (first sample's)."""
+    json: bool = False
+    """Print one JSON object at the end: the run, the prompt (not --prompt-file's text), and each
+    sample's text, without the prompt, and the ids of its tokens."""
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
 
@@ -99,7 +103,10 @@ def generate(arguments: list[str]) -> None:
         )
     output_error = None
     try:
-        _print(writer, options.prompt or "")
+        if options.json:
+            _print_json(writer, options)
+        else:
+            _print(writer, options.prompt or "")
     except OSError as error:
         # The memory of a long text is worth saving even if nobody reads the output.
         output_error = error
@@ -130,6 +137,18 @@ def _print(writer: Writer, prompt: str) -> None:
         return
     for n, text in enumerate(writer.texts, 1):
         print(f"--- sample {n} ---\n{prompt}{text}", flush=True)
+
+
+def _print_json(writer: Writer, options: GenerateArguments) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in writer:
+            pass
+    samples = [
+        {"text": text, "tokens": tokens}
+        for text, tokens in zip(writer.texts, writer.tokens, strict=True)
+    ]
+    found = {"run": str(options.run), "prompt": options.prompt or "", "samples": samples}
+    print(json.dumps(found), flush=True)
 
 
 def _opened(path: Path | None) -> BinaryIO:
