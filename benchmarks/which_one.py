@@ -1,7 +1,7 @@
-"""What each architecture costs and gives: the table of docs/which-one.md, of the presets of one size.
+"""What each architecture gives and costs: the tables of docs/which-one.md, of the presets of one size.
 
-    python benchmarks/which_one.py [--rounds 7]      # measures, then writes the table
-    python benchmarks/which_one.py --page            # writes the table from what was measured
+    python benchmarks/which_one.py [--rounds 7]      # measures, then writes the tables
+    python benchmarks/which_one.py --page            # writes the tables from what was measured
 
 Cost is CPU time per token, sides taking turns: of training, updates of the preset; of reading, its
 segments with the losses of all tokens, eight rows; of writing, one row, one token at a time. Memories
@@ -122,32 +122,31 @@ def recalled(model: str, distance: int) -> str:
 
 
 def table() -> str:
-    """The page's table, a row for each architecture."""
+    """The page's tables, a row for each architecture: what it gives, what it costs."""
     measured = json.loads((RESULTS / "which-one.json").read_text())
-    lines = [
-        "| | nats per byte | recall at 50, 150, 1,000 tokens | train, µs/token | read | write "
-        "| memory of a stream | per token in it |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    gives = [
+        "| gives | nats per byte | recall at 50 | at 150 | at 1,000 tokens |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    costs = [
+        "| costs | train, µs/token | read | write | memory | per token in it |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in measured["rows"]:
-        model, reached, n_bytes = row["model"], row["reach"], row["memory_bytes"]
-        held = f"{n_bytes / reached:,.0f} B of {reached:,}" if reached else "no places"
-        cells = [
-            NAMES[model][0],
-            quality(model),
-            ", ".join(recalled(model, n) for n in (50, 150, 1000)),
-            *(f"{row[f'{work}_microseconds']:,.0f}" for work in ("train", "read", "write")),
-            f"{n_bytes / 1024:,.1f} KiB",
-            held,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        name, reached, n_bytes = NAMES[row["model"]][0], row["reach"], row["memory_bytes"]
+        right = [recalled(row["model"], distance) for distance in (50, 150, 1000)]
+        gives.append("| " + " | ".join([name, quality(row["model"]), *right]) + " |")
+        times = [f"{row[f'{work}_microseconds']:,.0f}" for work in ("train", "read", "write")]
+        per_token = f"{n_bytes / reached:,.0f} B" if reached else "no places"
+        cells = [name, *times, f"{n_bytes / 1024:,.1f} KiB", per_token]
+        costs.append("| " + " | ".join(cells) + " |")
     where = measured["machine"]
-    lines += ["", f"Costs: one core of an {where['cpu']}, {where['capability']}, {where['date']}."]
-    return "\n".join(lines) + "\n"
+    ran_on = f"Costs: one core of an {where['cpu']}, {where['capability']}, {where['date']}."
+    return "\n".join([*gives, "", *costs, "", ran_on]) + "\n"
 
 
 def page() -> str:
-    """docs/which-one.md with its table made anew."""
+    """docs/which-one.md with its tables made anew."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     return before + BEGIN + table() + END + rest.split(END)[1]
 
@@ -158,7 +157,7 @@ def main() -> None:
     )
     add_text(parser)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--page", action="store_true", help="write the table alone")
+    parser.add_argument("--page", action="store_true", help="write the tables alone")
     options = parser.parse_args()
     if not options.page:
         measure(options.text, options.rounds)
