@@ -522,7 +522,7 @@ def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> Non
     code = """
 import contextlib, sys
 import memspan
-from memspan import cli, evaluation
+from memspan import cli
 def refused(*arguments):
     with contextlib.suppress(SystemExit):
         cli.main(list(arguments))
