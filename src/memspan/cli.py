@@ -24,7 +24,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       continue a prompt or a saved memory
   measure RUN ...    how far back it remembers: a report with intervals; several are compared
-  export RUN         plain checkpoints from those of several processes, or --to transformers DIR
+  export RUN         merge checkpoints of several processes, or --to transformers DIR
   convert SOURCE OUT make a run of someone else's checkpoint, such as transfo-xl-wt103
   data list          the named corpora
   data prepare NAME  download and tokenise a corpus now

@@ -215,7 +215,7 @@ def _before(
         raise MemspanError(f"a memory has its own sizes: drop {', '.join(sizes)}, or the memory")
     if run.config.data.document_reset:
         raise MemspanError(
-            f"{run.folder} reads each document by itself (document_reset): it has no use for a memory"
+            f"{run.folder} reads each document by itself (document_reset): memory has no effect"
         )
     if not isinstance(memory, Memory):
         memory = run.model.load_memory(memory)

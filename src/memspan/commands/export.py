@@ -22,7 +22,7 @@ class ExportArguments:
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder; without --to, no trainer may be using it."""
     to: Literal["transformers"] | None = None
-    """Write the folder DIR, to be made, for this library (None: turn checkpoints)."""
+    """Write the folder DIR, to be made, for this library (None: merge checkpoints)."""
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = None
     """With --to: a folder to be made."""
 
@@ -54,5 +54,5 @@ def _plain_checkpoints(run: Path) -> None:
 
     with claim(run_folder(run)):
         steps = checkpoints.export(run)
-    what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to turn"
+    what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"
     print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

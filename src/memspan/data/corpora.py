@@ -257,7 +257,7 @@ CORPORA = {
         ("train", "validation"),
     ),
     "tiny-shakespeare-held-out": Named(
-        "its last tenth, 112 KB, which comes with memspan: to score its runs, not to train on",
+        "its last tenth, 112 KB, which comes with memspan: for scoring its runs, not for training",
         _held_out,
         splits=("validation",),
     ),

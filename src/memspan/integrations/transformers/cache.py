@@ -75,7 +75,8 @@ class MemspanCache(Cache):
     def count(self, n_columns: int, last_logits: Tensor) -> None:
         """Count columns that were read, padding included, and keep ``last_logits [B, V]``."""
         self._columns += n_columns
-        self.last_logits = last_logits.detach()
+        # A copy: a view would keep the logits of all columns.
+        self.last_logits = last_logits.detach().clone()
 
     def detach_(self) -> Self:
         """Cut the memory from the graph, in training: gradients stop between segments."""

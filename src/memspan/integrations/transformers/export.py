@@ -30,7 +30,7 @@ tags: [memspan, {architecture}]
 # {name}
 
 A language model with a memory ({architecture}, {parameters:,} parameters, {tokenizer} as tokens),
-trained for {step:,} steps and exported by memspan. It needs `pip install 'memspan[transformers]'`.
+{origin} and exported by memspan. It needs `pip install 'memspan[transformers]'`.
 
 ```python
 import memspan.integrations.transformers
@@ -96,7 +96,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         name=folder.name,
         parameters=model.num_parameters(),
         tokenizer=run.tokenizer.kind,
-        step=run.step,
+        origin=f"trained for {run.step:,} steps" if run.step else "converted",
     )
     shown = is_progress_bar_enabled()
     disable_progress_bar()

@@ -102,8 +102,8 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         check_segment(cast(Tensor, input_ids), targets)
         assert input_ids is not None
         cache = _cache(past_key_values)
-        cache.bind(self.model, len(input_ids))
         own = self._own(input_ids, attention_mask, cache.get_seq_length())
+        cache.bind(self.model, len(input_ids))
         if own is None:
             logits, auxiliary_loss = self._read(input_ids, None, cache, logits_to_keep)
         else:

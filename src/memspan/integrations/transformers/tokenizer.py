@@ -30,7 +30,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     batches. That is not one of the vocabulary, so it has no embedding, and no text contains it.
 
     Raises:
-        MemspanError: it is of a kind that transformers has no like of.
+        MemspanError: it is of a kind that has no equivalent in transformers.
     """
     make = PIPELINES.get(type(tokenizer))
     if make is None:
