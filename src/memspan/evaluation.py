@@ -122,6 +122,8 @@ class Evaluation(Scores):
     """Name or path of the text."""
     split: str
     """The part of it that was scored."""
+    tokens_before: int
+    """Tokens that the memory it began with had read; 0: it began with an empty one."""
     as_in_training: bool | None
     """Whether this is the text that the run was trained on (None: an old run did not record it)."""
     precision: Literal["float32", "bfloat16"]
@@ -201,6 +203,7 @@ def evaluate(
         run=str(run.folder),
         corpus=text.corpus,
         split=split,
+        tokens_before=int(memory.tokens_seen[0]) if isinstance(memory, Memory) else 0,
         as_in_training=text.as_in_training,
         precision=precision.products,
         matmul_precision=precision.matmul,

@@ -686,7 +686,9 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
     for more in ([], ["--memory", "m"]):
         capsys.readouterr()
         cli.main([*scored, "--json", *more])
-        nats.append(json.loads(capsys.readouterr().out)["nats"])
+        found = json.loads(capsys.readouterr().out)
+        nats.append(found["nats"])
+        assert found["tokens_before"] == (200 if more else 0)
     # By hand: one segment on top of the memory.
     loaded = memspan.load("run", "cpu")
     assert isinstance(loaded.model, LanguageModel)
