@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memspan.data import corpora
+from memspan.data import corpora, hugging_face
 from memspan.data.corpora import CORPORA, list_corpora, load_corpus
 from memspan.data.texts import Text, encoding_of
 from memspan.errors import MemspanError
@@ -258,3 +258,36 @@ def test_a_named_corpus_has_its_official_splits(monkeypatch: pytest.MonkeyPatch)
     splits = load_corpus("tiny-shakespeare").splits
     assert [t.read() for t in splits["train"]] == [text[:1710]]
     assert [t.read() for t in splits["validation"]] == [text[1710:]]
+
+
+def _dataset(monkeypatch: pytest.MonkeyPatch, **parts: int) -> corpora.Corpus:
+    """The corpus of a data set with splits of so many documents."""
+    found = {name: [Text.of(f"{name} {n}".encode()) for n in range(k)] for name, k in parts.items()}
+    monkeypatch.setattr(hugging_face, "read_dataset", lambda name, field: found)
+    return load_corpus("hf:me/ducks")
+
+
+def test_a_data_set_without_validation_gets_one_from_the_end_of_its_training_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    splits = _dataset(monkeypatch, test=3, train=100).splits
+    assert {name: len(texts) for name, texts in splits.items()} == {
+        "train": 91,
+        "validation": 9,
+        "test": 3,
+    }
+    kept = [text.read().decode() for text in splits["train"] + splits["validation"]]
+    assert kept == [f"train {n}" for n in range(100)]
+    assert splits["test"][0].read() == b"test 0"
+
+
+def test_of_several_validation_splits_of_a_data_set_the_first_with_text_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus = _dataset(monkeypatch, test=1, dev=1, valid=2, validation=0, train=1)
+    assert list(corpus.splits) == ["train", "validation", "test"]
+    assert [text.read() for text in corpus.splits["validation"]] == [b"valid 0", b"valid 1"]
+    assert [(s.name, s.reason) for s in corpus.skipped] == [
+        ("dev", "a split that is not used"),
+        ("validation", "empty"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
+from memspan.training.start import train
+from tiny_runs import OPTIONS
 
 TEXT = "Ein Hase, zwei Häsinnen:\n\tthree hares <end> and 20 more!\n" * 40
 
@@ -79,3 +82,13 @@ def test_others_are_refused(tmp_path: Path, theirs: tokenizers.Tokenizer) -> Non
         DataConfig(tokenizer="words.")
     with pytest.raises(MemspanError, match="vocab_size belongs"):
         DataConfig(tokenizer="own.json", vocab_size=300)
+
+
+def test_a_corpus_without_training_text_is_refused_before_training(
+    tmp_path: Path, theirs: tokenizers.Tokenizer
+) -> None:
+    theirs.save(str(tmp_path / "own.json"))
+    data = DataConfig("tiny-shakespeare-held-out", str(tmp_path / "own.json"))
+    with pytest.raises(MemspanError, match="tiny-shakespeare-held-out has no text to train on"):
+        train(dataclasses.replace(OPTIONS, data=data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -319,16 +319,32 @@ def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
 
 
 def _of_dataset(name: str, field: str) -> tuple[Splits, list[Skipped]]:
-    """A data set with its own splits; one with training text alone is cut between documents."""
+    """A data set with its own splits; without one for validation, training text is cut for it."""
     found = hugging_face.read_dataset(name, field)
     ours = hugging_face.SPLITS
-    skipped = [Skipped(split, "a split that is not used") for split in found if split not in ours]
-    splits = {ours[split]: texts for split, texts in found.items() if split in ours and any(texts)}
+    # Of several names of one split, the first that has text.
+    used: dict[str, str] = {}
+    for split in ours:
+        if any(found.get(split, [])):
+            used.setdefault(ours[split], split)
+    splits = {split: found[theirs] for split, theirs in used.items()}
+    skipped = [
+        Skipped(split, "a split that is not used" if any(texts) else "empty")
+        for split, texts in found.items()
+        if split not in used.values()
+    ]
     if not splits:
         raise MemspanError(
             f"{name} has no text in splits named {', '.join(ours)}: name one of them so"
         )
-    return _by_document(splits["train"]) if set(splits) == {"train"} else splits, skipped
+    if "train" in splits and "validation" not in splits:
+        cut = _by_document(splits["train"])
+        if "test" in splits:
+            # Its own test is kept: the last tenth of the training text is for validation.
+            held_out = cut["validation"] + cut["test"]
+            cut = {"train": cut["train"], "validation": held_out, "test": splits["test"]}
+        splits = cut
+    return splits, skipped
 
 
 def _why_not(documents: list[Text]) -> str | None:

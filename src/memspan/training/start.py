@@ -271,7 +271,7 @@ def _prepared(
     config: RunConfig[BackboneConfig], processes: Processes, tokenizer: Tokenizer | None = None
 ) -> Prepared:
     data = config.data
-    return processes.in_turn(
+    prepared = processes.in_turn(
         lambda: prepare(
             data.corpus,
             data.tokenizer,
@@ -280,6 +280,10 @@ def _prepared(
             with_tokenizer=tokenizer,
         )
     )
+    for split, use in {"train": "train on", "validation": "validate with"}.items():
+        if split not in prepared.splits:
+            raise MemspanError(f"{data.corpus} has no text to {use}: choose another corpus")
+    return prepared
 
 
 def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
