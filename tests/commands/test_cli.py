@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
@@ -676,6 +677,22 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
     assert memspan.load("runs/v1.5").step == 7
     pipe(TEXT)
     assert "runs/v1.5.txt, where" in refused(capsys, *new)
+    assert "root folder" in refused(capsys, "train", "--data.corpus", "-", "--out", "/")
+
+
+def test_a_text_from_standard_input_replaces_none_that_another_training_keeps_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            Path("new.txt").write_text("theirs")
+            return super().read(size)
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Slow(TEXT)))
+    said = refused(capsys, "train", *SMALL, "--data.corpus", "-", "--out", "new")
+    assert "new.txt, where the text of standard input would be kept, exists" in said
+    assert Path("new.txt").read_text() == "theirs"
+    assert not list(Path().glob(".new*"))
 
 
 def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,20 @@ def test_a_changed_file_is_unpacked_anew(tmp_path: Path, monkeypatch: pytest.Mon
     assert b"".join(_documents(path)) == b"new\n"
 
 
+def test_a_damaged_cache_of_unpacked_text_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "other"}\n')
+    assert b"".join(_documents(path)) == b"one\nother\n"
+    (text,) = (tmp_path / "cache" / "texts").glob("*.txt")
+    ends = text.with_suffix(".ends")
+    for file in (text, ends):
+        whole = file.read_bytes()
+        for damaged in (whole[:-1], whole + b"x", whole[:-1] + b"\xff", b""):
+            file.write_bytes(damaged)
+            assert b"".join(_documents(path)) == b"one\nother\n"
+            assert file.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -56,6 +56,8 @@ class TrainArguments(Generic[M]):
         at_least(1, self, "nproc")
         if self.out == Path():
             raise MemspanError("--out names the current folder: give a folder for this run alone")
+        if self.out is not None and not self.out.name:
+            raise MemspanError("--out names the root folder: give a folder for this run alone")
         for name in ("preset", "out", "init_from"):
             if self.resume is not None and getattr(self, name) is not None:
                 raise MemspanError(
@@ -120,15 +122,20 @@ def _keep_input(options: TrainArguments[BackboneConfig]) -> Path:
         )
     folder = options.out or new_folder(options.config)
     kept = folder.with_name(folder.name + ".txt")
+    taken = MemspanError(
+        f"{kept}, where the text of standard input would be kept, exists: remove it, give another "
+        f"--out, or train on it with --data.corpus {kept}"
+    )
     if kept.exists():
-        raise MemspanError(
-            f"{kept}, where the text of standard input would be kept, exists: remove it, give another "
-            f"--out, or train on it with --data.corpus {kept}"
-        )
+        raise taken
     if sys.stdin is None:
         raise MemspanError("standard input is closed: give --data.corpus a file")
     read = sys.stdin.buffer.read
-    write_atomically(kept, iter(lambda: read(CHUNK), b""))
+    try:
+        write_atomically(kept, iter(lambda: read(CHUNK), b""), replace=False)
+    except FileExistsError:
+        # Another training has kept its text there while this one read.
+        raise taken from None
     if not kept.stat().st_size:
         kept.unlink()
         raise MemspanError("standard input is empty: pipe a text into --data.corpus -")

@@ -22,6 +22,10 @@ from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
 from memspan.files.cache import cache_folder
 
+FORMAT = "2"
+"""Of the cached files; a part of their names."""
+SUM = hashlib.sha256().digest_size
+"""Bytes of the sum before the borders of the documents: SHA-256 of the text's own and the borders."""
 LINE_LIMIT = 1 << 28
 """Bytes of a line of JSON at most."""
 ROWS = 256
@@ -61,18 +65,31 @@ def unpacked(key: list[str], documents: Documents) -> list[Text]:
 
     Args:
         key: what decides their content.
-        documents: only iterated if they are not there.
+        documents: only iterated if they are not there, or damaged.
     """
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+    name = hashlib.sha256(json.dumps([FORMAT, *key]).encode()).hexdigest()[:24]
     text = cache_folder() / "texts" / f"{name}.txt"
     borders = text.with_suffix(".ends")
-    if not (borders.exists() and text.exists()):
-        ends = array("q")
-        write_atomically(text, _joined(documents, ends))
-        # Last: where it is, the text is complete.
-        write_atomically(borders, np.asarray(ends, "<i8").tobytes())
-    found = [0, *np.fromfile(borders, "<i8").tolist()]
+    packed = _intact(text, borders)
+    if packed is None:
+        ends, sums = array("q"), hashlib.sha256()
+        write_atomically(text, _joined(documents, ends, sums))
+        packed = np.asarray(ends, "<i8").tobytes()
+        write_atomically(borders, hashlib.sha256(sums.digest() + packed).digest() + packed)
+    found = [0, *np.frombuffer(packed, "<i8").tolist()]
     return [Text(text, start, stop) for start, stop in itertools.pairwise(found)]
+
+
+def _intact(text: Path, borders: Path) -> bytes | None:
+    """Where the cached documents end; None: they are missing, damaged or not as they were written."""
+    try:
+        content = borders.read_bytes()
+        with open(text, "rb") as file:
+            sums = hashlib.file_digest(file, "sha256")
+    except OSError:
+        return None
+    written, packed = content[:SUM], content[SUM:]
+    return packed if hashlib.sha256(sums.digest() + packed).digest() == written else None
 
 
 def record_bytes(value: object, field: str, where: str) -> bytes:
@@ -102,12 +119,13 @@ def missing_field(where: str, field: str, known: Iterable[object]) -> MemspanErr
     )
 
 
-def _joined(documents: Documents, ends: array[int]) -> Iterator[bytes]:
-    """All documents' bytes; ``ends`` takes where each ends."""
+def _joined(documents: Documents, ends: array[int], sums: hashlib._Hash) -> Iterator[bytes]:
+    """All documents' bytes; ``ends`` takes where each ends, ``sums`` the bytes."""
     end = 0
     for document in documents:
         for piece in document:
             end += len(piece)
+            sums.update(piece)
             yield piece
         ends.append(end)
 

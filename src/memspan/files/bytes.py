@@ -11,14 +11,16 @@ from pathlib import Path
 from memspan.errors import MemspanError
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes], *, replace: bool = True) -> None:
     """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
 
     Args:
         path: the file; its folder is made where it is missing.
         content: all of it, or pieces in order; what their iterator raises is passed on.
+        replace: whether an older file of that name is replaced.
 
     Raises:
+        FileExistsError: there is such a file, even one made meanwhile, and it is not to be replaced.
         MemspanError: the disk is full or the folder cannot be written. Whatever is raised, the old
             content of ``path`` stays.
     """
@@ -32,18 +34,35 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if replace:
+            os.replace(temporary, path)
+        else:
+            _publish(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
         # A read-only folder refuses this, too.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
+        if not isinstance(error, OSError) or (not replace and isinstance(error, FileExistsError)):
             raise
         raise MemspanError(
             f"cannot write {path} ({error.strerror}): free some space or choose another folder; "
             "what was there before is untouched"
         ) from None
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Rename ``temporary`` to ``path``, unless there is such a file, made meanwhile or not."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A disk without links: an empty file takes the name first.
+        path.touch(exist_ok=False)
+        os.replace(temporary, path)
+    else:
+        temporary.unlink()
 
 
 def link_atomically(source: Path, path: Path) -> None:
