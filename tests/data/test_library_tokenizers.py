@@ -13,7 +13,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
-from memspan.training.start import train
+from memspan.runs.config_files import load_config
+from memspan.training.start import resume, train
 from tiny_runs import OPTIONS
 
 TEXT = "Ein Hase, zwei Häsinnen:\n\tthree hares <end> and 20 more!\n" * 40
@@ -92,3 +93,17 @@ def test_a_corpus_without_training_text_is_refused_before_training(
     with pytest.raises(MemspanError, match="tiny-shakespeare-held-out has no text to train on"):
         train(dataclasses.replace(OPTIONS, data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_its_path_in_a_run_holds_from_any_folder(
+    tmp_path: Path, theirs: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs.save(str(tmp_path / "own.json"))
+    monkeypatch.chdir(tmp_path)
+    folder = train(dataclasses.replace(OPTIONS, data=DataConfig("t.txt", "own.json")), "run")
+    config = load_config(folder)
+    assert config.data.tokenizer == str(tmp_path / "own.json")
+    # Given again, it is no change.
+    data = dataclasses.replace(config.data, tokenizer="own.json")
+    more = dataclasses.replace(config.train, steps=7)
+    resume(folder, config=dataclasses.replace(config, data=data, train=more))

@@ -26,6 +26,11 @@ FORMAT = "2"
 """Of the cached files; a part of their names."""
 SUM = hashlib.sha256().digest_size
 """Bytes of the sum before the borders of the documents: SHA-256 of the text's own and the borders."""
+NAME_IT = (
+    "name the field of the text with --data.field in train, --field in data prepare; evaluate and "
+    "measure read the field that the run was trained on"
+)
+"""What to do about a field that is wrong; a part of refusals."""
 LINE_LIMIT = 1 << 28
 """Bytes of a line of JSON at most."""
 ROWS = 256
@@ -102,7 +107,7 @@ def record_bytes(value: object, field: str, where: str) -> bytes:
         kind = {type(None): "missing", dict: "an object", list: "a list"}.get(
             type(value), "a number" if isinstance(value, int | float) else type(value).__name__
         )
-        raise MemspanError(f"{where}: {field} is {kind}, not text: name another with --data.field")
+        raise MemspanError(f"{where}: {field} is {kind}, not text: {NAME_IT}")
     try:
         text = value.encode()
     except UnicodeEncodeError:
@@ -114,9 +119,7 @@ def record_bytes(value: object, field: str, where: str) -> bytes:
 def missing_field(where: str, field: str, known: Iterable[object]) -> MemspanError:
     """The refusal of records without the field."""
     names = ", ".join(str(name)[:60] for name in list(known)[:20]) or "none"
-    return MemspanError(
-        f"{where} has no {field!r}; it has {names}: say with --data.field which of them is the text"
-    )
+    return MemspanError(f"{where} has no {field!r}; it has {names}: {NAME_IT}")
 
 
 def _joined(documents: Documents, ends: array[int], sums: hashlib._Hash) -> Iterator[bytes]:

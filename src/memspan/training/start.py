@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def train(
         )
     device = own_device(device_for(config.train.device))
     # Absolute, so that the run can be resumed from any working directory.
-    config = _with_corpus(config, located(config.data.corpus))
+    config = _with_texts(config, located(config.data.corpus), _absolute(config.data.tokenizer))
     prepared = _prepared(config, processes)
     for line in prepared.notices():
         console.print(line, highlight=False)
@@ -190,12 +191,14 @@ def _resume(
 def _merged(
     before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
 ) -> RunConfig[BackboneConfig]:
-    """``wanted`` with an absolute corpus, and the run's own precision where it says ``auto``."""
-    corpus = wanted.data.corpus
+    """``wanted`` with absolute paths, and the run's own precision where it says ``auto``."""
+    corpus, tokenizer = wanted.data.corpus, wanted.data.tokenizer
     if corpus != before.data.corpus:
         corpus = located(corpus)
+    if tokenizer != before.data.tokenizer:
+        tokenizer = _absolute(tokenizer)
     options = without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
-    return dataclasses.replace(_with_corpus(wanted, corpus), train=options)
+    return dataclasses.replace(_with_texts(wanted, corpus, tokenizer), train=options)
 
 
 def _refuse_changes(
@@ -263,8 +266,18 @@ def _report_differences(
         )
 
 
-def _with_corpus(config: RunConfig[BackboneConfig], corpus: str) -> RunConfig[BackboneConfig]:
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, corpus=corpus))
+def _with_texts(
+    config: RunConfig[BackboneConfig], corpus: str, tokenizer: str
+) -> RunConfig[BackboneConfig]:
+    data = dataclasses.replace(config.data, corpus=corpus, tokenizer=tokenizer)
+    return dataclasses.replace(config, data=data)
+
+
+def _absolute(tokenizer: str) -> str:
+    """The path of a ``tokenizer.json`` as an absolute one; a kind of tokeniser unchanged."""
+    if not tokenizer.endswith(".json"):
+        return tokenizer
+    return os.path.abspath(os.path.expanduser(tokenizer))
 
 
 def _prepared(
