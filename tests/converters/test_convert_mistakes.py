@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -17,10 +18,14 @@ import pytest
 import torch
 
 import memspan
+from memspan.converters import convert as converting
+from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.kinds import KINDS, KindName
 from memspan.converters.pickles import read_plain
 from memspan.errors import MemspanError
+from memspan.models import LanguageModel
 from memspan.runs import checkpoints
+from memspan.runs.claim import claim
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 Edit = Callable[[Path], object]
@@ -72,7 +77,10 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         lambda f: ((f / "vocab.pkl").unlink(), (f / "special_tokens_map.json").write_text("{}")),
         "put the checkpoint's vocab.pkl or vocab.bin there",
     ),
-    "BERT": (config(model_type="bert"), "of a model of type 'bert'"),
+    "BERT": (
+        config(model_type="bert"),
+        "of a model of type 'bert'.*--from authors or --from labml",
+    ),
     "another model": (text("config.json", '{"n_embd": 4}'), "of a model of type 'unknown'"),
     "no JSON": (text("config.json", "{"), "no valid JSON"),
     "a list": (text("config.json", "[1]"), "no JSON object"),
@@ -87,12 +95,14 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "layers too many": (config(n_layer=3), "lacks transformer.layers.2"),
     "layers too few": (config(n_layer=1), "no place: transformer.layers.1"),
     "layers by the billion": (config(n_layer=10**9), "too few for 1,000,000,000 layers"),
+    "a width beyond tensors": (config(d_model=2**62), "sizes that no tensor can have"),
+    "an embedding beyond tensors": (config(d_embed=2**61), "sizes that no tensor can have"),
     "a huge vocabulary": (config(vocab_size=10**12), "vocab_size"),
     "a vocabulary that differs": (vocab(vocabulary(19)), "19 words, and the model 20 embeddings"),
     "the same word twice": (vocab({"idx2sym": ["a"] * 20}), "same word twice"),
     "ids with a hole": (vocab({"sym2idx": {"a": 0, "b": 2}}), "ids in sym2idx"),
     "no words": (vocab({"counter": {}}), "neither sym2idx nor idx2sym"),
-    "half a character": (vocab({"idx2sym": ["\ud800"]}), "no text"),
+    "half a character": (vocab({"idx2sym": ["\ud800"]}), "not text"),
     "characters for words": (vocab(vocabulary(20) | {"delimiter": ""}), "has a delimiter"),
     "a hostile vocabulary": (vocab(Hostile()), "holds pathlib.* could run a program"),
     "hostile deep inside": (
@@ -178,7 +188,35 @@ def test_a_run_that_cannot_be_written_leaves_nothing(
         with pytest.raises(MemspanError, match="the disk is full"):
             memspan.convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save", full)
+        with pytest.raises(MemspanError, match="the disk is full"):
+            memspan.convert(source, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == [], "the folder was there before"
     memspan.convert(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_run_that_another_process_made_meanwhile_is_kept(
+    still: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``still``: it is writing; otherwise it has finished."""
+    out, make = tmp_path / "out", converting._model
+
+    with contextlib.ExitStack() as other:
+
+        def meanwhile(found: Checkpoint) -> LanguageModel:
+            if still:
+                other.enter_context(claim(out))
+            out.mkdir(exist_ok=True)
+            (out / "config.toml").write_text("theirs")
+            return make(found)
+
+        monkeypatch.setattr(converting, "_model", meanwhile)
+        with pytest.raises(MemspanError, match="another process" if still else "exists already"):
+            memspan.convert(source, out)
+    assert (out / "config.toml").read_text() == "theirs"
 
 
 HOSTILE_PICKLES = {

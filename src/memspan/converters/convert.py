@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import shutil
@@ -48,24 +49,48 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
     """
     source, out = Path(source), Path(out)
     read = kind_of(source, kind).reader()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise MemspanError(f"{out} exists already: choose another folder for the run")
+    _refuse_taken(out)
     found = read(source)
     model = _model(found)
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
     was_there = out.exists()
-    try:
-        with claim(out) as claimed:
+    with claim(out) as claimed:
+        # Another process may have made a run there while the checkpoint was read.
+        _refuse_taken(out)
+        try:
             runs.create(claimed, found.config, found.tokenizer)
             saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
             checkpoints.save(claimed, saved, best=True)
-    except BaseException:
-        # Half a run would be in the way of the next attempt.
-        if not was_there:
-            shutil.rmtree(out, ignore_errors=True)
-        raise
+        except BaseException:
+            # Half a run would be in the way of the next attempt.
+            if not claimed.moved():
+                _empty(out, remove=not was_there)
+            raise
     return out
+
+
+def _refuse_taken(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or _entries(out)):
+        raise MemspanError(f"{out} exists already: choose another folder for the run")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, but for the file that locks it on some file systems."""
+    return [path for path in folder.iterdir() if path.name != ".lock"]
+
+
+def _empty(folder: Path, remove: bool) -> None:
+    """Delete what is in a folder; ``remove``: and the folder itself."""
+    if remove:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        for path in _entries(folder):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
 
 def _model(found: Checkpoint) -> LanguageModel:
@@ -77,8 +102,15 @@ def _model(found: Checkpoint) -> LanguageModel:
             "check that its options are this model's"
         )
     # Shapes alone first: sizes that no tensor has must not take memory.
-    with torch.device("meta"):
-        shapes = LanguageModel(vocab_size, config.model, config.embedding)
+    try:
+        with torch.device("meta"):
+            shapes = LanguageModel(vocab_size, config.model, config.embedding)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [""])[0][:100]
+        raise MemspanError(
+            f"{where} is of a model whose options give sizes that no tensor can have ({reason}): "
+            "check that its options are this model's"
+        ) from None
     names.check(found.names(shapes), found.tensors, where)
     model = LanguageModel(vocab_size, config.model, config.embedding)
     names.fill(model, found.names(model), found.tensors, where)

@@ -58,7 +58,8 @@ def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
     if kind != "transfo-xl":
         raise MemspanError(
             f"{path} is of a model of type {str(kind)[:40]!r}: memspan converts transfo-xl, the "
-            "Transformer-XL of transformers"
+            "Transformer-XL of transformers; if the folder is from the authors' code or labml's, say "
+            "--from authors or --from labml"
         )
     if "n_token" in given:
         given = {"vocab_size": given["n_token"], **given}

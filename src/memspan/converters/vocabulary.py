@@ -109,7 +109,7 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
             f"{path} has neither sym2idx nor idx2sym: put the model's vocabulary there"
         )
     if not listed or not all(map(_is_unicode, words)):
-        raise MemspanError(f"{path} has words that are no text: get it again")
+        raise MemspanError(f"{path} has words that are not text: get it again")
     if len(set(words)) != len(words):
         raise MemspanError(f"{path} has the same word twice: get it again")
     return words
