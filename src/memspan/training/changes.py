@@ -16,7 +16,7 @@ FIXED = {
     "train.evaluate_tokens": "the best score so far is of those tokens",
     "train.seed": "the random numbers continue from it",
 }
-"""Options of training that cannot change after the first step, and why."""
+"""Options of training that cannot change once training has begun, and why."""
 
 
 def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig]) -> Changes:
@@ -26,7 +26,7 @@ def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig])
     return {name: [ours.get(name), theirs.get(name)] for name in names}
 
 
-def refuse_fixed(changed: Changes, folder: Path, step: int) -> None:
+def refuse_fixed(changed: Changes, folder: Path, begun: bool) -> None:
     """Refuse changes that would make it another run.
 
     The corpus may have another path, since its content is compared.
@@ -34,14 +34,14 @@ def refuse_fixed(changed: Changes, folder: Path, step: int) -> None:
     Args:
         changed: the options.
         folder: the run's, for the message.
-        step: the run's so far; a converted one begins at 0.
+        begun: whether its training has begun; that of a converted run has not.
 
     Raises:
         MemspanError: names the option and why it cannot change.
     """
     for name, (before, after) in changed.items():
         section, _, option = name.partition(".")
-        why = FIXED.get(name) if step else None
+        why = FIXED.get(name) if begun else None
         if section not in ("optim", "train") and name != "data.corpus":
             why = "model, tokeniser and data make the run what it is"
         if why:

@@ -152,7 +152,8 @@ def _resume(
     latest = checkpoints.latest(folder)
     state = latest.state
     changed = changes(before, config)
-    _refuse_changes(changed, config, folder, state["step"])
+    # Only a converted run has no place in its text; one that stopped at step 0 has.
+    _refuse_changes(changed, config, folder, begun=bool(state["streams"]))
     device = own_device(device_for(config.train.device))
     # A single process checks all of the checkpoint before the model takes memory.
     saved = latest.load() if processes.size == 1 else None
@@ -202,10 +203,10 @@ def _merged(
 
 
 def _refuse_changes(
-    changed: Changes, config: RunConfig[BackboneConfig], folder: Path, step: int
+    changed: Changes, config: RunConfig[BackboneConfig], folder: Path, begun: bool
 ) -> None:
     """Refuse options that the run cannot continue with, and a corpus that is not there."""
-    refuse_fixed(changed, folder, step)
+    refuse_fixed(changed, folder, begun)
     longest, segment_length = config.model.longest_segment, config.train.segment_length
     if "train.segment_length" in changed and longest is not None and segment_length > longest:
         raise MemspanError(
