@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import warnings
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 import memspan
 from golden import Golden, assert_same, parameters
 from memspan.converters import authors
+from memspan.converters.transformer_xl import run_config
+from memspan.converters.vocabulary import read_vocabulary
 from memspan.errors import MemspanError
-from transfo_xl_folder import vocabulary
+from transfo_xl_folder import OPTIONS, vocabulary
 
 Make = Callable[..., Any]
 
@@ -127,6 +130,26 @@ def test_recorded_outputs(
         memory = output.memory
         wanted: Tensor = g[f"f64.seg{i}.logprobs"].transpose(0, 1)
         assert_same(output.logits.log_softmax(-1), wanted, 1e-9, f"seg{i}")
+
+
+def test_objects_without_a_state(tmp_path: Path, theirs: Make) -> None:
+    """A pickle makes them without calling ``__init__``, and sets nothing."""
+    file = tmp_path / "model.pt"
+    torch.save({"model_state": {}, "args": argparse.Namespace()}, file)
+    with pytest.raises(MemspanError, match="has no r_w_bias"):
+        memspan.convert(tmp_path, tmp_path / "run")
+    torch.save(theirs("data_utils.Corpus"), tmp_path / "cache.pt")
+    with pytest.raises(MemspanError, match="neither sym2idx nor idx2sym"):
+        read_vocabulary(tmp_path, 3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "corpus"),
+    [("enwik8", "enwik8"), ("text8", "text8"), ("wt103", "wikitext-103"), (None, "wikitext-103")],
+)
+def test_the_corpus_is_that_of_the_data_set(dataset: str | None, corpus: str) -> None:
+    config, _ = run_config({**OPTIONS, "dataset": dataset}, "args.json", "empty")
+    assert config.data.corpus == corpus
 
 
 @pytest.mark.golden

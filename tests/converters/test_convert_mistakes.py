@@ -19,13 +19,11 @@ import torch
 
 import memspan
 from memspan.converters import convert as converting
-from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.kinds import KINDS, KindName
 from memspan.converters.pickles import read_plain
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
 from memspan.runs import checkpoints
-from memspan.runs.claim import claim
+from memspan.runs.claim import Claim, claim
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 Edit = Callable[[Path], object]
@@ -202,18 +200,17 @@ def test_a_run_that_another_process_made_meanwhile_is_kept(
     still: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``still``: it is writing; otherwise it has finished."""
-    out, make = tmp_path / "out", converting._model
-
+    out = tmp_path / "out"
     with contextlib.ExitStack() as other:
 
-        def meanwhile(found: Checkpoint) -> LanguageModel:
+        def meanwhile(folder: Path) -> contextlib.AbstractContextManager[Claim]:
             if still:
                 other.enter_context(claim(out))
             out.mkdir(exist_ok=True)
             (out / "config.toml").write_text("theirs")
-            return make(found)
+            return claim(folder)
 
-        monkeypatch.setattr(converting, "_model", meanwhile)
+        monkeypatch.setattr(converting, "claim", meanwhile)
         with pytest.raises(MemspanError, match="another process" if still else "exists already"):
             memspan.convert(source, out)
     assert (out / "config.toml").read_text() == "theirs"

@@ -144,6 +144,14 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         lambda run, at: (at / "info.json").write_text('{"model": {"a": "../../b.npy"}}'),
         "no file beside it",
     ),
+    "a file without a name": (
+        lambda run, at: (at / "info.json").write_text('{"model": {"a": ""}}'),
+        "no file beside it",
+    ),
+    "the folder above": (
+        lambda run, at: (at / "info.json").write_text('{"model": ".."}'),
+        "no file beside it",
+    ),
     "another model": (
         lambda run, at: (at / "info.json").write_text(
             '{"model": {"src_embed.weight": "model_src_embed.weight.npy"}}'

@@ -38,5 +38,6 @@ def convert(arguments: list[str]) -> None:
     size = sum(parameter.numel() for parameter in run.model.parameters())
     print(
         f"{folder}: {run.config.architecture}, {size:,} parameters, {run.tokenizer.vocab_size:,} "
-        f"{run.tokenizer.kind}"
+        f"{run.tokenizer.kind}; memspan evaluate reads {run.config.data.corpus} unless "
+        "--corpus names another text"
     )

@@ -156,8 +156,8 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
         found = tuple(tensors[name].shape) if name in tensors else ()
         if len(found) != n_dimensions:
             raise MemspanError(
-                f"{path} has no {name} of {n_dimensions} dimensions: it is no model of the authors' "
-                "code with attn_type 0 and an adaptive or full softmax"
+                f"{path} has no {name} of {n_dimensions} dimensions: it is not a model of the "
+                "authors' code with attn_type 0 and an adaptive or full softmax"
             )
         return found
 

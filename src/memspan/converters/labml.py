@@ -99,7 +99,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _beside(path: Path, name: object) -> Path:
-    if not isinstance(name, str) or Path(name).name != name:
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
         raise MemspanError(
             f"{path} names {str(name)[:80]!r}, which is no file beside it: get it again"
         )
@@ -250,7 +250,7 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
     if path is None:
         return numbers(
             n_tokens,
-            f"{folder} has no {TEXT}: put the text there that the run was trained on, which "
+            f"{folder} has no {TEXT}: put the text that the run was trained on there, which "
             "says what its tokens are",
         )
     try:
@@ -262,6 +262,6 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
     if len(characters) != n_tokens:
         raise MemspanError(
             f"{path} has {len(characters):,} different characters, and the model {n_tokens:,} tokens: "
-            "put the text there that it was trained on, all of it"
+            "put the text that it was trained on there, all of it"
         )
     return CharacterTokenizer(characters, others=False), []

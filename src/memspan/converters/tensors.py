@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,8 +24,13 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 class Inert:
     """What stands for an object of another program's class: its state, and nothing that runs."""
 
-    def __init__(self, *_: object) -> None:
-        self.state: dict[str, Any] = {}
+    state: dict[str, Any]
+
+    # Not in __init__: a pickle can make an object without it.
+    def __new__(cls, *_: object) -> Self:
+        made = super().__new__(cls)
+        made.state = {}
+        return made
 
     def __setstate__(self, state: object) -> None:
         self.state = state if isinstance(state, dict) else {}

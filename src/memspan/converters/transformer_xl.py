@@ -18,6 +18,8 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.models.transformer_xl.model import TransformerXL
 from memspan.runs.options import RunConfig
 
+DATASETS = ("enwik8", "text8")
+"""Data sets of the authors' ``train.py`` that are corpora of that name. ``wt103`` is WikiText-103."""
 Ties = Literal["none", "all-but-first", "all"]
 
 
@@ -45,10 +47,16 @@ def run_config(
     # Trained on as in the authors' recipe for WikiText-103, the text of most such checkpoints.
     return replace(
         config,
-        data=replace(config.data, corpus="wikitext-103", tokenizer="words"),
+        data=replace(config.data, corpus=_corpus(values), tokenizer="words"),
         optim=replace(config.optim, learning_rate=2.5e-4, weight_decay=0.0, clip_norm=0.25),
         train=replace(config.train, segment_length=max(options.integer("tgt_len", 128), 1)),
     ), notices
+
+
+def _corpus(values: Mapping[str, Any]) -> str:
+    """The text that the authors' option ``dataset`` names, where memspan has it."""
+    dataset = values.get("dataset")
+    return dataset if isinstance(dataset, str) and dataset in DATASETS else "wikitext-103"
 
 
 def _backbone(options: Options, start: Literal["empty", "zeros"]) -> TransformerXLConfig:
