@@ -213,4 +213,4 @@ def _reported(path: Path, read: Callable[[], bytes]) -> bytes:
 
 def _damaged(path: Path, error: Exception) -> MemspanError:
     reason = next(iter(str(error).splitlines()), "no reason given")[:200].rstrip(". ")
-    return MemspanError(f"{path} is cut short or damaged ({reason}): get the file anew")
+    return MemspanError(f"{path} is cut short or damaged ({reason}): get the file again")
