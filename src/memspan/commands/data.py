@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from memspan.commands.parsing import parsed
-from memspan.data.options import TOKENIZER_HELP, DataConfig
+from memspan.data.options import FIELD_HELP, TOKENIZER_HELP, DataConfig
 from memspan.errors import MemspanError
 
 USAGE = """\
@@ -35,8 +35,7 @@ class PrepareArguments:
 
     corpus: Annotated[str, tyro.conf.Positional]
     """A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."""
-    field: str = "text"
-    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets."""
+    field: Annotated[str, tyro.conf.arg(help=FIELD_HELP)] = "text"
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memspan.converters.checkpoint import Checkpoint
-from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json
+from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json, shape_of
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import OF_CORPUS, read_vocabulary
 from memspan.errors import MemspanError
@@ -153,13 +153,8 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
     """What the tensors themselves say about the model, which goes before what is said about them."""
 
     def shape(name: str, n_dimensions: int) -> tuple[int, ...]:
-        found = tuple(tensors[name].shape) if name in tensors else ()
-        if len(found) != n_dimensions:
-            raise MemspanError(
-                f"{path} has no {name} of {n_dimensions} dimensions: it is not a model of the "
-                "authors' code with attn_type 0 and an adaptive or full softmax"
-            )
-        return found
+        otherwise = "it is not a model of the authors' code with attn_type 0 and an adaptive or full softmax"
+        return shape_of(tensors, name, n_dimensions, path, otherwise)
 
     n_heads, width = shape("r_w_bias", 2)
     d_inner, d_model = shape("layers.0.pos_ff.CoreNet.0.weight", 2)

@@ -21,7 +21,7 @@ from torch import Tensor
 from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.labml_names import names
 from memspan.converters.options import Options
-from memspan.converters.tensors import load_tensors, read_json
+from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
 from memspan.data.tokenizers import CharacterTokenizer, Tokenizer
 from memspan.errors import MemspanError
@@ -152,10 +152,7 @@ def _numbers(text: str) -> dict[str, Any]:
 
 
 def _shape(tensors: dict[str, Tensor], name: str, n: int, path: Path) -> tuple[int, ...]:
-    found = tuple(tensors[name].shape) if name in tensors else ()
-    if len(found) != n:
-        raise MemspanError(f"{path} has no {name} of {n} dimensions: get the whole checkpoint")
-    return found
+    return shape_of(tensors, name, n, path, "get the whole checkpoint")
 
 
 def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
@@ -187,27 +184,26 @@ def _common(options: Options, sizes: Sizes) -> Sizes:
     }
 
 
-def _transformer_xl(options: Options, sizes: Sizes) -> BackboneConfig:
-    return TransformerXLConfig(
+def _relative(options: Options, sizes: Sizes) -> Sizes:
+    return {
         **_common(options, sizes),
-        memory_length=options.integer("mem_len"),
-        positions="learned",
-        max_distance=sizes["table"] // 2 + 1,
-        attention_bias=True,
-        attention_dropout=options.number("dropout", 0.0),
-    )
+        "memory_length": options.integer("mem_len"),
+        "positions": "learned",
+        "max_distance": sizes["table"] // 2 + 1,
+        "attention_bias": True,
+        "attention_dropout": options.number("dropout", 0.0),
+    }
+
+
+def _transformer_xl(options: Options, sizes: Sizes) -> BackboneConfig:
+    return TransformerXLConfig(**_relative(options, sizes))
 
 
 def _compressive(options: Options, sizes: Sizes) -> BackboneConfig:
     return CompressiveConfig(
-        **_common(options, sizes),
-        memory_length=options.integer("mem_len"),
+        **_relative(options, sizes),
         compressed_length=options.integer("c_mem_len"),
         compression_rate=sizes["rate"],
-        positions="learned",
-        max_distance=sizes["table"] // 2 + 1,
-        attention_bias=True,
-        attention_dropout=options.number("dropout", 0.0),
     )
 
 

@@ -109,6 +109,20 @@ def load_pickled(path: Path, inert: Iterable[str] = ()) -> Any:
         ) from None
 
 
+def shape_of(
+    tensors: dict[str, Tensor], name: str, n_dimensions: int, path: Path, otherwise: str
+) -> tuple[int, ...]:
+    """The shape of a tensor that a model of this kind must have.
+
+    Raises:
+        MemspanError: there is none of so many dimensions in the file ``path``; ends in ``otherwise``.
+    """
+    found = tuple(tensors[name].shape) if name in tensors else ()
+    if len(found) != n_dimensions:
+        raise MemspanError(f"{path} has no {name} of {n_dimensions} dimensions: {otherwise}")
+    return found
+
+
 def _begins(path: Path, start: bytes) -> bool:
     with open(path, "rb") as file:
         return file.read(len(start)) == start

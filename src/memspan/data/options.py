@@ -18,6 +18,7 @@ TOKENIZER_HELP = (
     "byte-level BPE, such as GPT-2's. Words and characters outside the vocabulary become one "
     "unknown token; a text that contains it is not scored in bits per byte."
 )
+FIELD_HELP = "Field or column that holds each record's text, in JSON Lines, Parquet and data sets."
 MOST_TOKENS = 1 << 24
 """Maximum size of a vocabulary."""
 
@@ -38,8 +39,7 @@ class DataConfig:
     document_reset: bool = False
     """Read every document by itself, in training and evaluation: nothing before its first token is
     visible, in the segment or in memory (off: memory is carried from document to document)."""
-    field: str = "text"
-    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets."""
+    field: Annotated[str, tyro.conf.arg(help=FIELD_HELP)] = "text"
 
     def __post_init__(self) -> None:
         check_types(self)
