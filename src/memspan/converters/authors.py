@@ -153,7 +153,7 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
     """What the tensors themselves say about the model, which goes before what is said about them."""
 
     def shape(name: str, n_dimensions: int) -> tuple[int, ...]:
-        otherwise = "it is not a model of the authors' code with attn_type 0 and an adaptive or full softmax"
+        otherwise = "it is not the authors' model with attn_type 0 and an adaptive or full softmax"
         return shape_of(tensors, name, n_dimensions, path, otherwise)
 
     n_heads, width = shape("r_w_bias", 2)
