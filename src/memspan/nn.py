@@ -1,4 +1,4 @@
-"""Parts that all architectures share: feed-forward sub-layer, sinusoids, dropout."""
+"""Parts that architectures share: feed-forward sub-layer, attention, sinusoids, dropout."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ NO_FLOAT64 = ("mps",)
 def dropout_layer(probability: float) -> nn.Module:
     """Dropout; an identity at probability 0, since decoding consists of many small calls."""
     return nn.Dropout(probability) if probability else nn.Identity()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
+    """``softmax(q k^T / sqrt(K)) v`` (Vaswani et al. 2017, eq. 1), ``[B, H, T, K]``: the reference of
+    torch's ``scaled_dot_product_attention``. ``mask``: bool, ``[B or 1, H or 1, T or 1, S]``."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return F.dropout(scores.masked_fill(~mask, -torch.inf).softmax(-1), dropout) @ v
 
 
 CHUNK = 1024

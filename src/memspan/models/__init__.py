@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from memspan.models.segments import read_in_pieces as read_in_pieces
     from memspan.models.transformer.config import TransformerConfig as TransformerConfig
     from memspan.models.transformer.model import Transformer as Transformer
-    from memspan.models.transformer.model import TransformerMemory as TransformerMemory
     from memspan.models.transformer_xl.config import TransformerXLConfig as TransformerXLConfig
     from memspan.models.transformer_xl.model import TransformerXL as TransformerXL
     from memspan.models.transformer_xl.model import TransformerXLMemory as TransformerXLMemory
@@ -53,7 +52,7 @@ _HOMES = {
     "registry": ("MODELS", "register"),
     "segments": ("read_in_pieces",),
     "transformer.config": ("TransformerConfig",),
-    "transformer.model": ("Transformer", "TransformerMemory"),
+    "transformer.model": ("Transformer",),
     "transformer_xl.config": ("TransformerXLConfig",),
     "transformer_xl.model": ("TransformerXL", "TransformerXLMemory"),
 }

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.nn import attention
 from memspan.ops.relative_attention import sdpa_is_fast
 
 # ----- Layout
@@ -156,7 +157,7 @@ def attention_reconstruction(
             attention; any other, or None: torch's where it is fast.
     """
     torchs = implementation == "sdpa" or (implementation != "reference" and sdpa_is_fast(q))
-    attend = F.scaled_dot_product_attention if torchs else _attend
+    attend = F.scaled_dot_product_attention if torchs else attention
     some = valid.any(1)
     # A row without any attends to everything, and its error is dropped: all -inf would give NaN.
     attended = valid | ~some[:, None]
@@ -173,11 +174,6 @@ def attention_reconstruction(
     else:
         error = error.where(queries, 0).sum(1) / queries.sum(1).clamp(min=1)
     return (error * some).sum() / some.sum().clamp(min=1)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
 
 
 def auto_encoding(

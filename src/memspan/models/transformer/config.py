@@ -38,8 +38,7 @@ class TransformerConfig(BackboneConfig):
         probability(self, "dropout")
         if self.d_model % (2 * self.n_heads):
             raise MemspanError(
-                f"d_model {self.d_model} is not divisible by 2 * n_heads, and rotary positions turn "
-                "pairs in each head: change one of them"
+                f"rotary positions need a d_model divisible by 2 * n_heads, not {self.d_model}"
             )
 
     def build(self) -> Transformer:

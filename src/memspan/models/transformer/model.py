@@ -6,8 +6,6 @@ tokens are read one at a time, as in generation, each sees itself alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,13 +16,8 @@ from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, count_after, documents_of
 from memspan.models.transformer.config import TransformerConfig
-from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.nn import FeedForward, attention, dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
-
-
-@dataclass(frozen=True, repr=False)
-class TransformerMemory(Memory):
-    """Nothing but the number of tokens."""
 
 
 class TransformerLayer(nn.Module):
@@ -42,18 +35,13 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, codes: Tensor, plain: bool) -> Tensor:
         """Read ``x [B, T, D]``; ``mask [B or 1, T, T]``; ``codes [T, K]``: sines, then cosines."""
-        z, rate = self.attention_norm(x), self.rate if self.training else 0.0
+        z, attend = self.attention_norm(x), attention if plain else F.scaled_dot_product_attention
         q, k, v = (
             f(z).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
             for f in (self.query, self.key, self.value)
         )
         q, k = rotated(q, codes), rotated(k, codes)
-        if plain:
-            scores = q @ k.mT / k.shape[-1] ** 0.5
-            weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1)
-            attended = F.dropout(weights, rate) @ v
-        else:
-            attended = F.scaled_dot_product_attention(q, k, v, mask[:, None], rate)
+        attended = attend(q, k, v, mask[:, None], self.rate if self.training else 0.0)
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -64,10 +52,10 @@ def rotated(x: Tensor, codes: Tensor) -> Tensor:
     return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)
 
 
-class Transformer(Backbone[TransformerMemory]):
+class Transformer(Backbone[Memory]):
     """The stack over vectors, see :class:`memspan.models.Backbone`. Reading depends on the cuts."""
 
-    memory_type = TransformerMemory
+    memory_type = Memory
     implementations = ("reference", "sdpa")
     config: TransformerConfig
 
@@ -78,21 +66,20 @@ class Transformer(Backbone[TransformerMemory]):
         self.final_norm = nn.LayerNorm(config.d_model)
         initialise(self, config.initialisation, config.n_layers)
 
-    def initial_memory(self, batch_size: int) -> TransformerMemory:
-        """No tokens."""
-        device = self.final_norm.weight.device
-        return TransformerMemory(torch.zeros(batch_size, dtype=torch.long, device=device))
+    def initial_memory(self, batch_size: int) -> Memory:
+        """Nothing but the number of tokens, 0."""
+        return Memory(self.final_norm.weight.new_zeros(batch_size, dtype=torch.long))
 
     def forward(
         self,
         x: Tensor,
-        memory: TransformerMemory | None = None,
+        memory: Memory | None = None,
         *,
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
         padding: Padding = "right",
         implementation: str | None = None,
-    ) -> BackboneOutput[TransformerMemory]:
+    ) -> BackboneOutput[Memory]:
         """Read a segment; ``implementation``: ``reference`` or ``sdpa``, PyTorch's fused attention."""
         refuse_unknown_implementation(implementation, self.implementations)
         seen = (self.initial_memory(len(x)) if memory is None else memory).tokens_seen
@@ -106,5 +93,4 @@ class Transformer(Backbone[TransformerMemory]):
             h = layer(h, mask, codes, implementation == "reference")
         h = self.final_norm(h)
         h = h if documents is None else documents.put_back(h)
-        memory = TransformerMemory(count_after(seen, x.shape[1], documents))
-        return BackboneOutput(h, memory, h.new_zeros(()))
+        return BackboneOutput(h, Memory(count_after(seen, x.shape[1], documents)), h.new_zeros(()))
