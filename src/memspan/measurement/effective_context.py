@@ -1,4 +1,4 @@
-"""Relative effective context length of a group of models (Dai et al. 2019, section 4.4, appendix C).
+"""Relative effective context length of a group of models (Dai et al. 2019, section 4.3, appendix C).
 
 With ``l_i(c, t)`` the loss of model ``i`` on token ``t`` with ``c`` tokens of context, the baseline is
 the best short-context model token by token, ``b(c, t) = min_i l_i(c, t)``. Only what a longer context

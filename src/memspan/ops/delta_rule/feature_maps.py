@@ -2,7 +2,7 @@
 
 | map | F | from |
 | --- | --- | --- |
-| :func:`dpfp` | ``2 K nu`` | Schlag et al. 2021, eq. 37 and 38 |
+| :func:`dpfp` | ``2 K nu`` | Schlag et al. 2021, section 5.4, eq. 37 |
 | :func:`elu_plus_one` | ``K`` | Katharopoulos et al. 2020, arXiv 2006.16236, eq. 7 |
 | :func:`favor` | ``2 m`` | Choromanski et al. 2021, arXiv 2009.14794, lemma 1, hyperbolic form |
 | softmax | ``K`` | ``softmax(k)`` over the key's own entries |
@@ -31,7 +31,7 @@ FAVOR_FLOOR = 1e-4
 
 
 def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
-    """Deterministic parameter-free projection (eq. 37 and 38): ``[..., K] -> [..., 2 K nu]``.
+    """Deterministic parameter-free projection (section 5.4, eq. 37): ``[..., K] -> [..., 2 K nu]``.
 
     With ``r = relu([x, -x])`` the map is ``[r * roll(r, 1), ..., r * roll(r, nu)]``: of each pair
     ``(x_i, -x_i)`` at most one survives, so at least half the products of any roll are zero.

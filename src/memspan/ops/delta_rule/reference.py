@@ -10,7 +10,7 @@ from memspan.ops.delta_rule.inputs import RuleInputs
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
-    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 4 and 5."""
+    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17."""
     features = in_plain_autograd(
         inputs.features if inputs.feature_map is None else inputs.feature_map
     )

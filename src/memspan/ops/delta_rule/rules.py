@@ -4,8 +4,8 @@ Each head has a matrix ``W [F, V]`` (the paper's, transposed). With features ``q
 ``v [V]``::
 
     delta rule      W' = W + beta k (x) (v - k W)        y = q W'            (eq. 24 and 25)
-    sum             W' = W + k (x) v                     y = q W'            (eq. 4 and 5)
-    outer product   W' = f(W + k (x) v), f tanh or none  y = q W'            (Schmidhuber 1991)
+    sum             W' = W + k (x) v                     y = q W'            (eq. 17)
+    outer product   W' = f(W + k (x) v), f tanh or none  y = q W'            (eq. 2; Schmidhuber 1991)
 
 The first two have three implementations, each in a file of its own: ``reference.py``, a loop over
 tokens; ``chunked.py``, matrix products over chunks of tokens (Yang et al. 2024, arXiv 2406.06484);
@@ -80,7 +80,7 @@ def sum_rule(
     chunking: Chunking | None = None,
     implementation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read ``T`` tokens with the sum rule, linear attention without its denominator (eq. 4 and 5).
+    """Read ``T`` tokens with the sum rule, linear attention (eq. 17) without its denominator.
 
     The denominator ``z . q``, with ``z' = z + k``, is the same recurrence with values of one: append
     a column of ones to ``v``, and ``z`` as a column to ``weights``.
