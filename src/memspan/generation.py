@@ -56,7 +56,8 @@ def generate(
 
     Args:
         run: the run, or its folder.
-        prompt: the text to continue, or the pieces of a long one (empty: a line break).
+        prompt: the text to continue, or the pieces of a long one (empty: a line break or,
+            if the vocabulary has none, its first token).
         tokens: tokens to write per sample (0: only read the prompt).
         samples: continuations of the same prompt, written side by side.
         sampling: how tokens are drawn.
@@ -142,7 +143,7 @@ class Writer:
             )
         reader = model.reader(memory, precision=precision, **reading)
         last: list[int] = []
-        ids = tokenizer.encode_stream(_chunks(prompt))
+        ids = tokenizer.encode_stream(_chunks(prompt, tokenizer.opening))
         logits = read_prompt(reader, _noting_the_last(ids, last))
         # The prompt is read once. The samples continue from there, each in its own row.
         self._reader = model.reader(
@@ -171,8 +172,8 @@ class Writer:
             yield pieces
 
 
-def _chunks(prompt: str | Iterable[bytes]) -> Iterator[bytes]:
-    """The prompt's bytes; a line break if there are none."""
+def _chunks(prompt: str | Iterable[bytes], opening: bytes) -> Iterator[bytes]:
+    """The prompt's bytes; ``opening`` if there are none."""
     if isinstance(prompt, str):
         prompt = [prompt.encode("utf-8", errors="surrogateescape")]
     empty = True
@@ -180,7 +181,7 @@ def _chunks(prompt: str | Iterable[bytes]) -> Iterator[bytes]:
         empty = empty and not chunk
         yield chunk
     if empty:
-        yield b"\n"
+        yield opening
 
 
 def _noting_the_last(pieces: Iterable[np.ndarray], last: list[int]) -> Iterator[np.ndarray]:

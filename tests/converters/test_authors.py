@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from memspan.converters import authors
 from memspan.converters.transformer_xl import run_config
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.errors import MemspanError
-from transfo_xl_folder import OPTIONS, vocabulary
+from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 Make = Callable[..., Any]
 
@@ -150,6 +151,37 @@ def test_objects_without_a_state(tmp_path: Path, theirs: Make) -> None:
 def test_the_corpus_is_that_of_the_data_set(dataset: str | None, corpus: str) -> None:
     config, _ = run_config({**OPTIONS, "dataset": dataset}, "args.json", "empty")
     assert config.data.corpus == corpus
+
+
+@pytest.mark.parametrize(
+    ("words", "corpus", "text", "ids"),
+    [
+        (["_", "e", "t", "a"], "text8", b"a tee", [3, 0, 2, 1, 1]),
+        (["101", "32", "200"], "enwik8", b"e\n\xc8 e", [0, 2, 1, 0]),
+    ],
+)
+def test_data_sets_of_characters(
+    words: list[str], corpus: str, text: bytes, ids: list[int], tmp_path: Path
+) -> None:
+    """Their scripts write each as a word; here the text itself is read."""
+    c = {**OPTIONS, "vocab_size": len(words), "cutoffs": [], "untie_r": False, "dataset": corpus}
+    tensors = random_tensors(c).items()
+    torch.save({n.removeprefix("transformer."): t for n, t in tensors}, tmp_path / "model_state.pt")
+    (tmp_path / "args.json").write_text(json.dumps(c))
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    folder = memspan.convert(tmp_path, tmp_path / "run")
+    run = memspan.load(folder)
+    assert run.config.data.corpus == corpus
+    assert run.tokenizer.encode(text).tolist() == ids
+    assert run.tokenizer.decode(ids) == text.replace(b"\n", b"")
+    with pytest.raises(MemspanError, match="is not in the vocabulary"):
+        run.tokenizer.encode(b"xylophone")
+    # Neither has a line break to begin with.
+    assert len(memspan.generate(folder, tokens=3).tokens[0]) == 3
+    (tmp_path / "book.txt").write_bytes(text * 30)
+    train = replace(run.config.train, steps=1, batch_size=2, segment_length=4, sample_tokens=2)
+    data = replace(run.config.data, corpus=str(tmp_path / "book.txt"))
+    memspan.resume(folder, config=replace(run.config, data=data, train=train))
 
 
 @pytest.mark.golden

@@ -129,6 +129,16 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2).to_sparse()})),
         "crit.cluster_bias is no dense tensor",
     ),
+    "weights that overflowed": (
+        tensors(lambda t: t["crit.cluster_bias"].fill_(float("nan"))),
+        "crit.cluster_bias has values that are NaN",
+    ),
+    "weights beyond float32": (
+        tensors(
+            lambda t: t.update({"crit.cluster_bias": torch.tensor([0, 1e300], dtype=torch.float64)})
+        ),
+        "crit.cluster_bias has values .* beyond float32",
+    ),
     "ties that do not hold": (
         tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(20, 8)})),
         "crit.out_layers.0.weight differs from another tensor",

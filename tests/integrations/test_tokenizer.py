@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from memspan.data.tokenizers import (
     KINDS,
+    ByteTokenizer,
     CharacterTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -73,6 +74,14 @@ def test_characters_of_others() -> None:
     assert theirs.decode([1, 3, 0, 2]) == "b a\n"
     with pytest.raises(Exception, match="UNK"):
         theirs("c")
+
+
+def test_bytes_of_others() -> None:
+    """In another order, and without the line break, which is left out."""
+    own = ByteTokenizer([200, 32, 97, 195, 169])
+    theirs = fast_tokenizer(own)
+    assert theirs("a é\na")["input_ids"] == own.encode("a é\na".encode()).tolist()
+    assert theirs.decode([2, 1, 3, 4]) == "a é"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -38,7 +38,7 @@ class GenerateArguments(ReadingArguments):
     """Continue a text. Reading and writing take constant memory, whatever the length."""
 
     prompt: str | None = None
-    """Text to continue (None: a line break)."""
+    """Text to continue (None: a line break or, if the vocabulary has none, its first token)."""
     prompt_file: Path | None = None
     """File whose text is read before the prompt, of any length; -: standard input."""
     tokens: int = 400

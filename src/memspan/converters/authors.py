@@ -8,7 +8,9 @@ memory is empty.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -21,8 +23,12 @@ from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json, shape_of
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import OF_CORPUS, read_vocabulary
+from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 from memspan.errors import MemspanError
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.options import RunConfig
 
+Config = RunConfig[TransformerXLConfig]
 FILES = ("model.pt", "model_state.pt")
 MODULES = (
     *(
@@ -53,6 +59,11 @@ MODULES = (
 """What their model consists of, and may be wrapped in."""
 CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}
 """Of their adaptive softmax, by data set; ``train.py`` has no option for them."""
+LETTERS = frozenset("_" + string.ascii_lowercase)
+"""The words of their text8."""
+BYTES = frozenset(map(str, range(256)))
+OF_ENWIK8 = 204
+"""Different bytes of enwik8 without the line break, by which its words are known."""
 LONGEST = 200
 """Characters in the names of modules inside one another, at most; theirs have 40."""
 
@@ -78,9 +89,27 @@ def read(folder: Path) -> Checkpoint:
     if "crit.cluster_weight" in tensors and values.get("cutoffs") is None:
         values["cutoffs"] = _cutoffs(tensors, values)
     config, notices = run_config(values, str(path), start="empty")
-    tokenizer, about = read_vocabulary(folder, values["n_token"])
+    words, about = read_vocabulary(folder, values["n_token"])
+    config, tokenizer = (config, words) if about else _as_read(config, words)
     own = partial(names, clusters="reversed")
     return Checkpoint(config, tokenizer, tensors, own, path, (*notices, *about))
+
+
+def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
+    """The tokeniser that reads the data set itself, and the run's options with it.
+
+    The authors' scripts write text8 as letters with spaces between them, ``_`` for a space of its own,
+    and enwik8 as the numbers of its bytes, without line breaks.
+    """
+    listed, data = words.words, config.data
+    tokenizer: Tokenizer = words
+    if "_" in listed and LETTERS.issuperset(listed):
+        tokenizer = CharacterTokenizer("".join(listed).replace("_", " "), others=False)
+        data = replace(data, corpus="text8", tokenizer="characters")
+    elif BYTES.issuperset(listed) and (data.corpus == "enwik8" or len(listed) == OF_ENWIK8):
+        tokenizer = ByteTokenizer([int(word) for word in listed])
+        data = replace(data, corpus="enwik8", tokenizer="bytes")
+    return replace(config, data=data), tokenizer
 
 
 def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -7,9 +7,10 @@ is as readable as any. The sources are dropped unread.
 
 from __future__ import annotations
 
-import io
+import mmap
 import pickletools
 from pathlib import Path
+from typing import IO, cast
 
 MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """How such a file begins: a pickle of a number."""
@@ -19,25 +20,32 @@ BEFORE = 3
 """Pickles before that of the object: the number, the format's version, the system."""
 
 
-def without_sources(path: Path) -> io.BytesIO:
-    """The content of the file at ``path``, without the sources of its modules.
+def without_sources(path: Path) -> IO[bytes]:
+    """The file at ``path`` without the sources of its modules, in memory alone and at its beginning.
 
     Raises:
         ValueError: it is damaged.
     """
-    content = path.read_bytes()
-    stream = io.BytesIO(content)
+    with open(path, "rb") as file:
+        # Only the pages that are written to are copied: tensors take no memory here.
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    stream = cast(IO[bytes], content)
     for _ in range(BEFORE):
         for _ in pickletools.genops(stream):
             pass
     start = stream.tell()
     found = list(pickletools.genops(stream))
-    ends = [*(start_of for _, _, start_of in found[1:]), stream.tell()]
+    stop = stream.tell()
+    ends = [*(start_of for _, _, start_of in found[1:]), stop]
     steps = [
         (instruction.name, argument, content[begin:end])
         for (instruction, argument, begin), end in zip(found, ends, strict=True)
     ]
-    return io.BytesIO(content[:start] + _shortened(steps) + content[stream.tell() :])
+    head = content[:start] + _shortened(steps)
+    # Right before the tensors. The file then begins where this does.
+    content[stop - len(head) : stop] = head
+    stream.seek(stop - len(head))
+    return stream
 
 
 def _shortened(steps: list[tuple[str, object, bytes]]) -> bytes:

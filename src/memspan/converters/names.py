@@ -89,7 +89,7 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
 
     Raises:
         MemspanError: as :func:`check`; a parameter has no tensor; two tensors differ that are one
-            parameter here.
+            parameter here; a value is not finite.
     """
     check(names, tensors, where)
     filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}
@@ -107,6 +107,11 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
                     "that its options are this model's"
                 )
             view.copy_(part)
+            if not view.isfinite().all():
+                raise MemspanError(
+                    f"{where}: {name} has values that are NaN, infinite or beyond float32: get an "
+                    "earlier checkpoint, or the file again"
+                )
             mark.fill_(True)
     missing = [
         name

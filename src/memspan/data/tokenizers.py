@@ -71,6 +71,14 @@ class Tokenizer(ABC):
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         """The text of ``ids``."""
 
+    @property
+    def opening(self) -> bytes:
+        """What is read where there is no prompt: a line break, or the first token without one."""
+        try:
+            return b"\n" if len(self.encode(b"\n")) else self.decode([0])
+        except MemspanError:
+            return self.decode([0])
+
     def count_unknown(self, ids: np.ndarray) -> int:
         """How many of ``ids`` (1-D) are unknown, so that decoding cannot restore the text."""
         if self.unknown is None:
@@ -125,16 +133,41 @@ class StreamDecoder:
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids are the bytes."""
+    """Ids are the bytes.
+
+    Args:
+        values: in vocabularies of others, the bytes that have an id, in the order of their ids (None:
+            all, by value). If the line break is not among them, lines have no end; a text with any
+            other byte is refused.
+    """
 
     kind = "bytes"
 
+    def __init__(self, values: list[int] | None = None) -> None:
+        if values is not None and not _are_bytes(values):
+            raise ValueError("its values are not each a different byte")
+        self.values = values
+        self._values = np.array(range(256) if values is None else values, dtype=np.uint8)
+        self._ids = np.full(256, -1, dtype=np.int16)
+        self._ids[self._values] = np.arange(len(self._values))
+
     @property
     def vocab_size(self) -> int:
-        return 256
+        return len(self._values)
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.frombuffer(text, dtype=np.uint8)
+        codes = np.frombuffer(text, dtype=np.uint8)
+        if self.values is None:
+            return codes
+        if self._ids[ord("\n")] < 0:
+            codes = codes[codes != ord("\n")]
+        ids = self._ids[codes]
+        if (ids < 0).any():
+            raise MemspanError(
+                f"the byte {codes[(ids < 0).argmax()]} is not in the vocabulary, which has nothing for "
+                "other bytes: give a text of its bytes only"
+            )
+        return ids.astype(self.dtype)
 
     @staticmethod
     def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -143,11 +176,14 @@ class ByteTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         if isinstance(ids, np.ndarray):
             # This may be a whole split: not byte by byte.
-            return ids.astype(np.uint8).tobytes()
-        return np.fromiter(ids, dtype=np.uint8).tobytes()
+            codes = ids.astype(np.uint8)
+        else:
+            codes = np.fromiter(ids, dtype=np.uint8)
+        return (codes if self.values is None else self._values[codes]).tobytes()
 
     def content(self) -> dict[str, object]:
-        return {}
+        # Left out where it is as ever: files and checksums of older versions stay what they were.
+        return {} if self.values is None else {"values": self.values}
 
 
 class CharacterTokenizer(Tokenizer):
@@ -198,7 +234,7 @@ class CharacterTokenizer(Tokenizer):
         return "".join(table[i] for i in ids).encode()
 
     def content(self) -> dict[str, object]:
-        # Left out where it is as ever: files and checksums of older versions stay what they were.
+        # Likewise.
         return {"characters": self.characters} | ({"others": False} if self.unknown is None else {})
 
 
@@ -481,6 +517,14 @@ def _last_gap(text: str) -> int | None:
         if text[n] in " \t\n" and not (text[n - 1].isspace() or text[n + 1].isspace()):
             return n
     return None
+
+
+def _are_bytes(values: object) -> bool:
+    return (
+        isinstance(values, list)
+        and all(type(value) is int and 0 <= value < 256 for value in values)
+        and len(set(values)) == len(values) > 0
+    )
 
 
 def _utf8(text: bytes) -> str:

@@ -57,12 +57,13 @@ class Validation:
         )
 
     def sample(self, n_tokens: int) -> str:
-        """Text that the model writes after a line break, always with the same random numbers."""
+        """Text that the model writes from the start, always with the same random numbers."""
         state = self.state
         state.model.eval()
         reader = state.passes.scored.reader(batch_size=1, precision=self.precision)
-        decoder = state.prepared.tokenizer.stream_decoder()
-        logits = read_prompt(reader, [state.prepared.tokenizer.encode(b"\n")])
+        tokenizer = state.prepared.tokenizer
+        decoder = tokenizer.stream_decoder()
+        logits = read_prompt(reader, [tokenizer.encode(tokenizer.opening)])
         drawn = draw_tokens(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
         return "".join(decoder.push(ids[0]) for ids in drawn)
 

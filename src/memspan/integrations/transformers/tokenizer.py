@@ -55,7 +55,9 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _bytes(tokenizer: ByteTokenizer) -> Pipeline:
     """Byte-level BPE that merges nothing: every byte stays alone."""
-    pipeline = Pipeline(models.BPE(byte_level_bytes(), []))
+    letters = {byte: letter for letter, byte in byte_level_bytes().items()}
+    values = range(256) if tokenizer.values is None else tokenizer.values
+    pipeline = Pipeline(models.BPE({letters[byte]: n for n, byte in enumerate(values)}, []))
     pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = decoders.ByteLevel()
     return pipeline
