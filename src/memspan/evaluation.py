@@ -136,6 +136,7 @@ def evaluate(
     run: Run | str | Path,
     corpus: str | None = None,
     *,
+    field: str | None = None,
     split: str = "validation",
     tokens: int = 0,
     batch_size: int = 1,
@@ -153,6 +154,8 @@ def evaluate(
     Args:
         run: the run, or its folder.
         corpus: a named corpus, file, folder or glob (None: the run's own).
+        field: the field or column with the corpus's text, in JSON Lines, Parquet and data sets (None:
+            as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         tokens: score only the first N tokens (0: all).
         batch_size: parallel streams. 1 is the exact protocol; more are faster and cut the text.
@@ -180,7 +183,7 @@ def evaluate(
     precision = precision or precision_for(run)
     if memory is not None:
         memory = _before(run, memory, batch_size, sizes)
-    text = text_of(run, corpus, split, progress is not None)
+    text = text_of(run, corpus, field, split, progress is not None)
     ids = text.tokens[: tokens or None]
     if segment_length is None:
         per_stream = len(ids) // max(batch_size, 1)
@@ -244,18 +247,18 @@ class RunText:
     """Whether this is the text that the run was trained on (None: an old run did not record it)."""
 
 
-def text_of(run: Run, corpus: str | None, split: str, progress: bool) -> RunText:
+def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:
     """A split of a corpus (None: the run's own) in the run's tokens.
 
-    What the user should know about it is logged as a warning of the logger ``memspan``. ``progress``:
-    show a bar while it is tokenised.
+    What the user should know about it is logged as a warning of the logger ``memspan``. ``field``: with
+    its text (None: as in training). ``progress``: show a bar while it is tokenised.
 
     Raises:
-        MemspanError: there is no such text or split.
+        MemspanError: there is no such text, field or split.
     """
     log = logging.getLogger("memspan")
     name = corpus or run.config.data.corpus
-    prepared = _prepared(run, corpus, progress)
+    prepared = _prepared(run, corpus, field, progress)
     for line in prepared.notices():
         log.warning(line)
     tokens, starts = _split(prepared, name, split)
@@ -272,9 +275,13 @@ def text_of(run: Run, corpus: str | None, split: str, progress: bool) -> RunText
     return RunText(name, tokens, starts if run.config.data.document_reset else None, as_in_training)
 
 
-def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:
+def _prepared(run: Run, corpus: str | None, field: str | None, progress: bool) -> Prepared:
     """The text in the run's tokens."""
     data = run.config.data
+    if corpus is None and field is not None:
+        raise MemspanError(
+            f"field {field!r} is that of another corpus than the run's own: name the corpus, or drop it"
+        )
     if corpus is None and not is_there(data.corpus):
         raise MemspanError(
             f"the corpus of {run.folder} is not at {data.corpus}: say where it is with --corpus "
@@ -284,7 +291,7 @@ def _prepared(run: Run, corpus: str | None, progress: bool) -> Prepared:
         corpus or data.corpus,
         data.tokenizer,
         data.vocab_size,
-        field=data.field,
+        field=field or data.field,
         with_tokenizer=run.tokenizer,
         progress=progress,
     )

@@ -709,7 +709,7 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
     # By hand: one segment on top of the memory.
     loaded = memspan.load("run", "cpu")
     assert isinstance(loaded.model, LanguageModel)
-    whole = evaluation.text_of(loaded, "text.txt", "validation", False).tokens[:8]
+    whole = evaluation.text_of(loaded, "text.txt", None, "validation", False).tokens[:8]
     targets = torch.from_numpy(whole.astype(int))[None]
     inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
     losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)

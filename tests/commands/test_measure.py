@@ -88,8 +88,8 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_short_text_is_measured_as_far_as_it_goes(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Path("short.txt").write_text(TEXT[:300])
-    found = memspan.measure("run", "short.txt", split="all", budget=1000)
+    Path("short.jsonl").write_text(json.dumps({"body": TEXT[:300]}))
+    found = memspan.measure("run", "short.jsonl", field="body", split="all", budget=1000)
     assert found.longest == 128
     assert "distances over 128" in found.left_out[0]
     assert "distances over 128" in caplog.text

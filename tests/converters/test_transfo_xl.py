@@ -108,26 +108,34 @@ def test_parts_and_other_precisions(source: Path, tmp_path: Path) -> None:
 
 
 def test_the_run_is_a_run(source: Path, tmp_path: Path) -> None:
-    """It is scored, writes and is trained on, with another number of rows from its start only."""
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(" ".join(f"w{(i * j) % 18}" for i in range(9)) for j in range(60)))
+    """It is scored, writes and is trained on, with another number of rows from its start only, and on
+    records of one's own."""
+    text = tmp_path / "text.jsonl"
+    lines = [" ".join(f"w{(i * j) % 18}" for i in range(9)) for j in range(60)]
+    text.write_text("\n".join(json.dumps({"body": line}) for line in lines))
     folder = memspan.convert(source, tmp_path / "run")
-    before = memspan.evaluate(folder, str(text), split="all")
+    with pytest.raises(MemspanError, match=r"has no 'text'; it has body: .* --field in .*evaluate"):
+        memspan.evaluate(folder, str(text), split="all")
+    with pytest.raises(MemspanError, match="field 'body' is that of another corpus"):
+        memspan.evaluate(folder, field="body")
+    before = memspan.evaluate(folder, str(text), field="body", split="all")
     assert memspan.generate(folder, "w1 w2", tokens=3).text
     config = memspan.load(folder).config
     small = {"steps": 4, "batch_size": 2, "segment_length": 8, "sample_tokens": 0, "device": "cpu"}
     config = replace(
         config,
-        data=replace(config.data, corpus=str(text)),
+        data=replace(config.data, corpus=str(text), field="body", document_reset=True),
         optim=replace(config.optim, learning_rate=0.01, warmup_steps=0),
         train=replace(config.train, **small),
     )
     memspan.resume(folder, config=config)
     assert memspan.load(folder).step == 4
-    assert memspan.evaluate(folder, str(text), split="all").nats < before.nats
+    assert memspan.evaluate(folder, split="all").nats < before.nats
     more = replace(config, train=replace(config.train, steps=5))
     with pytest.raises(MemspanError, match="cannot change from 2 to 3"):
         memspan.resume(folder, config=replace(more, train=replace(more.train, batch_size=3)))
+    with pytest.raises(MemspanError, match="document-reset cannot change from True"):
+        memspan.resume(folder, config=replace(more, data=replace(more.data, document_reset=False)))
     memspan.resume(folder, config=more)
 
 

@@ -27,6 +27,9 @@ class EvaluateArguments(ReadingArguments):
 
     corpus: str | None = None
     """A named corpus, file, folder or glob (None: the run's own)."""
+    field: str | None = None
+    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
+    training)."""
     split: Literal["train", "validation", "test", "all"] = "validation"
     """Part of the corpus; all: the whole text in order."""
     tokens: int = 0
@@ -63,6 +66,7 @@ def evaluate(arguments: list[str]) -> None:
         scores = memspan.evaluate(
             run,
             options.corpus,
+            field=options.field,
             split=options.split,
             tokens=options.tokens,
             batch_size=options.batch_size,

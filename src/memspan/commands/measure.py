@@ -33,6 +33,9 @@ class MeasureArguments(DeviceArguments):
     ] = field(kw_only=True)
     corpus: str | None = None
     """A named corpus, file, folder or glob (None: each run's own)."""
+    field: str | None = None
+    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
+    training)."""
     split: Literal["train", "validation", "test", "all"] = "validation"
     """Part of the corpus; all: the whole text in order."""
     longest: int = 2048
@@ -75,6 +78,7 @@ def measure(arguments: list[str]) -> None:
                 memspan.measure(
                     run,
                     options.corpus,
+                    field=options.field,
                     split=options.split,
                     longest=options.longest,
                     budget=options.budget,

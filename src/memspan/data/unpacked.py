@@ -27,8 +27,8 @@ FORMAT = "2"
 SUM = hashlib.sha256().digest_size
 """Bytes of the sum before the borders of the documents: SHA-256 of the text's own and the borders."""
 NAME_IT = (
-    "name the field of the text with --data.field in train, --field in data prepare; evaluate and "
-    "measure read the field that the run was trained on"
+    "name the field of the text with --data.field in train, with --field in data prepare, evaluate "
+    "and measure"
 )
 """What to do about a field that is wrong; a part of refusals."""
 LINE_LIMIT = 1 << 28

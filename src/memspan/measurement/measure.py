@@ -82,6 +82,7 @@ def measure(
     run: Run | str | Path,
     corpus: str | None = None,
     *,
+    field: str | None = None,
     split: str = "validation",
     longest: int = 2048,
     budget: float = 45.0,
@@ -95,6 +96,8 @@ def measure(
     Args:
         run: the run, or its folder.
         corpus: a named corpus, file, folder or glob (None: the run's own).
+        field: the field or column with the corpus's text, in JSON Lines, Parquet and data sets (None:
+            as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         longest: tokens, the longest distance to measure; a short text allows less.
         budget: CPU seconds to spend on measuring, of all threads together.
@@ -116,7 +119,7 @@ def measure(
     if not budget > 0:
         raise MemspanError(f"budget must be more than 0 seconds, not {budget:g}")
     run = opened(run)
-    text = text_of(run, corpus, split, progress is not None)
+    text = text_of(run, corpus, field, split, progress is not None)
     fits, left_out = _fitting(len(text.tokens), longest, f"{text.corpus}, {split}")
     subject = Subject(
         run.model,

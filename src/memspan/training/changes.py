@@ -17,6 +17,8 @@ FIXED = {
     "train.seed": "the random numbers continue from it",
 }
 """Options of training that cannot change once training has begun, and why."""
+MOVABLE = ("data.corpus", "data.field")
+"""Where the text is: it may move, since its content is compared."""
 
 
 def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig]) -> Changes:
@@ -29,8 +31,6 @@ def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig])
 def refuse_fixed(changed: Changes, folder: Path, begun: bool) -> None:
     """Refuse changes that would make it another run.
 
-    The corpus may have another path, since its content is compared.
-
     Args:
         changed: the options.
         folder: the run's, for the message.
@@ -42,7 +42,8 @@ def refuse_fixed(changed: Changes, folder: Path, begun: bool) -> None:
     for name, (before, after) in changed.items():
         section, _, option = name.partition(".")
         why = FIXED.get(name) if begun else None
-        if section not in ("optim", "train") and name != "data.corpus":
+        may_change = name in MOVABLE or (name == "data.document_reset" and not begun)
+        if section not in ("optim", "train") and not may_change:
             why = "model, tokeniser and data make the run what it is"
         if why:
             flag = f"--{section}.{option.replace('_', '-')}" if option else "--model"
