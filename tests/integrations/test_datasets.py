@@ -78,6 +78,16 @@ def test_a_saved_data_set_keeps_its_splits(tmp_path: Path, monkeypatch: pytest.M
         load_corpus(str(tmp_path / "dict"), "body")
 
 
+def test_what_is_no_text_is_refused_unread(tmp_path: Path) -> None:
+    """An image would be decoded first; here it cannot be."""
+    columns = {"image": [{"bytes": b"no image", "path": None}], "id": [1], "words": [["a"]]}
+    whole = datasets.Dataset.from_dict(columns)
+    whole.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "set")
+    for name, kind in {"image": "PIL.Image.Image", "id": "int64", "words": "list"}.items():
+        with pytest.raises(MemspanError, match=f"train: {name} is of type {kind}, not text: name"):
+            load_corpus(str(tmp_path / "set"), name)
+
+
 def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_there("hf:me/ducks")
     assert located("hf:me/ducks") == "hf:me/ducks"

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from memspan.data.texts import Text
-from memspan.data.unpacked import ROWS, Documents, missing_field, record_bytes, unpacked
+from memspan.data.unpacked import (
+    NAME_IT,
+    ROWS,
+    Documents,
+    missing_field,
+    record_bytes,
+    unpacked,
+)
 from memspan.errors import MemspanError
 
 PREFIX = "hf:"
@@ -19,6 +26,8 @@ SPLITS = {
     "test": "test",
 }
 """Its names of splits to ours."""
+TEXT = ("string", "large_string", "string_view", "null")
+"""Its types of columns that may hold text. Of the last, which has no values, a row is refused."""
 
 
 def is_saved(folder: Path) -> bool:
@@ -58,6 +67,10 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
 def _documents(part: Any, field: str, where: str) -> Documents:
     if field not in part.column_names:
         raise missing_field(where, field, part.column_names)
+    # Before a row is read: images and sounds would be decoded for it.
+    kind = getattr(part.features[field], "dtype", "list")
+    if kind not in TEXT:
+        raise MemspanError(f"{where}: {field} is of type {kind}, not text: {NAME_IT}")
     number = 0
     for rows in part.select_columns([field]).with_format(None).iter(ROWS):
         for value in rows[field]:
