@@ -17,8 +17,10 @@ import torch
 import memspan
 import tiny_runs
 from memspan import cli
+from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import export, from_run
+from memspan.integrations.transformers.export import example_prompt
 from memspan.integrations.transformers.installed import require_transformers
 
 FILES = [
@@ -83,6 +85,20 @@ def test_the_card_s_code_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     card = Path("exported/README.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", card, re.S | re.M)
     exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt"),
+    [
+        (ByteTokenizer(), "Once upon a time"),
+        (WordTokenizer(["<eos>", ",", "river", "the"]), "river the"),
+        (WordTokenizer(["<unk>", "0", "1"]), "0 1"),
+        (CharacterTokenizer("\n 'ab", others=False), "ab"),
+        (CharacterTokenizer("日", others=False), "日"),
+    ],
+)
+def test_the_card_s_prompt_is_of_the_vocabulary(tokenizer: Tokenizer, prompt: str) -> None:
+    assert example_prompt(tokenizer) == prompt
 
 
 def test_python_gives_the_same_model(run: Path) -> None:

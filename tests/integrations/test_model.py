@@ -196,6 +196,27 @@ def test_long_inputs_are_read_in_segments(case: Case) -> None:
             close(model(tokens, logits_to_keep=3).logits, expected[:, -3:])
 
 
+@every_architecture
+def test_of_a_padded_prompt_only_the_wanted_logits_are_kept(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = wrap(case, segment_length=4), text(2, 10)
+    mask = torch.ones_like(tokens)
+    mask[1, :3] = 0
+    every = model(tokens, attention_mask=mask).logits
+    read, kept = model._read, []
+
+    def noted(*arguments: Any) -> Any:
+        kept.append(read(*arguments))
+        return kept[-1]
+
+    monkeypatch.setattr(model, "_read", noted)
+    for n in (1, 2, 10):
+        some = model(tokens, attention_mask=mask, logits_to_keep=n).logits
+        assert torch.equal(some, every[:, -n:])
+    assert [logits.shape[1] for logits, _ in kept] == [4, 5, 10]
+
+
 @every_case
 def test_training_is_ours(case: Case) -> None:
     """Two segments with memory carried, one of them padded: loss and every gradient."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
+from memspan.data.tokenizers import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
 from memspan.integrations.transformers.config import MemspanConfig
@@ -38,7 +40,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-inputs = tokenizer("Once upon a time", return_tensors="pt")
+inputs = tokenizer({prompt}, return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100, do_sample=True)[0]))
 ```
 """
@@ -96,6 +98,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         name=folder.name,
         parameters=model.num_parameters(),
         tokenizer=run.tokenizer.kind,
+        prompt=json.dumps(example_prompt(run.tokenizer), ensure_ascii=False),
         origin=f"trained for {run.step:,} steps" if run.step else "converted",
     )
     shown = is_progress_bar_enabled()
@@ -117,3 +120,16 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
     finally:
         if shown:
             enable_progress_bar()
+
+
+def example_prompt(tokenizer: Tokenizer) -> str:
+    """A text for the card's example: not every vocabulary has the words of the usual one."""
+    usual = "Once upon a time"
+    try:
+        if not tokenizer.count_unknown(tokenizer.encode(usual.encode())):
+            return usual
+    except MemspanError:
+        pass
+    ids = range(min(tokenizer.vocab_size, 1000))
+    plain = [n for n in ids if n != tokenizer.unknown and tokenizer.decode([n]).isalnum()]
+    return tokenizer.decode(plain[:4] or [ids[-1]]).decode(errors="replace")

@@ -146,12 +146,14 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         # All padding to the right, which keeps the order of a row's own tokens.
         order = (~own).to(torch.uint8).argsort(dim=1, stable=True)
         moved = tokens.masked_fill(~own, 0).gather(1, order)
-        logits, auxiliary_loss = self._read(moved, own.sum(1), cache, 0)
+        latest = own.cumsum(1)[:, -to_keep:, None]
+        # Logits before all of these are not kept: those of a long prompt take gigabytes.
+        unwanted = max(int(latest.min()) - 1, 0)
+        logits, auxiliary_loss = self._read(moved, own.sum(1), cache, tokens.shape[1] - unwanted)
         if before is None:
             before = torch.zeros_like(logits[:, 0])
         logits = torch.cat([before[:, None], logits], 1)
-        latest = own.cumsum(1)[:, -to_keep:, None]
-        return logits.gather(1, latest.expand(-1, -1, logits.shape[2])), auxiliary_loss
+        return logits.gather(1, (latest - unwanted).expand(-1, -1, logits.shape[2])), auxiliary_loss
 
     def _read(
         self, tokens: Tensor, lengths: Tensor | None, cache: MemspanCache, to_keep: int
