@@ -121,8 +121,8 @@ TABLES = (
             "seed": "seed",
             "parameters": "parameters",
             "cpu_seconds": "CPU seconds",
-            "segments": "bits per byte, segments alone",
-            "carried": "bits per byte, memory carried",
+            "segments": "nats per byte, segments alone",
+            "carried": "nats per byte, memory carried",
         },
     ),
     Table(

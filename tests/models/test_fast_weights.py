@@ -99,7 +99,7 @@ def test_every_other_combination_works(rule: str, feature_map: str, normalisatio
 
 
 def test_feature_widths() -> None:
-    """As docs/fast_weights.md lists them; heads are 4 wide."""
+    """As docs/annotated/fast_weights.md lists them; heads are 4 wide."""
     widths = {
         ("dpfp", 1): 8,
         ("dpfp", 3): 24,

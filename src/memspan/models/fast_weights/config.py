@@ -41,11 +41,12 @@ class FastWeightsConfig(BackboneConfig):
     outer_activation: Literal["tanh", "identity"] = "tanh"
     """The outer-product rule's f."""
     feature_map: Literal["dpfp", "elu", "favor", "softmax", "identity"] = "dpfp"
-    """Map from keys and queries to features; docs/fast_weights.md says how many each has."""
+    """Map from keys and queries to features: dpfp has 2 * d_head * nu of them, favor twice its random
+    projections, the others d_head. softmax is over a key's own entries, identity is no map."""
     nu: int = 1
-    """dpfp: number of rolls; there are 2 * d_head * nu features."""
+    """dpfp: number of rolls, 1 to 2 * d_head - 1."""
     favor_features: int | None = None
-    """favor: number of random projections m (None: d_head); there are 2 * m features."""
+    """favor: number of random projections m (None: d_head)."""
     favor_redraw: bool = False
     """favor: draw new projections for every training segment. Values written with the old ones can no
     longer be read, so training then starts every segment with an empty memory."""

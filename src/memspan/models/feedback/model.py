@@ -472,7 +472,7 @@ def _first_layer_weights(config: FeedbackConfig) -> Tensor:
     """``[L + 1]``, before the softmax; ``scaled`` gives the embedding a share of 10/11 at any depth.
 
     With equal shares, what the upper layers learn for all tokens alike hides which token it was
-    (docs/feedback.md, "Recall over distance").
+    (docs/measured/feedback.md, "Recall over distance").
     """
     weights = torch.zeros(config.n_layers + 1)
     if config.initialisation == "scaled":
