@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,69 @@ def test_the_writes_sum_up_to_the_models_matrix() -> None:
     expected = memory.weights[0, written.LAYER, written.HEAD]
     assert expected.abs().max() > 1
     torch.testing.assert_close(matrix, expected, atol=0.05, rtol=0)
+
+
+@dataclass
+class Read:
+    """What a token attends to: for each slot its first token, and its weight by layer."""
+
+    token: int
+    slots: list[int]
+    compressed: int
+    weights: list[list[int]]
+
+
+def attended(name: str) -> list[Read]:
+    """Tokens that attend to anything."""
+    data, reads = figures.load(name), []
+    for token, step in enumerate(data["steps"]):
+        n, rate = step["compressed"], data["rate"]
+        count = len(step["weights"][0])
+        slots = [step["first"] + (rate * i if i < n else (rate - 1) * n + i) for i in range(count)]
+        reads.append(Read(token, slots, n, step["weights"]))
+    return [read for read in reads if read.slots]
+
+
+def share(reads: list[Read], layer: int, counted: Callable[[Read], list[int]]) -> str:
+    """Of a layer's attention, in percent, that on the slots ``counted``."""
+    of_layer = [(read.weights[layer - 1], counted(read)) for read in reads]
+    all_slots = sum(sum(weights) for weights, _ in of_layer)
+    return f"{100 * sum(w[i] for w, slots in of_layer for i in slots) / all_slots:.0f} %"
+
+
+def near(read: Read) -> list[int]:
+    return [i for i, slot in enumerate(read.slots) if read.token - slot <= 4]
+
+
+def test_what_the_pages_say_of_them() -> None:
+    """Percentages in the text below the figures are those of the numbers that are drawn."""
+    xl = [share(attended("transformer-xl"), layer, near) for layer in (1, 4)]
+    feedback = [share(attended("feedback"), layer, near) for layer in (1, 2)]
+    full = [read for read in attended("compressive") if read.compressed == 12]
+    old = [share(full, layer, lambda read: [*range(read.compressed)]) for layer in (2, 4)]
+    kept = figures.load("fast-weights")["kept"]
+    left = [f"{statistics.mean(row[-1 - lag] for row in kept[lag:]):.0f} %" for lag in (1, 10, 40)]
+    for page, words in {
+        "transformer_xl": f"In layer 1 {xl[0]} of the attention stays within four bytes of the token, "
+        f"in layer 4 {xl[1]}",
+        "feedback": f"Within four bytes stays {feedback[0]} of the attention in layer 1 and "
+        f"{feedback[1]} in layer 2",
+        "compressive": f"they get {old[0]} of layer 2's attention and {old[1]} of layer 4's",
+        "fast_weights": f"a key reads {left[0]} of what it wrote after one more token, {left[1]} after "
+        f"ten, {left[2]} after forty",
+    }.items():
+        text = (figures.ROOT / f"docs/annotated/{page}.md").read_text(encoding="utf-8")
+        assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("name", "layer"), [("transformer-xl", 4), ("feedback", 2)])
+def test_some_tokens_look_back_to_the_newline_before_their_verse(name: str, layer: int) -> None:
+    text, back = figures.load(name)["text"], 0
+    for read in attended(name):
+        weights = read.weights[layer - 1]
+        slot = read.slots[weights.index(max(weights))]
+        back += text[slot] == "\n" and read.token - slot > 4
+    assert back > 4
 
 
 def test_a_file_of_another_form(tmp_path: Path) -> None:
