@@ -187,7 +187,10 @@ def _section(table: Table, root: Path) -> list[str]:
     return [
         f"## {table.title}",
         _machine(results["machine"]),
+        # The class keeps names on one line.
+        '<div class="rows" markdown="block">',
         "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows]),
+        "</div>",
     ]
 
 

@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 STAGED = ROOT / ".docs-build"
 """What zensical reads and writes; git ignores it."""
 SITE = STAGED / "site"
+HOME = PurePosixPath("index.md")
 
 
 class Staging:
@@ -73,7 +74,9 @@ class Staging:
         """A page of Markdown with its links rewritten; annotated ones get their columns."""
         if path.parent == annotated.FOLDER:
             return self._annotated(path, at)
-        return self._rewritten((self.root / path).read_text(encoding="utf-8"), path, at)
+        text = self._rewritten((self.root / path).read_text(encoding="utf-8"), path, at)
+        # Home has nothing beside it in the navigation, and its code is wide.
+        return "---\nhide:\n  - navigation\n---\n\n" + text if at == HOME else text
 
     def _rewritten(self, text: str, path: Path, at: PurePosixPath) -> str:
         text = links.rewritten(self.figures.protected(text), path, at, self.linked, self.root)

@@ -102,8 +102,8 @@ def test_what_the_pages_say_of_them() -> None:
     kept = figures.load("fast-weights")["kept"]
     left = [f"{statistics.mean(row[-1 - lag] for row in kept[lag:]):.0f} %" for lag in (1, 10, 40)]
     for page, words in {
-        "transformer_xl": f"In layer 1 {xl[0]} of the attention stays within four bytes of the token, "
-        f"in layer 4 {xl[1]}",
+        "transformer_xl": f"In layer 1, {xl[0]} of the attention stays within four bytes of the token, "
+        f"in layer 4, {xl[1]}",
         "feedback": f"Within four bytes stays {feedback[0]} of the attention in layer 1 and "
         f"{feedback[1]} in layer 2",
         "compressive": f"they get {old[0]} of layer 2's attention and {old[1]} of layer 4's",
