@@ -62,6 +62,7 @@ def test_a_new_process_writes_what_memspan_writes(
     cli.main(["export", str(run), "--to", "transformers", "out/exported"])
     assert "exported to out/exported" in capsys.readouterr().out
     assert sorted(path.name for path in Path("out/exported").iterdir()) == FILES
+    assert len({path.stat().st_mode for path in Path("out/exported").iterdir()}) == 1
     assert "out" not in json.loads(Path("out/exported/config.json").read_text())
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM, "out/exported", "memory "],
@@ -114,6 +115,11 @@ def test_python_gives_the_same_model(run: Path) -> None:
     greedy = memspan.Sampling(temperature=0)
     ours = memspan.generate(run, prompt, tokens=8, sampling=greedy).text
     assert tokenizer.decode(written[0]) == prompt + ours
+    inputs = tokenizer("memory", return_tensors="pt")
+    written = model.generate(
+        **inputs, max_new_tokens=200, do_sample=True, stop_strings="e", tokenizer=tokenizer
+    )
+    assert ord("e") not in written[0, 6:-1]
 
 
 def test_a_folder_that_exists_is_left_alone(run: Path) -> None:

@@ -303,7 +303,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "target .* is not in the vocabulary",
     ),
     "labels' shape": (lambda m: m(text(1, 3), labels=text(1, 4)), "targets must be a tensor"),
-    "mask": (lambda m: m(text(2, 3), torch.ones(2, 2)), r"attention_mask must be \[2, 3\]"),
+    "mask": (lambda m: m(text(2, 3), torch.ones(2, 2)), r"attention_mask must be \[2, 3\], not"),
     "mask of another past": (
         lambda m: m(text(1, 3), torch.ones(1, 7), m(text(1, 3)).past_key_values),
         r"\[1, 3\] or, with what the cache has read, \[1, 6\], not \[1, 7\]",
@@ -336,6 +336,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda m: m.generate(text(1, 3), past_key_values=m(text(1, 3)).past_key_values, **FEW),
         "the cache has read 3 columns and the input has 3",
     ),
+    "no prompt": (lambda m: m.generate(text(1, 0), **FEW), "no tokens: give a prompt"),
     "cache_implementation": (
         lambda m: m.generate(text(1, 3), cache_implementation="static", **FEW),
         "leave it out",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -112,6 +113,9 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
             write_atomically(unfinished / "README.md", card.encode())
+            # safetensors writes files that only their owner can read.
+            for weights in unfinished.glob("*.safetensors"):
+                shutil.copymode(unfinished / "config.json", weights)
             unfinished.rename(folder)
     except OSError as error:
         raise MemspanError(

@@ -131,9 +131,10 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None:
             rows, n_columns = input_ids.shape
             if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
+                whole = f" or, with what the cache has read, [{rows}, {n_before + n_columns}]"
                 raise MemspanError(
-                    f"attention_mask must be [{rows}, {n_columns}] or, with what the cache has read, "
-                    f"[{rows}, {n_before + n_columns}], not {list(attention_mask.shape)}"
+                    f"attention_mask must be [{rows}, {n_columns}]{whole if n_before else ''}, not "
+                    f"{list(attention_mask.shape)}"
                 )
             own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
         return None if own.all() else own
@@ -211,8 +212,10 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         """What ``generate`` passes to :meth:`forward`: of ``input_ids`` what is new.
 
         Raises:
-            MemspanError: nothing is new to what the cache has read.
+            MemspanError: nothing is new to what the cache has read, or there is nothing at all.
         """
+        if not input_ids.shape[1] and inputs_embeds is None:
+            raise MemspanError("input_ids has no tokens: give a prompt of at least one")
         if next_sequence_length is not None and next_sequence_length < 1:
             seen = _cache(past_key_values).get_seq_length()
             raise MemspanError(
@@ -220,6 +223,8 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
                 "of the text again and what is new, or start with MemspanCache(cache.memory) and "
                 "give what is new alone"
             )
+        # What stop strings needed; generate passes it on.
+        kwargs.pop("tokenizer", None)
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length,
