@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -88,7 +89,9 @@ def test_what_is_no_text_is_refused_unread(tmp_path: Path) -> None:
             load_corpus(str(tmp_path / "set"), name)
 
 
-def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert is_there("hf:me/ducks")
     assert located("hf:me/ducks") == "hf:me/ducks"
     asked: list[tuple[str, ...]] = []
@@ -101,6 +104,16 @@ def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         patched.setattr(datasets, "load_dataset", found)
         assert _documents("hf:me/ducks:small")["train"][:500] == TEXTS[:500]
     assert asked == [("me/ducks", "small")]
+
+    def unreachable(*arguments: str) -> None:
+        logging.getLogger("huggingface_hub").warning("Retrying in 8s [Retry 5/5].")
+        raise ConnectionError("no network")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(datasets, "load_dataset", unreachable)
+        with pytest.raises(MemspanError, match=r"cannot load me/ducks from the hub \(no network\)"):
+            load_corpus("hf:me/ducks")
+    assert not caplog.records
     # No network: what to put where.
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(MemspanError, match=r"load_dataset\('me/ducks'\)\.save_to_disk") as refusal:

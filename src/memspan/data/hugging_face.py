@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ def _from_disk(datasets: Any, name: str) -> Any:
 def _from_hub(datasets: Any, name: str) -> Any:
     path, _, configuration = name.removeprefix(PREFIX).partition(":")
     arguments = [path, configuration] if configuration else [path]
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    # Without a network it tells of every attempt, for half a minute.
+    log.setLevel(logging.ERROR)
     try:
         return datasets.load_dataset(*arguments)
     except Exception as error:
@@ -101,6 +106,8 @@ def _from_hub(datasets: Any, name: str) -> Any:
             f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
             "folder as the corpus"
         ) from None
+    finally:
+        log.setLevel(level)
 
 
 def _line(error: Exception) -> str:

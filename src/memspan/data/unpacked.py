@@ -169,8 +169,13 @@ def _json_text(line: bytes, field: str, where: str) -> bytes:
         raise MemspanError(f"{where} has over {LINE_LIMIT:,} bytes: JSON Lines are one record each")
     try:
         record: Any = json.loads(line.decode("utf-8-sig"))
-    # The last two: not UTF-8 or an integer of thousands of digits, and lists nested too deep.
-    except (json.JSONDecodeError, ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
+        # Its own message counts lines within this one.
+        raise MemspanError(
+            f"{where} is no JSON ({error.msg}, column {error.colno:,}): correct the line"
+        ) from None
+    # Not UTF-8 or an integer of thousands of digits, and lists nested too deep.
+    except (ValueError, RecursionError) as error:
         raise MemspanError(f"{where} is no JSON ({error}): correct the line") from None
     if not isinstance(record, dict):
         raise MemspanError(
