@@ -3,8 +3,8 @@
 All names that users import are here, in :mod:`memspan.models` and, for other libraries, in
 :mod:`memspan.integrations.transformers`; other modules are private. A trained
 model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`,
-:func:`generate` and :func:`measure`. They print nothing; what the user should know beside a result goes
-to the logger ``memspan``.
+:func:`generate` and :func:`measure`. :func:`estimate` says beforehand what training takes. They print
+nothing; what the user should know beside a result goes to the logger ``memspan``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from memspan.runs.options import RunConfig
     from memspan.runs.run import Run, load
     from memspan.sampling import Sampling
+    from memspan.training.estimate import Estimate, estimate
     from memspan.training.options import OptimConfig, TrainConfig
     from memspan.training.start import resume, train
 
 __all__ = [
     "DataConfig",
     "EmbeddingConfig",
+    "Estimate",
     "Evaluation",
     "Generation",
     "LanguageModel",
@@ -49,6 +51,7 @@ __all__ = [
     "TrainConfig",
     "Writer",
     "convert",
+    "estimate",
     "evaluate",
     "generate",
     "load",
@@ -61,6 +64,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DataConfig": "data.options",
     "EmbeddingConfig": "models.options",
+    "Estimate": "training.estimate",
     "Evaluation": "evaluation",
     "Generation": "generation",
     "LanguageModel": "models",
@@ -74,6 +78,7 @@ _HOMES = {
     "TrainConfig": "training.options",
     "Writer": "generation",
     "convert": "converters.convert",
+    "estimate": "training.estimate",
     "evaluate": "evaluation",
     "generate": "generation",
     "load": "runs.run",

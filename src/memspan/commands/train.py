@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import tyro
 
@@ -17,12 +17,18 @@ from memspan.commands.output import settle_output
 from memspan.commands.parsing import Modules, first_look, parsed
 from memspan.data.texts import CHUNK
 from memspan.distributed import reports
+from memspan.distributed.cores import cores
 from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import PRESETS, load_config, preset_file, read_config
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memspan.distributed.processes import Processes
 
 M = TypeVar("M", bound=BackboneConfig)
 STDIN = "-"
@@ -50,10 +56,22 @@ class TrainArguments(Generic[M]):
     """Processes on this machine, which share the rows of the batch equally. With --resume their number
     may differ from before. On several machines: torchrun -m memspan train."""
 
+    dry_run: bool = False
+    """Train nothing and write no folder. Prints parameters, memory per process, FLOPs per token, speed
+    and days: for --nproc processes, and before any of it is made. The speed is that of a few updates on
+    made-up text, of fewer rows or layers where the model is large. Ends with status 2 if the run does
+    not fit the memory."""
+
     modules: Modules = ()
 
     def __post_init__(self) -> None:
         at_least(1, self, "nproc")
+        if self.dry_run and self.resume is not None:
+            raise MemspanError(
+                "--dry-run is for a new run: drop --resume, or give the run's config.toml as --preset"
+            )
+        if self.dry_run and self.config.data.corpus == STDIN:
+            raise MemspanError("--dry-run reads no text: drop --data.corpus -, or --dry-run")
         if self.out == Path():
             raise MemspanError("--out names the current folder: give a folder for this run alone")
         if self.out is not None and not self.out.name:
@@ -77,7 +95,9 @@ def train(arguments: list[str]) -> None:
         # Of two equal flags the second counts, for processes that are started, too.
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
-    if options.nproc > 1 and not launched:
+    # More processes than cores are for another machine: a dry run then multiplies what one does.
+    elsewhere = options.dry_run and options.nproc > cores()
+    if options.nproc > 1 and not launched and not elsewhere:
         _launch(arguments, options.nproc)
         return
     if reports.is_worker():
@@ -91,7 +111,8 @@ def train(arguments: list[str]) -> None:
         stack.enter_context(unbreakable_output())
         if os.environ.get("RANK", "0") == "0":
             # PyTorch takes seconds to import, and tokenising a new text longer.
-            print(f"preparing {options.resume or options.config.data.corpus}", flush=True)
+            what = options.resume or options.config.data.corpus
+            print("measuring" if options.dry_run else f"preparing {what}", flush=True)
         from memspan.distributed.processes import joined
         from memspan.training import start
 
@@ -99,7 +120,9 @@ def train(arguments: list[str]) -> None:
         # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the lines,
         # so that files and pipes get them unbroken.
         console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
-        if options.resume is not None:
+        if options.dry_run:
+            _dry_run(options, console, processes)
+        elif options.resume is not None:
             changed = options.config if options.config != begun else None
             start.resume(options.resume, config=changed, console=console, processes=processes)
         else:
@@ -112,6 +135,14 @@ def train(arguments: list[str]) -> None:
                 processes=processes,
             )
     settle_output()
+
+
+def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
+    from memspan.training.estimate import estimate, report
+
+    found = estimate(options.config, n_processes=options.nproc, processes=processes)
+    console.print(report(found, options.config.train), highlight=False)
+    found.refuse_too_large()
 
 
 def _keep_input(options: TrainArguments[BackboneConfig]) -> Path:

@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from memspan.distributed.cores import cores
 from memspan.distributed.reports import BY_US, LOST, has_stopped
 
 SAVE_SECONDS = 120
@@ -48,10 +49,9 @@ def launch(arguments: list[str], n_processes: int) -> None:
         RunEndedError: one of them failed; the others were stopped.
         KeyboardInterrupt: they were asked to stop while they were not training.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings = {
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS),
-        "OMP_NUM_THREADS": str(max(1, (cores or 1) // n_processes)),
+        "OMP_NUM_THREADS": str(max(1, cores() // n_processes)),
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)

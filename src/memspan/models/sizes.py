@@ -30,13 +30,13 @@ def refuse_oversized_model(
     model: BackboneConfig, vocab_size: int = 0, embedding: EmbeddingConfig | None = None
 ) -> None:
     """Raise :class:`MemspanError` if the weights do not fit this machine."""
-    if torch.get_default_device().type == "meta":
-        # The meta device allocates nothing.
-        return
     if model.n_layers > MOST_LAYERS:
         raise MemspanError(
             f"n_layers must be at most {MOST_LAYERS:,}, not {_shown(model.n_layers)}: lower it"
         )
+    if torch.get_default_device().type == "meta":
+        # The meta device allocates nothing.
+        return
     needed = BYTES * parameters(model, vocab_size, embedding)
     refuse_oversized("the model's weights", needed, torch.get_default_device(), REMEDY)
 

@@ -8,5 +8,7 @@ optimisers.py   the optimisers, and which parameters decay        schedule.py   
 validation.py   score, sample and statistics                       health.py     what is not finite
 journal.py      records while training       loggers.py   where they go      metrics.py  metrics.jsonl
 saves.py        checkpoints, in a folder that may be moved         summary.py    before and at the end
+sizes.py        the memory that a run takes      sample.py    a few layers of it, measured
+estimate.py     what a run would take, before any of it is made
 terminal.py     progress, signals, output that cannot fail
 """

@@ -1,36 +1,186 @@
-"""A lower bound of the memory that training takes."""
+"""The memory that training takes: a lower bound, and for larger models what a sample of it measures."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, fields
+
 import torch
 
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.models.sizes import (
     BYTES,
     REMEDY,
+    memory_of,
     parameters,
     refuse_oversized,
     refuse_oversized_model,
 )
 from memspan.runs.options import RunConfig
+from memspan.training.sample import Sample, line, resident_bytes, sampled_layers, shallow
+
+MEASURED_FROM = 0.01
+"""Share of the device's memory from which on a lower bound is not enough to tell that training fits."""
+
+Peaks = dict[int, dict[int, float]]
+"""Bytes by layers, then by rows."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of parameters and bytes, counted without allocating any."""
+
+    parameters: int
+    memory_bytes: int
+    """Of the memory that the rows of one process carry."""
+    gathered: int
+    """Parameters that FSDP2 holds at once: its largest unit, and all that is in none."""
+
+
+def sizes_of(config: RunConfig[BackboneConfig], vocab_size: int, rows: int) -> Sizes:
+    """Count a model of these options, and the memory of so many rows."""
+    with torch.device("meta"):
+        model = LanguageModel(vocab_size, config.model, config.embedding)
+        memory = model.initial_memory(rows)
+    count = sum(p.numel() for p in model.parameters())
+    units = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
+    return Sizes(count, memory.nbytes, count - sum(units) + max(units, default=0))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that one process takes."""
+
+    weights: int
+    gradients: int
+    """With DDP twice: it collects them in buckets."""
+    moments: int
+    activations: int | None
+    """Of one pass forward and backward (None: cannot be measured on this system)."""
+    memory: int
+    """The architecture's, before and after an update."""
+    process: int
+    """Python and its libraries."""
+
+    @property
+    def total(self) -> int:
+        """At the peak: in an update or, where the moments are larger, while they are saved."""
+        held = self.weights + self.moments + self.memory + self.process
+        return held + max(self.gradients + (self.activations or 0), self.moments)
+
+    def refuse_more_than(self, available: float, n_processes: int) -> None:
+        """Raise :class:`MemspanError` if so many processes do not fit a device with ``available``."""
+        if self.total * n_processes <= available:
+            return
+        each = f" in each of {n_processes} processes" if n_processes > 1 else ""
+        raise MemspanError(
+            f"training would take {in_units(self.total)}{each} ({self.parts()}), and this device has "
+            f"{in_units(available)}: lower batch_size, segment_length or the model's sizes, or "
+            "share them with --nproc on more machines (--train.parallel fsdp)"
+        )
+
+    def parts(self) -> str:
+        """What it is made of, for people."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ", ".join(f"{name} {in_units(size)}" for name, size in named.items() if size)
+
+
+def needs(
+    config: RunConfig[BackboneConfig],
+    vocab_size: int,
+    rows: int,
+    n_processes: int,
+    activations: float | None,
+    process: int,
+) -> Needs:
+    """What one of ``n_processes`` takes that trains ``rows`` rows, given its activations."""
+    sizes = sizes_of(config, vocab_size, rows)
+    own = held = sizes.parameters
+    if config.train.parallel == "fsdp":
+        own //= n_processes
+        held = own + (sizes.gathered if n_processes > 1 else 0)
+    buckets = config.train.parallel == "ddp" and n_processes > 1
+    if activations is not None:
+        activations *= config.train.gradient_segments
+    return Needs(
+        weights=BYTES * held,
+        gradients=BYTES * own * (1 + buckets),
+        moments=2 * BYTES * own,
+        activations=None if activations is None else round(activations),
+        memory=2 * sizes.memory_bytes,
+        process=process,
+    )
+
+
+def peaks(
+    config: RunConfig[BackboneConfig], vocab_size: int, rows: int, device: torch.device
+) -> Peaks | None:
+    """Bytes of a pass, from samples of one and two layers and rows (None: this system does not tell).
+
+    Raises:
+        MemspanError: not even a sample fits the device.
+    """
+    found: Peaks = {}
+    for n_layers in sampled_layers(config):
+        part = shallow(config, n_layers)
+        assert part is not None
+        most_rows = min(2, rows)
+        least = needs(part, vocab_size, most_rows, 1, None, 0)
+        least.refuse_more_than(memory_of(device), 1)
+        # The run's own random numbers do not depend on samples.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            sample = Sample(part, vocab_size, device)
+            for n_rows in range(1, most_rows + 1):
+                peak = sample.peak_bytes(n_rows)
+                if peak is None:
+                    return None
+                found.setdefault(n_layers, {})[n_rows] = max(0, peak - least.gradients)
+    return found
+
+
+def activations_at(found: Peaks | None, n_layers: int, rows: int) -> float | None:
+    """Bytes of a pass of so many layers and rows: they grow linearly in both."""
+    if found is None:
+        return None
+    return line({layers: line(by_rows, rows) for layers, by_rows in found.items()}, n_layers)
 
 
 def refuse_oversized_training(
-    config: RunConfig[BackboneConfig], vocab_size: int, rows: int, device: torch.device
+    config: RunConfig[BackboneConfig],
+    vocab_size: int,
+    rows: int,
+    device: torch.device,
+    n_processes: int = 1,
 ) -> None:
-    """Raise :class:`MemspanError` if training on ``rows`` rows does not fit the device.
+    """Raise :class:`MemspanError` if training ``rows`` rows in each process does not fit the device.
 
-    Counted are the weights, their gradients and two moments, and each layer's two inputs, saved for
-    backward.
+    Where a lower bound leaves no doubt that it fits, nothing is measured: it counts the weights, their
+    gradients and two moments, and each layer's two inputs, saved for backward.
     """
     refuse_oversized_model(config.model, vocab_size, config.embedding)
     weights = BYTES * parameters(config.model, vocab_size, config.embedding)
     if config.train.parallel == "ddp":
         refuse_oversized("training's weights, gradients and moments", 4 * weights, device, REMEDY)
     tokens = rows * config.train.segment_length * config.train.gradient_segments
-    refuse_oversized(
-        "training's activations",
-        BYTES * 2 * tokens * config.model.n_layers * config.model.d_model,
-        device,
-        "lower batch_size or segment_length",
-    )
+    inputs = BYTES * 2 * tokens * config.model.n_layers * config.model.d_model
+    refuse_oversized("training's activations", inputs, device, "lower batch_size or segment_length")
+    if 4 * weights + inputs > MEASURED_FROM * memory_of(device):
+        found = peaks(config, vocab_size, rows, device)
+        activations = activations_at(found, config.model.n_layers, rows)
+        process = resident_bytes(device) or 0
+        needed = needs(config, vocab_size, rows, n_processes, activations, process)
+        needed.refuse_more_than(memory_of(device), on_this_machine(n_processes, device))
+
+
+def on_this_machine(n_processes: int, device: torch.device) -> int:
+    """How many of the processes share the device's memory."""
+    if device.type != "cpu":
+        return 1
+    return min(n_processes, int(os.environ.get("LOCAL_WORLD_SIZE", n_processes)))
+
+
+def in_units(size: float) -> str:
+    """Bytes for people, such as ``1.2 GB``."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"

@@ -74,11 +74,7 @@ def train(
         model = memspan.load(folder).model
     """
     folder, console = Path(folder), console or Console(quiet=True)
-    if config.train.parallel == "fsdp" and processes.size == 1:
-        raise MemspanError(
-            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
-            "2 or more, or drop it"
-        )
+    refuse_fsdp_alone(config, processes.size)
     device = own_device(device_for(config.train.device))
     # Absolute, so that the run can be resumed from any working directory.
     config = _with_texts(config, located(config.data.corpus), _absolute(config.data.tokenizer))
@@ -264,6 +260,15 @@ def _report_differences(
         console.print(
             f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
             f"{saved.state['step']:,} may be wrong or missing; training does not depend on them"
+        )
+
+
+def refuse_fsdp_alone(config: RunConfig[BackboneConfig], n_processes: int) -> None:
+    """Raise :class:`MemspanError` if a new run shards its model and there is one process."""
+    if config.train.parallel == "fsdp" and n_processes == 1:
+        raise MemspanError(
+            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
+            "2 or more, or drop it"
         )
 
 

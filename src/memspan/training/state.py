@@ -33,6 +33,13 @@ from memspan.training.sizes import refuse_oversized_training
 from memspan.training.warm_start import WarmStart, initialise_from
 
 
+def refuse_sharing(config: RunConfig[BackboneConfig], processes: Processes) -> None:
+    """Raise :class:`MemspanError` if the run cannot be shared by so many processes."""
+    processes.rows(config.train.batch_size)
+    if processes.size > 1 and (reason := config.model.one_process_only):
+        raise MemspanError(reason)
+
+
 class TrainingState:
     """Weights, memory, optimiser, place in the text, random numbers and counts of a run."""
 
@@ -57,9 +64,8 @@ class TrainingState:
             MemspanError: an option that cannot be used, or sizes that do not fit the device.
         """
         options = config.train
+        refuse_sharing(config, processes)
         self.processes, self.rows = processes, processes.rows(options.batch_size)
-        if processes.size > 1 and (reason := config.model.one_process_only):
-            raise MemspanError(reason)
         self.config, self.prepared, self.device = config, prepared, device
         self.precision = precision_of(options, device)
         torch.manual_seed(options.seed)
@@ -72,13 +78,14 @@ class TrainingState:
             text.document_starts if config.data.document_reset else None,
         )
         vocab_size = prepared.tokenizer.vocab_size
-        refuse_oversized_training(config, vocab_size, self.rows.stop - self.rows.start, device)
+        n_rows = self.rows.stop - self.rows.start
+        refuse_oversized_training(config, vocab_size, n_rows, device, processes.size)
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
         self.warm_start: WarmStart | None = None
         """What was taken from ``source``."""
         if source is not None:
             self.warm_start = initialise_from(self.model, prepared.tokenizer, source)
-        self.memory: Memory = self.model.initial_memory(self.rows.stop - self.rows.start)
+        self.memory: Memory = self.model.initial_memory(n_rows)
         self.mesh = processes.mesh(device) if processes.size > 1 else None
         self.passes = passes(self.model, options.parallel, self.mesh)
         self.optimizer = optimiser_for(self.model, config.optim)

@@ -1,0 +1,321 @@
+"""What a run would take, before any of it is made: ``memspan train --dry-run``."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from memspan.data.corpora import CORPORA, is_there
+from memspan.data.hugging_face import PREFIX
+from memspan.data.options import DataConfig
+from memspan.data.prepared import Prepared, prepare
+from memspan.data.token_files import TokenFile
+from memspan.data.tokenizers import ByteTokenizer, WordTokenizer
+from memspan.devices import device_for
+from memspan.distributed.processes import ALONE, Processes, own_device
+from memspan.errors import MemspanError
+from memspan.models.options import BackboneConfig
+from memspan.models.sizes import memory_of
+from memspan.runs.options import RunConfig
+from memspan.training.options import TrainConfig
+from memspan.training.sample import (
+    Sample,
+    line,
+    made_up_tokens,
+    resident_bytes,
+    sampled_layers,
+    shallow,
+)
+from memspan.training.sizes import (
+    Needs,
+    Peaks,
+    activations_at,
+    in_units,
+    needs,
+    on_this_machine,
+    peaks,
+    sizes_of,
+)
+from memspan.training.start import refuse_fsdp_alone
+from memspan.training.state import TrainingState, refuse_sharing
+from memspan.training.updates import Updater
+
+LONGEST_UPDATE = 4.0
+"""Seconds of an update that is timed, about, at most."""
+TIMED_UPDATES = 2
+"""Updates that are timed after a first one; the faster counts."""
+BACKWARD = 2
+"""Operations of a backward pass, in those of the forward pass."""
+Run = RunConfig[BackboneConfig]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training run would take."""
+
+    architecture: str
+    vocab_size: int
+    parameters: int
+    needs: Needs
+    """Bytes of each process at its peak."""
+    available: float
+    """Bytes of the device, for all processes on it."""
+    sharing: int
+    """Processes that share them."""
+    flops_per_token: float
+    """Multiplications and additions of matrix products, forward and backward."""
+    n_processes: int
+    tokens_per_second: float
+    """Of all processes together."""
+    probe: str
+    """What was timed."""
+    tokens: int
+    """That the run reads."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the run's updates; validations and checkpoints come on top."""
+        return self.tokens / self.tokens_per_second
+
+    def refuse_too_large(self) -> None:
+        """Raise :class:`MemspanError` if the run does not fit this device."""
+        self.needs.refuse_more_than(self.available, self.sharing)
+
+
+def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE) -> Estimate:
+    """Estimate what training would take, from counts and a probe of some seconds; nothing is written.
+
+    The probe times a few updates of the model itself where that fits and is quick enough, otherwise of
+    fewer of its rows or layers. ``docs/scaling.md`` says how good that is.
+
+    Args:
+        config: all options of the run.
+        n_processes: that would share its rows. If they are not there, speed is that of one times their
+            number, without the exchange of gradients.
+        processes: of a distributed run, which all call this with the same arguments.
+
+    Raises:
+        MemspanError: an option that cannot be used, a vocabulary that is not known without a download,
+            a model of which not even a single layer fits this device.
+
+    Example::
+
+        from memspan.models.transformer_xl.config import TransformerXLConfig
+
+        found = memspan.estimate(memspan.RunConfig(model=TransformerXLConfig()))
+        print(found.parameters, found.needs.total, found.seconds)
+    """
+    n_processes = max(n_processes, processes.size)
+    refuse_fsdp_alone(config, n_processes)
+    refuse_sharing(config, Processes(0, n_processes))
+    device = own_device(device_for(config.train.device))
+    config = dataclasses.replace(
+        config, model=config.model.for_segments(config.train.segment_length)
+    )
+    process = resident_bytes(device) or 0
+    vocab_size = processes.in_turn(lambda: vocabulary(config.data))
+    n_rows = config.train.batch_size // n_processes
+    found, operations = processes.of_first(
+        _sampled(config, vocab_size, n_rows, device) if processes.first else (None, {})
+    )
+    sharing = on_this_machine(processes.size, device)
+    room = _Room(config, vocab_size, n_processes, sharing, device, found, process)
+    n_layers = config.model.n_layers
+    speed, probe = _timed(room, operations, processes)
+    if n_processes > processes.size:
+        probe += f", times {n_processes} without the exchange of gradients"
+    options = config.train
+    return Estimate(
+        architecture=config.architecture,
+        vocab_size=vocab_size,
+        parameters=sizes_of(config, vocab_size, 1).parameters,
+        needs=room.needs(n_layers, n_rows),
+        available=memory_of(device),
+        sharing=sharing,
+        flops_per_token=(1 + BACKWARD) * line(operations, n_layers),
+        n_processes=n_processes,
+        tokens_per_second=speed * (n_processes // processes.size),
+        probe=probe,
+        tokens=options.batch_size * options.tokens_read(options.steps),
+    )
+
+
+def report(found: Estimate, options: TrainConfig) -> str:
+    """An estimate in a few lines, for people."""
+    n, needed = found.n_processes, found.needs
+    parts = needed.parts()
+    if needed.activations is None:
+        parts += "; activations cannot be measured on this system"
+    each = f" in each of {n} processes" if n > 1 else ""
+    tokens = f"{options.steps:,} steps, {found.tokens:,} tokens"
+    return "\n".join(
+        [
+            f"{found.architecture}, {found.parameters:,} parameters, vocabulary {found.vocab_size:,}",
+            f"memory  {in_units(needed.total)}{each} at the peak ({parts}); this device has "
+            f"{in_units(found.available)}",
+            f"work    {found.flops_per_token / 1e6:,.1f} million FLOPs per token in products, forward "
+            "and backward",
+            f"speed   {found.tokens_per_second:,.0f} tokens/s{f' of {n} processes' if n > 1 else ''}: "
+            f"{found.probe}",
+            f"time    {duration(found.seconds)} for {tokens}, validations and checkpoints apart",
+        ]
+    )
+
+
+def duration(seconds: float) -> str:
+    """In words: ``3.2 days``, or hours or minutes."""
+    for unit, length in (("days", 86_400), ("hours", 3_600)):
+        if seconds >= length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds / 60:,.1f} minutes"
+
+
+def vocabulary(data: DataConfig) -> int:
+    """Size of the vocabulary, without a download; as large as it may be where an option limits it.
+
+    Raises:
+        MemspanError: it would take a download to know.
+    """
+    if data.tokenizer == "bytes":
+        return ByteTokenizer().vocab_size
+    if data.vocab_size is not None:
+        return data.vocab_size
+    source = CORPORA[data.corpus].source if data.corpus in CORPORA else None
+    absent = source is not None and not source.path.exists()
+    if not is_there(data.corpus) or absent or data.corpus.startswith(PREFIX):
+        remedy = f"memspan data prepare {data.corpus} --tokenizer {data.tokenizer}"
+        if data.tokenizer in ("words", "subwords"):
+            remedy = f"give its size with --data.vocab-size, or run {remedy}"
+        raise MemspanError(
+            f"the vocabulary of {data.tokenizer} in {data.corpus} is not known before the text is "
+            f"here: {remedy}"
+        )
+    prepared = prepare(data.corpus, data.tokenizer, data.vocab_size, field=data.field)
+    return prepared.tokenizer.vocab_size
+
+
+def _sampled(
+    config: Run, vocab_size: int, rows: int, device: torch.device
+) -> tuple[Peaks | None, dict[int, float]]:
+    """Bytes of passes, and operations per token of a forward pass by layers."""
+    found = peaks(config, vocab_size, rows, device)
+    operations = {}
+    for n_layers in sampled_layers(config):
+        part = _shallow(config, n_layers)
+        with torch.random.fork_rng(devices=[]):
+            sample = Sample(part, vocab_size, torch.device("cpu"))
+            operations[n_layers] = sample.operations_per_token()
+    return found, operations
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What fits the device."""
+
+    config: Run
+    vocab_size: int
+    n_processes: int
+    sharing: int
+    device: torch.device
+    peaks: Peaks | None
+    process: int
+
+    @property
+    def rows(self) -> int:
+        """Of each process."""
+        return self.config.train.batch_size // self.n_processes
+
+    def needs(self, n_layers: int, rows: int) -> Needs:
+        """Of each process, with so many layers and rows."""
+        part = _shallow(self.config, n_layers)
+        activations = activations_at(self.peaks, n_layers, rows)
+        return needs(part, self.vocab_size, rows, self.n_processes, activations, self.process)
+
+    def fits(self, n_layers: int, rows: int) -> bool:
+        """Whether that many fit."""
+        return self.needs(n_layers, rows).total * self.sharing <= memory_of(self.device)
+
+
+def _timed(room: _Room, operations: dict[int, float], processes: Processes) -> tuple[float, str]:
+    """Tokens per second of ``processes`` together, and what was timed for it.
+
+    All layers and as many rows as are quick enough; where even one row is not, fewer layers.
+    """
+    n_layers, all_rows, first = room.config.model.n_layers, room.rows, min(operations)
+    once = _seconds_per_update(room, first, 1, processes)
+
+    def is_quick(layers: int, rows: int) -> bool:
+        cost = once * rows * line(operations, layers) / operations[first]
+        return cost <= LONGEST_UPDATE and room.fits(layers, rows)
+
+    rows = _most(all_rows, lambda rows: is_quick(n_layers, rows))
+    rows = processes.of_first(rows)
+    if rows:
+        # Half as many are timed, too: what an update takes whatever its rows is not multiplied.
+        sizes = {rows} if rows in (1, all_rows) else {rows // 2, rows}
+        times = {n: _seconds_per_update(room, n_layers, n, processes) for n in sorted(sizes)}
+        share = "" if rows == all_rows else f" with {rows} of its {all_rows} rows"
+        probe = f"updates of the model itself{share}"
+        return _per_second(room, all_rows, processes) / line(times, all_rows), probe
+    layers = max(first, _most(n_layers, lambda layers: is_quick(layers, 1)))
+    layers = processes.of_first(layers)
+    sizes = {layers} if layers == 1 else {max(first, layers // 2), layers}
+    times = {n: _seconds_per_update(room, n, 1, processes) for n in sorted(sizes)}
+    probe = f"updates of {layers} of the {n_layers} layers with 1 of {all_rows} rows, scaled"
+    return _per_second(room, 1, processes) / line(times, n_layers), probe
+
+
+def _most(limit: int, holds: Callable[[int], bool]) -> int:
+    """The largest number up to ``limit`` for which it holds, and for all below; 0: not even for 1."""
+    low, high = 0, limit
+    while low < high:
+        middle = -(-(low + high) // 2)
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _per_second(room: _Room, rows: int, processes: Processes) -> float:
+    """Tokens of an update with so many rows in each process."""
+    options = room.config.train
+    return rows * processes.size * options.segment_length * options.gradient_segments
+
+
+def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processes) -> float:
+    """Train a few layers and rows on made-up tokens, exactly as a run does, for a few updates."""
+    config, device = _shallow(room.config, layers), room.device
+    options = dataclasses.replace(
+        config.train,
+        batch_size=rows * processes.size,
+        accumulate=config.train.gradient_segments,
+        accumulate_later=None,
+        accumulate_from=0,
+        first_segment_length=None,
+        curriculum_steps=0,
+    )
+    config = dataclasses.replace(config, train=options)
+    length = options.segment_length * options.accumulate * (TIMED_UPDATES + 2)
+    tokens = made_up_tokens(room.vocab_size, options.batch_size * length + 1)
+    # Only the number of words matters.
+    tokenizer = WordTokenizer([str(number) for number in range(room.vocab_size)])
+    text = TokenFile(tokens, np.zeros(1, np.int64), len(tokens), "words", room.vocab_size, "", "")
+    prepared = Prepared(tokenizer, {"train": text}, {})
+    updater, times = Updater(TrainingState(config, prepared, device, processes)), []
+    for _ in range(1 + TIMED_UPDATES):
+        processes.wait()
+        start = time.perf_counter()
+        updater.update()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return processes.of_first(min(times[1:]))
+
+
+def _shallow(config: Run, n_layers: int) -> Run:
+    part = shallow(config, n_layers)
+    assert part is not None
+    return part

@@ -1,0 +1,190 @@
+"""A few layers of a run's model, to measure what one segment takes, on text that is made up."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
+from memspan.runs.options import RunConfig
+from memspan.training.precision import precision_of
+
+WARM_SEGMENTS = 2
+"""Segments read before one is measured: memory is then written to, and what is compiled is ready."""
+
+aten = torch.ops.aten
+# Missing from torch's formulas: the same operations by other names.
+SAME_AS = {
+    aten.addmm_: aten.addmm,
+    aten.baddbmm_: aten.baddbmm,
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+
+
+class CountedProducts(TorchDispatchMode):
+    """Counts multiplications and additions in the matrix products that PyTorch is asked for within.
+
+    What a loop in C multiplies by itself is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled in here, and loading the compiler takes seconds.
+        return False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        packet = SAME_AS.get(function.overloadpacket, function.overloadpacket)
+        if packet in flop_registry:
+            self.operations += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def shallow(config: RunConfig[BackboneConfig], n_layers: int) -> RunConfig[BackboneConfig] | None:
+    """The run with so many layers; None where its architecture has no such option."""
+    if config.model.n_layers == n_layers:
+        return config
+    options: Any = config.model
+    try:
+        model = dataclasses.replace(options, n_layers=n_layers)
+    except (TypeError, ValueError, MemspanError):
+        return None
+    return dataclasses.replace(config, model=model) if model.n_layers == n_layers else None
+
+
+def sampled_layers(config: RunConfig[BackboneConfig]) -> range:
+    """Numbers of layers that samples have: 1 and 2, or all where there are no fewer."""
+    n_layers = config.model.n_layers
+    if shallow(config, 1) is None:
+        return range(n_layers, n_layers + 1)
+    return range(1, min(2, n_layers) + 1)
+
+
+def line(points: Mapping[int, float], at: int) -> float:
+    """What a line through the first and last of ``points`` is at ``at``; of one, through zero."""
+    (first, low), *rest = sorted(points.items())
+    if not rest:
+        return low * at / first
+    last, high = rest[-1]
+    return low + (at - first) * max(0.0, high - low) / (last - first)
+
+
+def made_up_tokens(vocab_size: int, count: int) -> np.ndarray:
+    """Ids ``[count]``, as frequent as words sorted by frequency: like 1 / (id + 1)."""
+    rank = np.random.default_rng(1).random(count)
+    return np.minimum(np.expm1(rank * np.log1p(vocab_size)), vocab_size - 1).astype(np.uint32)
+
+
+class Sample:
+    """A few layers of a run's model, without an optimiser, for one segment at a time."""
+
+    def __init__(
+        self, config: RunConfig[BackboneConfig], vocab_size: int, device: torch.device
+    ) -> None:
+        self._config, self._vocab_size, self._device = config, vocab_size, device
+        self._precision = precision_of(config.train, device)
+        self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
+
+    def operations_per_token(self) -> float:
+        """Operations in a forward pass's matrix products, of a sample on the CPU.
+
+        Loops in C cannot be counted: architectures that have some are counted by their reference.
+        """
+        model = self.model.eval()
+        implementation = None if model.backbone.compiled_loops() is None else "reference"
+        tokens = self._tokens(1)
+        with torch.no_grad(), _countable():
+            memory = model.initial_memory(1)
+            for _ in range(WARM_SEGMENTS):
+                memory = model(tokens, memory).memory
+            with CountedProducts() as counted:
+                model(tokens, memory, targets=tokens, implementation=implementation)
+        return counted.operations / tokens.shape[1]
+
+    def peak_bytes(self, rows: int) -> int | None:
+        """What a segment's forward and backward take at most, gradients included (None: unknown)."""
+        model, tokens = self.model.train(), self._tokens(rows)
+        memory = model.initial_memory(rows)
+        with torch.no_grad():
+            for _ in range(WARM_SEGMENTS):
+                memory = model(tokens, memory).memory
+        before = _reset_peak(self._device)
+        with self._precision.float32_products():
+            with self._precision.autocast(self._device):
+                loss = model(tokens, memory, targets=tokens).loss
+            loss.backward()
+        peak = _peak(self._device)
+        model.zero_grad(set_to_none=True)
+        return None if before is None or peak is None else peak - before
+
+    def _tokens(self, rows: int) -> Tensor:
+        length = self._config.train.segment_length
+        tokens = made_up_tokens(self._vocab_size, rows * length).astype(np.int64)
+        return torch.from_numpy(tokens).view(rows, length).to(self._device)
+
+
+@contextmanager
+def _countable() -> Iterator[None]:
+    """Have torch compute an LSTM by products, too."""
+    with warnings.catch_warnings():
+        # About hardware that is not there.
+        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def resident_bytes(device: torch.device) -> int | None:
+    """What this process holds on ``device`` now (None: unknown)."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return _status("VmRSS") if device.type == "cpu" else None
+
+
+def _reset_peak(device: torch.device) -> int | None:
+    """Forget earlier peaks; what is held now (None: that cannot be done here)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return resident_bytes(device)
+    try:
+        # Otherwise what was freed before is used again, and not counted.
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError):
+        return None
+    return resident_bytes(device)
+
+
+def _peak(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _status("VmHWM") if device.type == "cpu" else None
+
+
+def _status(name: str) -> int | None:
+    """A size from what Linux says about this process."""
+    with suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.split(f"{name}:")[1].split()[0]) * 1024
+    return None

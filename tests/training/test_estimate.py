@@ -1,0 +1,177 @@
+"""What a dry run says of a run, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memspan import cli
+from memspan.data.options import DataConfig
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel, sizes
+from memspan.models.registry import MODELS
+from memspan.models.transformer.config import TransformerConfig
+from memspan.runs.options import RunConfig
+from memspan.training import estimate as estimates
+from memspan.training.estimate import estimate, vocabulary
+from memspan.training.options import TrainConfig
+from memspan.training.sample import Sample, line
+from memspan.training.sizes import activations_at, peaks
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
+TRAIN = TrainConfig(steps=10, batch_size=4, segment_length=8, device="cpu")
+SMALL = ["--train.batch-size", "4", "--train.segment-length", "8", "--train.device", "cpu"]
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+
+def tiny(architecture: str, **options: Any) -> RunConfig[Any]:
+    kind = MODELS[architecture]
+    names = {field.name for field in dataclasses.fields(kind)}
+    wanted = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_ff": 32, "memory_length": 8}
+    model = kind(**{name: value for name, value in wanted.items() if name in names})
+    return RunConfig(model, architecture, train=dataclasses.replace(TRAIN, **options))
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update takes a second for each row of each layer."""
+    monkeypatch.setattr(estimates, "_seconds_per_update", lambda room, n, rows, _: n * rows)
+    monkeypatch.setattr(estimates, "LONGEST_UPDATE", 1e9)
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_counts_are_those_of_the_model(architecture: str, untimed: None) -> None:
+    found = estimate(tiny(architecture))
+    model = LanguageModel(256, tiny(architecture).model)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.needs.weights == 4 * found.parameters
+    assert found.needs.memory == 2 * model.initial_memory(4).nbytes
+    assert found.tokens == 10 * 4 * 8
+    # Each of the backbone's matrices at least once, forward and twice backward.
+    matrices = [p for p in model.backbone.parameters() if p.dim() > 1]
+    used = sum(p.numel() for p in matrices if p.shape[-1] in (16, 32))
+    assert found.flops_per_token > 6 * used * (architecture != "compressive")
+    assert not list(Path().iterdir())
+
+
+def test_products_are_all_counted() -> None:
+    config = RunConfig(
+        TransformerConfig(n_layers=1, d_model=16, n_heads=2, d_ff=32), "transformer", train=TRAIN
+    )
+    counted = Sample(config, 256, CPU).operations_per_token()
+    attention = 2 * 2 * 8 * 16
+    assert counted == 2 * (4 * 16 * 16 + 2 * 16 * 32) + attention + 2 * 16 * 256
+
+
+def test_activations_grow_linearly() -> None:
+    wide = dataclasses.replace(
+        tiny("transformer-xl"), train=dataclasses.replace(TRAIN, segment_length=64)
+    )
+    wide = dataclasses.replace(wide, model=dataclasses.replace(wide.model, d_ff=4096))
+    found = peaks(wide, 256, 32, CPU)
+    if found is None:
+        pytest.skip("this system does not tell")
+    # What 4 d_ff-wide rows of 64 tokens save at least: the inner output, once.
+    assert (activations_at(found, 3, 32) or 0) > 4 * 3 * 32 * 64 * 4096
+    assert line({1: 3.0, 2: 5.0}, 10) == 21
+    assert line({2: 3.0}, 10) == 15
+
+
+def test_what_is_slow_is_timed_in_part(untimed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "_sampled", lambda *_: (None, {1: 5.0, 2: 10.0}))
+    config = tiny("lstm", batch_size=12)
+    for longest, probe in (
+        (36, "updates of the model itself"),
+        (20, "updates of the model itself with 6 of its 12 rows"),
+        (2, "updates of 2 of the 3 layers with 1 of 12 rows, scaled"),
+    ):
+        monkeypatch.setattr(estimates, "LONGEST_UPDATE", longest)
+        found = estimate(config)
+        assert found.probe == probe
+        # Eight tokens of a row in three seconds, one for each layer.
+        assert found.tokens_per_second == pytest.approx(8 / 3)
+        assert found.seconds == pytest.approx(10 * 12 * 3)
+    assert estimate(config, n_processes=3).tokens_per_second == pytest.approx(8)
+
+
+def test_processes_share_what_training_shares(untimed: None) -> None:
+    config = tiny("transformer-xl")
+    one, ddp = estimate(config), estimate(config, n_processes=2)
+    assert "times 2" in ddp.probe
+    assert ddp.needs.weights == one.needs.weights
+    assert ddp.needs.gradients == 2 * one.needs.gradients
+    assert ddp.needs.memory * 2 == one.needs.memory
+    sharded = dataclasses.replace(config, train=dataclasses.replace(TRAIN, parallel="fsdp"))
+    assert estimate(sharded, n_processes=2).needs.moments * 2 == one.needs.moments
+    for wrong, words in ((3, "cannot be shared by 3 processes evenly"), (1, "add --nproc")):
+        with pytest.raises(MemspanError, match=words):
+            estimate(sharded, n_processes=wrong)
+
+
+def test_a_vocabulary_that_would_take_a_download() -> None:
+    assert vocabulary(DataConfig("wikitext-103", "words", vocab_size=1000)) == 1000
+    assert vocabulary(DataConfig("wikitext-103", "bytes")) == 256
+    for tokenizer in ("words", "characters"):
+        with pytest.raises(MemspanError, match="is not known before the text is here"):
+            vocabulary(DataConfig("wikitext-103", tokenizer))
+    Path("text.txt").write_text("one two three " * 30)
+    assert vocabulary(DataConfig("text.txt", "words")) == 5
+
+
+def test_the_command_line_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(EXAMPLE, "own_architecture.py")
+    cli.main(
+        [
+            "train",
+            "--dry-run",
+            "--import",
+            "own_architecture",
+            "--model",
+            "gated-recurrence",
+            *SMALL,
+        ]
+    )
+    said = capsys.readouterr().out
+    for words in (
+        "parameters",
+        "at the peak (weights",
+        "FLOPs per token",
+        "tokens/s",
+        "minutes for",
+    ):
+        assert words in said
+    assert [path.name for path in Path().iterdir() if path.is_dir()] in ([], ["__pycache__"])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", *arguments])
+    assert stop.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    return said
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry-run", "train"])
+def test_what_does_not_fit_is_refused(
+    dry: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("text.txt").write_text("some text " * 500)
+    # The weights would fit, and the sample; not all layers' activations.
+    monkeypatch.setattr(sizes, "_machine_memory", lambda: 4e8)
+    large = ["--model.n-layers", "40", "--train.batch-size", "16", "--train.segment-length", "64"]
+    said = refusal(capsys, *dry, "--data.corpus", "text.txt", *large, "--train.device", "cpu")
+    assert "training would take" in said
+    assert "lower batch_size" in said
+    assert not Path("runs").exists()
+
+
+def test_contradictions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "drop --data.corpus -" in refusal(capsys, "--dry-run", "--data.corpus", "-")
+    assert "--resume" in refusal(capsys, "--dry-run", "--resume", "shakespeare")
