@@ -21,11 +21,12 @@ from pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+OTHERS = {DOCS / "guides" / "lm-eval.md", DOCS / "guides" / "transformers.md"}
+"""Guides whose code has a test in tests/integrations."""
 PAGES = [
     ROOT / "README.md",
     DOCS / "tutorial.md",
-    # The code of the last has a test in tests/integrations.
-    *sorted({*(DOCS / "guides").glob("*.md")} - {DOCS / "guides" / "transformers.md"}),
+    *sorted({*(DOCS / "guides").glob("*.md")} - OTHERS),
     *sorted((DOCS / "annotated").glob("*.md")),
 ]
 NOT_OF_LSTM = ("--model.n-heads", "--model.d-ff")

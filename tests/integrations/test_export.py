@@ -19,9 +19,9 @@ import tiny_runs
 from memspan import cli
 from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 from memspan.errors import MemspanError
+from memspan.integrations.installed import require
 from memspan.integrations.transformers import export, from_run
 from memspan.integrations.transformers.export import example_prompt
-from memspan.integrations.transformers.installed import require_transformers
 
 FILES = [
     "README.md",
@@ -151,7 +151,7 @@ def test_without_transformers_one_line_says_what_to_install(
 
     monkeypatch.setattr(metadata, "version", found)
     with pytest.raises(MemspanError, match=re.escape(line)):
-        require_transformers()
+        require("transformers")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ what ``memspan export RUN --to transformers DIR`` or :func:`export` wrote::
 Needs ``memspan[transformers]``; without it the import raises :class:`memspan.MemspanError`.
 """
 
-from memspan.integrations.transformers import installed
+from memspan.integrations.installed import require
 
-installed.require_transformers()
+require("transformers")
 
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 

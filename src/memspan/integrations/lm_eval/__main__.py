@@ -1,0 +1,14 @@
+"""The harness's command line with the model ``memspan``: ``python -m memspan.integrations.lm_eval``."""
+
+import sys
+
+from lm_eval.__main__ import cli_evaluate
+
+import memspan.integrations.lm_eval  # noqa: F401  (registers the model)
+from memspan.errors import MemspanError
+
+try:
+    cli_evaluate()
+except MemspanError as error:
+    print(f"memspan: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,215 @@
+"""Runs as models of the evaluation harness."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+
+import memspan
+from architectures import CASES
+from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
+from memspan.errors import MemspanError
+from memspan.evaluation import score_tokens
+from memspan.integrations.lm_eval import MemspanLM
+from memspan.models import MODELS, LanguageModel, Reader
+from pages import blocks
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guides" / "lm-eval.md"
+TEXT = "Memory is what remains of what was read. " * 2
+TEXTS = (TEXT, "a", "", TEXT[:50], "Memory is made of tokens.")
+NAMES = ("xl-segment", "xl-fixed", "compressive", "fast-delta", "feedback", "lstm", "transformer")
+every_architecture = pytest.mark.parametrize("name", NAMES)
+
+
+def run_of(name: str, tokenizer: Tokenizer | None = None) -> memspan.Run:
+    """A run of random weights in float64."""
+    backbone, tokenizer = CASES[name].backbone, tokenizer or ByteTokenizer()
+    torch.manual_seed(1)
+    model = LanguageModel(tokenizer.vocab_size, backbone).double().eval()
+    config = memspan.RunConfig(
+        backbone,
+        architecture=next(known for known, kind in MODELS.items() if isinstance(backbone, kind)),
+        train=memspan.TrainConfig(segment_length=6),
+    )
+    return memspan.Run(Path("random"), config, tokenizer, model, 0, {})
+
+
+def asked(model: MemspanLM, kind: str, *arguments: tuple[Any, ...]) -> list[Any]:
+    """The answers to requests of one kind."""
+    requests = [Instance(kind, {}, one, n) for n, one in enumerate(arguments)]
+    answers: list[Any] = getattr(model, kind)(requests, disable_tqdm=True)
+    return answers
+
+
+def documents(model: MemspanLM) -> list[float]:
+    return asked(model, "loglikelihood_rolling", *((text,) for text in TEXTS))
+
+
+@every_architecture
+def test_a_document_scores_as_by_evaluate_whatever_the_cut(name: str) -> None:
+    run, by_length = run_of(name), {}
+    for length in (3, 6):
+        scores = by_length[length] = documents(MemspanLM(run, segment_length=length))
+        for text, score in zip(TEXTS, scores, strict=True):
+            tokens, size = run.tokenizer.encode(text.encode()), min(length, len(text))
+            # evaluate() refuses a text that is empty.
+            nats = size and score_tokens(run.model, tokens, run.tokenizer, segment_length=size).nats
+            assert score == pytest.approx(-nats, rel=1e-9)
+        side_by_side = documents(MemspanLM(run, batch_size="3", segment_length=length))
+        assert side_by_side == pytest.approx(scores, rel=1e-9)
+    if CASES[name].cut_invariant:
+        assert by_length[3] == pytest.approx(by_length[6], rel=1e-9)
+    assert documents(MemspanLM(run)) == by_length[6]
+
+
+@every_architecture
+def test_continuations_score_as_by_the_model_itself(name: str) -> None:
+    run, context, endings = run_of(name), "Memory", (" is", " remains!", " is")
+    model = MemspanLM(run, batch_size=2)
+    scores = asked(model, "loglikelihood", *((context, ending) for ending in endings))
+    for ending, (score, greedy) in zip(endings, scores, strict=True):
+        read, rest = context[:-1], context[-1] + ending
+        memory = run.model(torch.tensor([list(read.encode())])).memory
+        expected, likeliest = 0.0, True
+        # Segments of 6, as in training.
+        for start in range(0, len(rest) - 1, 6):
+            tokens = torch.tensor([list(rest[start : start + 7].encode())])
+            output = run.model(tokens[:, :-1], memory)
+            memory, targets = output.memory, tokens[:, 1:]
+            losses = output.logits.log_softmax(2).gather(2, targets[..., None])
+            expected += losses.sum().item()
+            likeliest &= bool((output.logits.argmax(2) == targets).all())
+        assert score == pytest.approx(expected, rel=1e-6)
+        assert greedy == likeliest
+    alone = asked(model, "loglikelihood", *(("", text) for text in TEXTS if text))
+    assert [score for score, _ in alone] == pytest.approx([s for s in documents(model) if s])
+
+
+def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read, n_read = MemspanLM(run_of("feedback")), Reader.read, []
+
+    def counting(reader: Reader, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+        n_read.append(tokens.numel())
+        return read(reader, tokens, **options)
+
+    monkeypatch.setattr(Reader, "read", counting)
+    asked(model, "loglikelihood", *((TEXT, f" {n}") for n in range(5)))
+    assert sum(n_read) == len(TEXT) - 1 + 5 * 2
+
+
+@pytest.mark.parametrize("kind", ["words", "subwords"])
+def test_a_token_across_the_border_is_scored(kind: str) -> None:
+    tokenizer = train_tokenizer(kind, [TEXT.encode()], 280)
+    model = MemspanLM(run_of("lstm", tokenizer))
+    joined, apart = asked(model, "loglikelihood", ("Memory ", "is what"), ("Memory", " is what"))
+    assert joined == apart
+    assert joined[0] < 0
+
+
+def test_texts_are_those_of_generate() -> None:
+    model = MemspanLM("shakespeare")
+    context, length = "ROMEO:\nWhat is", {"max_gen_toks": 30}
+    greedy = memspan.generate(
+        "shakespeare", context, tokens=30, sampling=memspan.Sampling(temperature=0)
+    ).text
+    assert greedy == " the country the country's son"
+    torch.manual_seed(1)
+    sampled = {"do_sample": True, "temperature": 0.8, "top_k": 5, **length}
+    whole, up_to_the_first, nothing, *drawn = asked(
+        model,
+        "generate_until",
+        (context, length),
+        (context, {"until": ["'", "son", "trym"], "do_sample": False, **length}),
+        (context, {"until": " ", "max_tokens": 30}),
+        (context, sampled),
+        (context, sampled),
+    )
+    assert whole == greedy
+    assert (up_to_the_first, nothing) == (" the country the country", "")
+    assert drawn[0] != drawn[1]
+    torch.manual_seed(1)
+    assert asked(model, "generate_until", (context, sampled)) == drawn[:1]
+    assert asked(model, "loglikelihood", (context, greedy)) == [(pytest.approx(-23, abs=20), True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({}, "say which run to evaluate: run=FOLDER"),
+        ({"run": "nothere"}, "no run at nothere"),
+        ({"run": "shakespeare", "memory_lenght": 3}, "memory_lenght is no option of a"),
+        ({"run": "shakespeare", "memory_length": "long"}, "memory_length must be"),
+        ({"run": "shakespeare", "memory_length": 500}, "exceeds the learned position table"),
+        ({"run": "shakespeare", "batch_size": "auto"}, "batch_size must be a number, at least 1"),
+        ({"run": "shakespeare", "segment_length": -1}, "segment_length must be a number"),
+        ({"run": "shakespeare", "device": "gpu"}, "there is no device 'gpu' here"),
+    ],
+)
+def test_mistakes_in_the_models_arguments(arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(MemspanError, match=line):
+        MemspanLM(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "line"),
+    [
+        ("loglikelihood", ("Memory", ""), "there is nothing to score after 'Memory'"),
+        ("generate_until", ("a", {"num_beams": 4}), "num_beams is no option of generation here"),
+        ("generate_until", ("a", {"max_gen_toks": 0}), "max_gen_toks must be a number"),
+        ("generate_until", ("a", {"temperature": -1.0, "do_sample": True}), "temperature must be"),
+    ],
+)
+def test_mistakes_in_a_task(kind: str, arguments: tuple[Any, ...], line: str) -> None:
+    with pytest.raises(MemspanError, match=line):
+        asked(MemspanLM(run_of("lstm")), kind, arguments)
+
+
+@pytest.mark.processes
+def test_the_guide_runs_without_a_network(own_folders: Path) -> None:
+    page = GUIDE.read_text()
+    shutil.copytree(ROOT / "examples" / "lm_eval", own_folders, dirs_exist_ok=True)
+    assert Path("plays.yaml").read_text().endswith(page.split("```yaml\n")[1].split("```")[0])
+    [python] = [block for language, block in blocks(GUIDE) if language == "python"]
+    [command] = re.findall(r"^python -m (.*)", page, re.M)
+    then = f"import runpy, sys; sys.argv = {shlex.split(command)}"
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(own_folders)}
+    program = f"{python}\n{then}; runpy.run_module(sys.argv[0], run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | offline, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    printed = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()[:2]}
+    texts = [json.loads(line)["text"] for line in Path("plays.jsonl").read_text().splitlines()]
+    for length in (16, 64):
+        nats = 0.0
+        for text in texts:
+            Path("text.txt").write_text(text)
+            run, of_all = memspan.load("shakespeare"), {"split": "all", "memory_length": length}
+            nats += memspan.evaluate(run, "text.txt", **of_all).nats
+        bits = nats / math.log(2) / sum(map(len, texts))
+        assert printed[str(length)] == pytest.approx(bits, rel=1e-6)
+    assert printed["64"] < printed["16"]
+    assert f"{printed['64']:.3f}" in done.stdout.partition("bits_per_byte")[2].splitlines()[0]
+
+
+def test_a_mistake_on_the_command_line_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: MemspanLM("nothere"))
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_module("memspan.integrations.lm_eval", run_name="__main__")
+    assert capsys.readouterr().err.startswith("memspan: no run at nothere: check the path")
