@@ -21,7 +21,7 @@ from memspan.training import estimate as estimates
 from memspan.training.estimate import estimate, vocabulary
 from memspan.training.options import TrainConfig
 from memspan.training.sample import Sample, line
-from memspan.training.sizes import activations_at, peaks
+from memspan.training.sizes import Sampled, sampled
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
 TRAIN = TrainConfig(steps=10, batch_size=4, segment_length=8, device="cpu")
@@ -75,17 +75,17 @@ def test_activations_grow_linearly() -> None:
         tiny("transformer-xl"), train=dataclasses.replace(TRAIN, segment_length=64)
     )
     wide = dataclasses.replace(wide, model=dataclasses.replace(wide.model, d_ff=4096))
-    found = peaks(wide, 256, 32, CPU)
-    if found is None:
+    found = sampled(wide, 256, 32, CPU)
+    if found.peaks is None:
         pytest.skip("this system does not tell")
     # What 4 d_ff-wide rows of 64 tokens save at least: the inner output, once.
-    assert (activations_at(found, 3, 32) or 0) > 4 * 3 * 32 * 64 * 4096
+    assert (found.activations(3, 32) or 0) > 4 * 3 * 32 * 64 * 4096
     assert line({1: 3.0, 2: 5.0}, 10) == 21
     assert line({2: 3.0}, 10) == 15
 
 
 def test_what_is_slow_is_timed_in_part(untimed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimates, "_sampled", lambda *_: (None, {1: 5.0, 2: 10.0}))
+    monkeypatch.setattr(estimates, "sampled", lambda *_: Sampled(None, {1: 5.0, 2: 10.0}))
     config = tiny("lstm", batch_size=12)
     for longest, probe in (
         (36, "updates of the model itself"),

@@ -36,12 +36,12 @@ LIMIT = 1 << 16
 """Bytes of a file at most; those that memspan writes have two thousand."""
 DOTS = 32
 """Dots in a line at most. The parser's memory and time grow with the square of a key's parts."""
+_FOLDER = Path(str(resources.files("memspan").joinpath("presets")))
 PRESETS = {
-    file.name.removesuffix(".toml"): Path(str(file))
-    for file in sorted(resources.files("memspan").joinpath("presets").iterdir(), key=str)
-    if file.name.endswith(".toml")
+    file.relative_to(_FOLDER).with_suffix("").as_posix(): file
+    for file in sorted(_FOLDER.rglob("*.toml"), key=lambda file: (len(file.parts), file))
 }
-"""The presets that come with memspan: name -> file."""
+"""The presets that come with memspan: name -> file. The papers' are in a folder of their own."""
 
 
 def preset_file(name: str) -> Path:
@@ -50,7 +50,7 @@ def preset_file(name: str) -> Path:
     Raises:
         MemspanError: there is no preset of that name.
     """
-    if name.endswith(".toml") or os.sep in name:
+    if name not in PRESETS and (name.endswith(".toml") or os.sep in name):
         return Path(name)
     if name not in PRESETS:
         raise MemspanError(f"no preset {name!r}: use one of {', '.join(PRESETS)}, or a .toml file")

@@ -23,29 +23,21 @@ from memspan.models.options import BackboneConfig
 from memspan.models.sizes import memory_of
 from memspan.runs.options import RunConfig
 from memspan.training.options import TrainConfig
-from memspan.training.sample import (
-    Sample,
-    line,
-    made_up_tokens,
-    resident_bytes,
-    sampled_layers,
-    shallow,
-)
+from memspan.training.sample import line, made_up_tokens, resident_bytes, shallow
 from memspan.training.sizes import (
     Needs,
-    Peaks,
-    activations_at,
+    Sampled,
     in_units,
     needs,
     on_this_machine,
-    peaks,
+    sampled,
     sizes_of,
 )
 from memspan.training.start import refuse_fsdp_alone
 from memspan.training.state import TrainingState, refuse_sharing
 from memspan.training.updates import Updater
 
-LONGEST_UPDATE = 4.0
+LONGEST_UPDATE = 3.0
 """Seconds of an update that is timed, about, at most."""
 TIMED_UPDATES = 2
 """Updates that are timed after a first one; the faster counts."""
@@ -120,13 +112,12 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
     process = resident_bytes(device) or 0
     vocab_size = processes.in_turn(lambda: vocabulary(config.data))
     n_rows = config.train.batch_size // n_processes
-    found, operations = processes.of_first(
-        _sampled(config, vocab_size, n_rows, device) if processes.first else (None, {})
-    )
+    first = sampled(config, vocab_size, n_rows, device) if processes.first else Sampled(None, {})
+    found = processes.of_first(first)
     sharing = on_this_machine(processes.size, device)
     room = _Room(config, vocab_size, n_processes, sharing, device, found, process)
     n_layers = config.model.n_layers
-    speed, probe = _timed(room, operations, processes)
+    speed, probe = _timed(room, processes)
     if n_processes > processes.size:
         probe += f", times {n_processes} without the exchange of gradients"
     options = config.train
@@ -137,7 +128,7 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
         needs=room.needs(n_layers, n_rows),
         available=memory_of(device),
         sharing=sharing,
-        flops_per_token=(1 + BACKWARD) * line(operations, n_layers),
+        flops_per_token=(1 + BACKWARD) * line(found.operations, n_layers),
         n_processes=n_processes,
         tokens_per_second=speed * (n_processes // processes.size),
         probe=probe,
@@ -199,20 +190,6 @@ def vocabulary(data: DataConfig) -> int:
     return prepared.tokenizer.vocab_size
 
 
-def _sampled(
-    config: Run, vocab_size: int, rows: int, device: torch.device
-) -> tuple[Peaks | None, dict[int, float]]:
-    """Bytes of passes, and operations per token of a forward pass by layers."""
-    found = peaks(config, vocab_size, rows, device)
-    operations = {}
-    for n_layers in sampled_layers(config):
-        part = _shallow(config, n_layers)
-        with torch.random.fork_rng(devices=[]):
-            sample = Sample(part, vocab_size, torch.device("cpu"))
-            operations[n_layers] = sample.operations_per_token()
-    return found, operations
-
-
 @dataclass(frozen=True)
 class _Room:
     """What fits the device."""
@@ -222,7 +199,7 @@ class _Room:
     n_processes: int
     sharing: int
     device: torch.device
-    peaks: Peaks | None
+    sampled: Sampled
     process: int
 
     @property
@@ -232,8 +209,8 @@ class _Room:
 
     def needs(self, n_layers: int, rows: int) -> Needs:
         """Of each process, with so many layers and rows."""
-        part = _shallow(self.config, n_layers)
-        activations = activations_at(self.peaks, n_layers, rows)
+        part = shallow(self.config, n_layers)
+        activations = self.sampled.activations(n_layers, rows)
         return needs(part, self.vocab_size, rows, self.n_processes, activations, self.process)
 
     def fits(self, n_layers: int, rows: int) -> bool:
@@ -241,11 +218,12 @@ class _Room:
         return self.needs(n_layers, rows).total * self.sharing <= memory_of(self.device)
 
 
-def _timed(room: _Room, operations: dict[int, float], processes: Processes) -> tuple[float, str]:
+def _timed(room: _Room, processes: Processes) -> tuple[float, str]:
     """Tokens per second of ``processes`` together, and what was timed for it.
 
     All layers and as many rows as are quick enough; where even one row is not, fewer layers.
     """
+    operations = room.sampled.operations
     n_layers, all_rows, first = room.config.model.n_layers, room.rows, min(operations)
     once = _seconds_per_update(room, first, 1, processes)
 
@@ -287,7 +265,7 @@ def _per_second(room: _Room, rows: int, processes: Processes) -> float:
 
 def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processes) -> float:
     """Train a few layers and rows on made-up tokens, exactly as a run does, for a few updates."""
-    config, device = _shallow(room.config, layers), room.device
+    config, device = shallow(room.config, layers), room.device
     options = dataclasses.replace(
         config.train,
         batch_size=rows * processes.size,
@@ -313,9 +291,3 @@ def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processe
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start)
     return processes.of_first(min(times[1:]))
-
-
-def _shallow(config: Run, n_layers: int) -> Run:
-    part = shallow(config, n_layers)
-    assert part is not None
-    return part

@@ -17,13 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from memspan.errors import MemspanError
+from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 from memspan.training.precision import precision_of
-
-WARM_SEGMENTS = 2
-"""Segments read before one is measured: memory is then written to, and what is compiled is ready."""
 
 aten = torch.ops.aten
 # Missing from torch's formulas: the same operations by other names.
@@ -62,24 +60,30 @@ class CountedProducts(TorchDispatchMode):
         return result
 
 
-def shallow(config: RunConfig[BackboneConfig], n_layers: int) -> RunConfig[BackboneConfig] | None:
-    """The run with so many layers; None where its architecture has no such option."""
+def has_fewer_layers(config: RunConfig[BackboneConfig]) -> bool:
+    """Whether its architecture has an option for the number of layers."""
+    try:
+        return shallow(config, 1).model.n_layers == 1
+    except (TypeError, ValueError, MemspanError):
+        return False
+
+
+def shallow(config: RunConfig[BackboneConfig], n_layers: int) -> RunConfig[BackboneConfig]:
+    """The run with so many layers."""
     if config.model.n_layers == n_layers:
         return config
     options: Any = config.model
-    try:
-        model = dataclasses.replace(options, n_layers=n_layers)
-    except (TypeError, ValueError, MemspanError):
-        return None
-    return dataclasses.replace(config, model=model) if model.n_layers == n_layers else None
+    return dataclasses.replace(config, model=dataclasses.replace(options, n_layers=n_layers))
 
 
 def sampled_layers(config: RunConfig[BackboneConfig]) -> range:
     """Numbers of layers that samples have: 1 and 2, or all where there are no fewer."""
     n_layers = config.model.n_layers
-    if shallow(config, 1) is None:
-        return range(n_layers, n_layers + 1)
-    return range(1, min(2, n_layers) + 1)
+    return (
+        range(1, min(2, n_layers) + 1)
+        if has_fewer_layers(config)
+        else range(n_layers, n_layers + 1)
+    )
 
 
 def line(points: Mapping[int, float], at: int) -> float:
@@ -108,7 +112,7 @@ class Sample:
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
 
     def operations_per_token(self) -> float:
-        """Operations in a forward pass's matrix products, of a sample on the CPU.
+        """Operations in a forward pass's matrix products.
 
         Loops in C cannot be counted: architectures that have some are counted by their reference.
         """
@@ -116,9 +120,7 @@ class Sample:
         implementation = None if model.backbone.compiled_loops() is None else "reference"
         tokens = self._tokens(1)
         with torch.no_grad(), _countable():
-            memory = model.initial_memory(1)
-            for _ in range(WARM_SEGMENTS):
-                memory = model(tokens, memory).memory
+            memory = self._memory(tokens)
             with CountedProducts() as counted:
                 model(tokens, memory, targets=tokens, implementation=implementation)
         return counted.operations / tokens.shape[1]
@@ -126,10 +128,7 @@ class Sample:
     def peak_bytes(self, rows: int) -> int | None:
         """What a segment's forward and backward take at most, gradients included (None: unknown)."""
         model, tokens = self.model.train(), self._tokens(rows)
-        memory = model.initial_memory(rows)
-        with torch.no_grad():
-            for _ in range(WARM_SEGMENTS):
-                memory = model(tokens, memory).memory
+        memory = self._memory(tokens)
         before = _reset_peak(self._device)
         with self._precision.float32_products():
             with self._precision.autocast(self._device):
@@ -138,6 +137,12 @@ class Sample:
         peak = _peak(self._device)
         model.zero_grad(set_to_none=True)
         return None if before is None or peak is None else peak - before
+
+    @torch.no_grad()
+    def _memory(self, tokens: Tensor) -> Memory:
+        """After a segment: the next one displaces what is in it."""
+        with self._precision.applied(self._device):
+            return self.model(tokens, self.model.initial_memory(len(tokens))).memory
 
     def _tokens(self, rows: int) -> Tensor:
         length = self._config.train.segment_length
@@ -151,7 +156,7 @@ def _countable() -> Iterator[None]:
     with warnings.catch_warnings():
         # About hardware that is not there.
         warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")
-        with torch.backends.mkldnn.flags(enabled=False):
+        with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
             yield
 
 

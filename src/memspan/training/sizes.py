@@ -24,9 +24,6 @@ from memspan.training.sample import Sample, line, resident_bytes, sampled_layers
 MEASURED_FROM = 0.01
 """Share of the device's memory from which on a lower bound is not enough to tell that training fits."""
 
-Peaks = dict[int, dict[int, float]]
-"""Bytes by layers, then by rows."""
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -114,37 +111,48 @@ def needs(
     )
 
 
-def peaks(
+@dataclass(frozen=True)
+class Sampled:
+    """What samples of one and two layers, with one and two rows, took."""
+
+    peaks: dict[int, dict[int, float]] | None
+    """Bytes of a pass, gradients apart, by layers, then by rows (None: this system does not tell)."""
+    operations: dict[int, float]
+    """Per token, in the matrix products of a forward pass, by layers."""
+
+    def activations(self, n_layers: int, rows: int) -> float | None:
+        """Bytes of a pass of so many layers and rows: they grow linearly in both."""
+        if self.peaks is None:
+            return None
+        return line({n: line(by_rows, rows) for n, by_rows in self.peaks.items()}, n_layers)
+
+
+def sampled(
     config: RunConfig[BackboneConfig], vocab_size: int, rows: int, device: torch.device
-) -> Peaks | None:
-    """Bytes of a pass, from samples of one and two layers and rows (None: this system does not tell).
+) -> Sampled:
+    """Make samples of a run with so many rows in each process, and measure them.
 
     Raises:
         MemspanError: not even a sample fits the device.
     """
-    found: Peaks = {}
+    peaks: dict[int, dict[int, float]] | None = {}
+    operations: dict[int, float] = {}
+    most_rows = min(2, rows)
     for n_layers in sampled_layers(config):
         part = shallow(config, n_layers)
-        assert part is not None
-        most_rows = min(2, rows)
         least = needs(part, vocab_size, most_rows, 1, None, 0)
         least.refuse_more_than(memory_of(device), 1)
         # The run's own random numbers do not depend on samples.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             sample = Sample(part, vocab_size, device)
-            for n_rows in range(1, most_rows + 1):
-                peak = sample.peak_bytes(n_rows)
-                if peak is None:
-                    return None
-                found.setdefault(n_layers, {})[n_rows] = max(0, peak - least.gradients)
-    return found
-
-
-def activations_at(found: Peaks | None, n_layers: int, rows: int) -> float | None:
-    """Bytes of a pass of so many layers and rows: they grow linearly in both."""
-    if found is None:
-        return None
-    return line({layers: line(by_rows, rows) for layers, by_rows in found.items()}, n_layers)
+            found = [sample.peak_bytes(n) for n in range(1, most_rows + 1)]
+            operations[n_layers] = sample.operations_per_token()
+        if peaks is None or None in found:
+            peaks = None
+        else:
+            sizes = [max(0, peak - least.gradients) for peak in found if peak is not None]
+            peaks[n_layers] = dict(enumerate(map(float, sizes), 1))
+    return Sampled(peaks, operations)
 
 
 def refuse_oversized_training(
@@ -167,8 +175,8 @@ def refuse_oversized_training(
     inputs = BYTES * 2 * tokens * config.model.n_layers * config.model.d_model
     refuse_oversized("training's activations", inputs, device, "lower batch_size or segment_length")
     if 4 * weights + inputs > MEASURED_FROM * memory_of(device):
-        found = peaks(config, vocab_size, rows, device)
-        activations = activations_at(found, config.model.n_layers, rows)
+        found = sampled(config, vocab_size, rows, device)
+        activations = found.activations(config.model.n_layers, rows)
         process = resident_bytes(device) or 0
         needed = needs(config, vocab_size, rows, n_processes, activations, process)
         needed.refuse_more_than(memory_of(device), on_this_machine(n_processes, device))
