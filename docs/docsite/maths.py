@@ -69,10 +69,10 @@ class Formulas:
         return f'<div class="formula" tabindex="0">{self.rendered[int(match[1])][1]}</div>'
 
     def as_text(self, index: str) -> str:
-        """The search index, which is JSON, with formulas as they were typed."""
+        """The search index, which is JSON with HTML in it, with formulas as they were typed."""
 
         def typed(match: re.Match[str]) -> str:
-            return json.dumps(html.escape(self.rendered[int(match[1])][0]))[1:-1]
+            return json.dumps(html.escape(self.rendered[int(match[1])][0], quote=False))[1:-1]
 
         return re.sub(f"{OPEN}(\\d+){CLOSE}", typed, index)
 
