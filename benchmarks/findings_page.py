@@ -412,11 +412,13 @@ def text() -> str:
     for paper in prose["papers"]:
         overview.append([f"**{paper['name']}**", "", "", "", ""])
         sections += ["", f"## {paper['name']}", "", paper["source"]]
+        above: Table | None = None
         for finding in paper["findings"]:
             measured = OURS[finding["ours"]]()
             figures = finding["paper"].replace("\n", " ")
             overview.append([finding["claim"], figures, *_cells(measured)])
-            sections += _section(finding, measured)
+            sections += _section(finding, measured, above)
+            above = measured.table if measured else None
     lines = [prose["introduction"], _where(), "", *markdown(overview), *sections]
     return "\n".join(lines) + "\n"
 
@@ -436,10 +438,14 @@ def _cells(measured: Measured | None) -> list[str]:
     return [measured.summary, measured.agrees, spent]
 
 
-def _section(finding: dict[str, str], measured: Measured | None) -> list[str]:
+def _section(finding: dict[str, str], measured: Measured | None, above: Table | None) -> list[str]:
+    """A finding with its table, unless the one ``above`` is the same."""
     source = finding["source"]
     where = f"`{finding['command']}`: [{Path(source).name}]({source})"
-    table = markdown(measured.table) if measured else [MISSING.capitalize() + "."]
+    if measured is None:
+        table = [MISSING.capitalize() + "."]
+    else:
+        table = ["The table above."] if measured.table == above else markdown(measured.table)
     return ["", f"### {finding['claim']}", "", where, "", finding["differs"], "", *table]
 
 
