@@ -198,6 +198,10 @@ def _launch(arguments: list[str], n_processes: int) -> None:
         raise MemspanError(
             "--nproc starts processes, and torchrun has started some already: drop one of them"
         )
+    if sys.platform == "win32":
+        raise MemspanError(
+            "--nproc needs Linux or macOS: train in one process, or in the Windows Subsystem for Linux"
+        )
     from memspan.distributed.launch import RunEndedError, launch
 
     try:

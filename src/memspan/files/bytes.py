@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memspan.errors import MemspanError
+from memspan.files.folders import sync_folder
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes], *, replace: bool = True) -> None:
@@ -88,15 +89,6 @@ def link_atomically(source: Path, path: Path) -> None:
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush renames inside ``folder`` to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def read_limited(path: Path, limit: int) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memspan.errors import MemspanError
+from memspan.files.folders import open_folder
 
 try:
     import fcntl
@@ -18,8 +19,8 @@ except ImportError:  # the platform has none
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[int]:
-    """Lock ``folder`` against other writers; yields an open handle of the folder.
+def only_writer(folder: Path) -> Iterator[int | None]:
+    """Lock ``folder`` against other writers; yields an open handle of the folder, if there is such.
 
     The folder itself is locked, not a file in it, which could be deleted or replaced; the handle stays
     valid when the folder is moved. The system releases the lock when the process dies, however it dies.
@@ -29,22 +30,20 @@ def only_writer(folder: Path) -> Iterator[int]:
         MemspanError: another process holds the lock, or the folder cannot be written.
     """
     with contextlib.ExitStack() as opened:
-
-        def opened_until_the_end(path: Path, how: int) -> int:
-            handle = os.open(path, how | os.O_CLOEXEC, 0o644)
-            opened.callback(os.close, handle)
-            return handle
-
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(0, "it is read-only")
-            handle = opened_until_the_end(folder, os.O_RDONLY)
-            if LOCKS and not _lock(handle):
-                # Network file systems lock only files. The file is never removed: a second process
-                # could then lock a new one.
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-                _lock(opened_until_the_end(folder / ".lock", flags))
+            handle = open_folder(folder)
+            if handle is not None:
+                opened.callback(os.close, handle)
+                if LOCKS and not _lock(handle):
+                    # Network file systems lock only files. The file is never removed: a second
+                    # process could then lock a new one.
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                    file = os.open(folder / ".lock", flags, 0o644)
+                    opened.callback(os.close, file)
+                    _lock(file)
         except BlockingIOError:
             raise MemspanError(
                 f"another process is training in {folder}: wait until it ends, stop it, or "

@@ -90,7 +90,8 @@ def _machine_memory() -> float:
         sizes = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
         found.append(1024.0 * (sizes["MemTotal"] + sizes["SwapTotal"]))
     except (OSError, KeyError, ValueError):
-        if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys():
+        # Windows has no such names.
+        if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= getattr(os, "sysconf_names", {}).keys():
             found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     # A container's limit: control groups version 2, then version 1.
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import link_atomically, read_limited, sync_folder, write_atomically
+from memspan.files.bytes import link_atomically, read_limited, write_atomically
+from memspan.files.folders import sync_folder
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.runs import shards, state_file, tensor_files
 from memspan.runs.binding import bound_files, header, refuse_changes

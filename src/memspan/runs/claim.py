@@ -24,15 +24,17 @@ LIMIT = 1 << 28
 class Claim:
     """A run's folder, locked by this process.
 
-    The folder is known by an open handle, so another one under the same name is not mistaken for it.
+    Another one under the same name is not mistaken for it. An open handle, where the system has such,
+    keeps its number on the disk from being given to another, and tells where it is.
     """
 
-    def __init__(self, folder: Path, handle: int) -> None:
+    def __init__(self, folder: Path, handle: int | None) -> None:
         self.folder = folder
         """Its last known path."""
         self.loaded: dict[str, bytes] = {}
         """Content of the files in :data:`LOADED` when the run was created or resumed."""
         self._handle = handle
+        self._identity = os.stat(folder if handle is None else handle)
 
     def load(self) -> None:
         """Read the files in :data:`LOADED`."""
@@ -59,7 +61,7 @@ class Claim:
 
     def _is_ours(self, folder: Path) -> bool:
         try:
-            return os.path.samestat(os.stat(folder), os.fstat(self._handle))
+            return os.path.samestat(os.stat(folder), self._identity)
         except OSError:
             return False
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import sync_folder
+from memspan.files.folders import sync_folder
 from memspan.runs.state_file import Checkpoint, State
 
 # torch.distributed.checkpoint takes seconds to import: only the functions that need it do.

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
+from memspan.files.folders import open_folder
 from memspan.training.metrics import read
 
 Record = Mapping[str, float | None]
@@ -47,7 +48,7 @@ class JsonLines:
         lines = "".join(json.dumps(record) + "\n" for record in earlier)
         write_atomically(self.path, lines.encode())
         # Held open: records follow the folder when it is moved, and never go to another in its place.
-        self._folder = os.open(folder, os.O_RDONLY)
+        self._folder = open_folder(folder)
 
     def log(self, step: int, record: Record) -> None:
         try:
@@ -59,9 +60,12 @@ class JsonLines:
             ) from None
 
     def close(self) -> None:
-        os.close(self._folder)
+        if self._folder is not None:
+            os.close(self._folder)
 
     def _open(self, name: str, flags: int) -> int:
+        if self._folder is None:
+            return os.open(self.path, flags, 0o666)
         # Follows no link out of the folder, and does not wait for the reader of a pipe.
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=self._folder)
 

@@ -38,7 +38,8 @@ def checksum(folder: Path) -> dict[str, object]:
     path = folder / "metrics.jsonl"
     content = b""
     if path.is_file():
-        with open(path, "rb") as file:
+        # For writing, too: Windows flushes no other.
+        with open(path, "r+b") as file:
             content = file.read()
             os.fsync(file.fileno())
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

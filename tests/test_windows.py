@@ -1,0 +1,78 @@
+"""What Windows lacks is taken away here: nobody has run memspan there yet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memspan
+from memspan import cli
+from memspan.files import folders, lock
+from memspan.models import sizes
+from memspan.training import start
+from tiny_runs import OPTIONS, TEXT
+
+MISSING = (
+    "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "fork", "geteuid", "getuid", "killpg",
+    "pread", "sched_getaffinity", "sysconf", "sysconf_names",
+)  # fmt: skip
+original = os.open
+
+
+def _open(path: Any, flags: int, mode: int = 0o777) -> int:
+    """``os.open`` as it is there."""
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", str(path))
+    return original(path, flags, mode)
+
+
+def _fsync(handle: int) -> None:
+    import fcntl
+
+    if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(9, "Bad file descriptor")
+    assert stat.S_ISREG(os.fstat(handle).st_mode)
+
+
+@pytest.fixture(autouse=True)
+def windows(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("text.txt").write_text(TEXT)
+    monkeypatch.setenv("USERNAME", "me")
+    for name in MISSING:
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(os, "open", _open)
+    monkeypatch.setattr(os, "fsync", _fsync)
+    # The library's own way, chosen when it was imported.
+    monkeypatch.setattr(shutil, "_use_fd_functions", False)
+    monkeypatch.setattr(folders, "HANDLES", False)
+    monkeypatch.setattr(lock, "LOCKS", False)
+    monkeypatch.setattr(lock, "fcntl", None)
+
+
+def test_training_scoring_and_going_on_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    start.train(OPTIONS, Path("r"))
+    assert memspan.evaluate("r").tokens
+    assert memspan.generate("r", "memory ", tokens=3).text
+    shutil.rmtree("r/checkpoints/step-00000006")
+    start.resume(Path("r"))
+    start.train(OPTIONS, Path("whole"))
+    assert memspan.load("r").model.fingerprint() == memspan.load("whole").model.fingerprint()
+    # No /proc either.
+    monkeypatch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(OSError()))
+    assert sizes._machine_memory.__wrapped__() == float("inf")
+
+
+def test_several_processes_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as left:
+        cli.main(["train", "--data.corpus", "text.txt", "--nproc", "2"])
+    assert left.value.code == 2
+    assert "--nproc needs Linux or macOS" in capsys.readouterr().err
