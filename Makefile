@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-all smoke check docs docs-read docs-test figures bench bench-learning chaos fuzz constraints soak clean
+.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures bench bench-learning chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -33,11 +33,17 @@ test-all: .full-venv ## run the whole test suite, with all extras
 smoke: .full-venv ## run a few tests of what needs other libraries (a minute)
 	.full-venv/bin/pytest -m smoke tests/integrations $(ARGS)
 
-check: .venv ## lint, format, types, import contract
+check: .venv ## lint, format, types, import contract, workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --quiet --offline --strict-collection .github/workflows
+
+package: .venv ## build wheel and sdist in dist, and try both in an environment of their own (minutes)
+	rm -rf dist
+	$(BIN)/hatchling build
+	$(PYTHON) tests/installed.py dist
 
 .docs-venv: .docs-venv/.installed
 .docs-venv/.installed: docs/docsite/requirements.txt

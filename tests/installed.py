@@ -1,0 +1,132 @@
+"""Install the wheel and the sdist as users do, and try them where no checkout is near.
+
+    python tests/installed.py DIST        (`make package` builds both in dist first)
+
+In an environment of its own, with the versions of constraints.txt. Not a part of the tests: it installs
+torch, and needs a network or pip's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PINS = ROOT / "constraints.txt"
+TEXT = "memory is what remains of what was read. " * 300
+SMALL = (
+    *("--data.corpus", "text.txt", "--train.steps", "2", "--train.batch-size", "2"),
+    *("--train.evaluate-tokens", "64"),
+)
+TESTS = ("tests/test_package.py", "tests/models/test_memory.py", "tests/runs/test_shipped.py")
+"""Those of the sdist's tests that are run: some seconds, with nothing but what TOOLS names."""
+TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+
+
+class Environment:
+    """A virtual environment in ``folder``, and an empty folder beside it to work in."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder / "env", with_pip=True)
+        self.programs = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
+        self.work = folder / "work"
+        self.work.mkdir()
+        # A cache of its own: nothing is compiled yet.
+        self.variables = {**os.environ, "MEMSPAN_CACHE": str(folder / "cache")}
+        self.variables.pop("PYTHONPATH", None)
+
+    def run(
+        self, program: str, *arguments: str, status: int = 0, folder: Path | None = None
+    ) -> str:
+        """What a program of the environment prints; fails unless it ends with ``status``."""
+        print("   ", program, *arguments, flush=True)
+        done = subprocess.run(
+            [shutil.which(program, path=str(self.programs)) or program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            cwd=folder or self.work,
+            env=self.variables,
+        )
+        if done.returncode != status:
+            sys.exit(f"{done.stdout}\n{program} ended with status {done.returncode}, not {status}")
+        return done.stdout
+
+    def install(self, *what: str) -> None:
+        """Install packages, in the versions of constraints.txt."""
+        self.run("python", "-m", "pip", "install", "--quiet", "-c", str(PINS), *what)
+
+
+def require(found: bool, what: str) -> None:
+    """End with ``what`` is wrong, unless it is as it should be."""
+    if not found:
+        sys.exit(f"wrong: {what}")
+
+
+def check_contents(wheel: Path) -> None:
+    """The wheel has every file of the package."""
+    files = (ROOT / "src" / "memspan").rglob("*")
+    ours = {p.relative_to(ROOT / "src").as_posix() for p in files if p.is_file()}
+    wanted = {name for name in ours if "__pycache__" not in name}
+    missing = wanted - set(zipfile.ZipFile(wheel).namelist())
+    require(not missing, f"{wheel.name} lacks {sorted(missing)}")
+
+
+def try_wheel(env: Environment, wheel: Path) -> None:
+    """Help, presets, the loops in C, and the trained runs."""
+    print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    env.install(str(wheel))
+    where = env.run("python", "-c", "import memspan; print(memspan.__file__)")
+    require(str(env.programs.parent) in where, f"memspan is imported from {where}")
+    require("generate RUN" in env.run("memspan", "--help"), "memspan --help")
+    name = env.run("memspan", "--version").strip().replace(" ", "-")
+    require(wheel.name.startswith(f"{name}-"), f"the wheel is {wheel.name}, the package {name}")
+    (env.work / "text.txt").write_text(TEXT)
+    refusal = env.run("memspan", "train", "--preset", "?", status=2)
+    presets = re.findall(r"tiny-[\w-]+", refusal)
+    require(len(presets) > 3, f"no presets are named: {refusal}")
+    printed = "".join(env.run("memspan", "train", "--preset", p, *SMALL) for p in presets)
+    loops = {f"compiling {name}/compiled.c" for name in ("delta_rule", "feedback")}
+    if shutil.which(os.environ.get("CC", "cc")):
+        require(all(printed.count(line) == 1 for line in loops), "each loop is compiled once")
+    program = "import memspan; print(memspan.load('shakespeare').step)"
+    require(int(env.run("python", "-c", program)) > 0, "memspan.load")
+    require(len(env.run("memspan", "generate", "shakespeare", "--tokens", "20")) > 10, "generate")
+    report = env.run("memspan", "measure", "shakespeare", "--budget", "5")
+    require("span" in report and (env.work / "measure.json").is_file(), "measure")
+
+
+def try_sdist(env: Environment, sdist: Path) -> None:
+    """It builds the same package, and brings its tests."""
+    print(f"{sdist.name}, {sdist.stat().st_size / 1e6:.1f} MB", flush=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(env.work, filter="data")
+    env.install("--no-deps", "--force-reinstall", str(sdist))
+    env.install(*TOOLS)
+    folder = env.work / sdist.name.removesuffix(".tar.gz")
+    print(env.run("python", "-m", "pytest", "-q", *TESTS, folder=folder).splitlines()[-1])
+
+
+def main() -> None:
+    """Try both files of the folder that the command line names."""
+    dist = Path(sys.argv[1])
+    (wheel,), (sdist,) = (list(dist.glob(f"memspan-*{kind}")) for kind in (".whl", ".tar.gz"))
+    check_contents(wheel)
+    with tempfile.TemporaryDirectory(prefix="memspan-", ignore_cleanup_errors=True) as folder:
+        env = Environment(Path(folder))
+        try_wheel(env, wheel.resolve())
+        try_sdist(env, sdist.resolve())
+    print("both work")
+
+
+if __name__ == "__main__":
+    main()
