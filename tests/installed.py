@@ -24,7 +24,7 @@ PINS = ROOT / "constraints.txt"
 TEXT = "memory is what remains of what was read. " * 300
 SMALL = (
     *("--data.corpus", "text.txt", "--train.steps", "2", "--train.batch-size", "2"),
-    *("--train.evaluate-tokens", "64"),
+    *("--train.evaluate-tokens", "64", "--train.sample-tokens", "4"),
 )
 TESTS = ("tests/test_package.py", "tests/models/test_memory.py", "tests/runs/test_shipped.py")
 """Those of the sdist's tests that are run: some seconds, with nothing but what TOOLS names."""
@@ -39,8 +39,10 @@ class Environment:
         self.programs = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
         self.work = folder / "work"
         self.work.mkdir()
-        # A cache of its own: nothing is compiled yet.
-        self.variables = {**os.environ, "MEMSPAN_CACHE": str(folder / "cache")}
+        # A cache of its own: nothing is compiled yet. One thread: on busy cores, several wait for
+        # one another.
+        own = {"MEMSPAN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+        self.variables = os.environ | own
         self.variables.pop("PYTHONPATH", None)
 
     def run(
