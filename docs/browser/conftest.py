@@ -29,6 +29,8 @@ def page(browser: Browser) -> Iterator[Page]:
     """A page that notes requests to other places and errors, and is asked for both at the end."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": 1440, "height": 900})
+    # A busy machine takes its time.
+    context.set_default_timeout(120_000)
     page = context.new_page()
     page.on(
         "request",

@@ -104,8 +104,8 @@ def test_what_the_pages_say_of_them() -> None:
     for page, words in {
         "transformer_xl": f"In layer 1, {xl[0]} of the attention stays within four bytes of the token, "
         f"in layer 4, {xl[1]}",
-        "feedback": f"Within four bytes stays {feedback[0]} of the attention in layer 1 and "
-        f"{feedback[1]} in layer 2",
+        "feedback": f"Of the attention, {feedback[0]} in layer 1 and {feedback[1]} in layer 2 stay "
+        "within four bytes",
         "compressive": f"they get {old[0]} of layer 2's attention and {old[1]} of layer 4's",
         "fast_weights": f"a key reads {left[0]} of what it wrote after one more token, {left[1]} after "
         f"ten, {left[2]} after forty",
