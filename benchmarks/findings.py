@@ -43,7 +43,7 @@ import torch
 
 import findings_page
 from findings_page import PROGRAM_SECONDS, STEPS, runs_in
-from memspan.data.tokenizers import ByteTokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.measurement.reading import after_history
 from memspan.measurement.subject import Subject
 from memspan.runs.config_files import read_config

@@ -33,7 +33,7 @@ from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import read_tokens, write_tokens
-from memspan.data.tokenizers import load_tokenizer, train_tokenizer
+from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.data.tokenizers import CharacterTokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.measurement.subject import Subject
 from memspan.models import (
     CompressiveConfig,

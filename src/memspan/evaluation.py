@@ -18,7 +18,7 @@ from memspan.data.corpora import is_there
 from memspan.data.identity import difference, identity, is_whole
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Segment, evaluation_segments
-from memspan.data.tokenizers import Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memspan.data.identity import Identity
-from memspan.data.tokenizers import ByteTokenizer, train_tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.generation import PROMPT_SEGMENT, draw_tokens, generate, probabilities, read_prompt

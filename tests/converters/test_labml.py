@@ -177,7 +177,8 @@ def test_mistakes(mistake: str, recorded: Golden, tmp_path: Path) -> None:
 
 
 def test_a_text_with_another_character_is_refused(tmp_path: Path) -> None:
-    from memspan.data.tokenizers import CharacterTokenizer, load_tokenizer
+    from memspan.data.tokenizers.characters import CharacterTokenizer
+    from memspan.data.tokenizers.registry import load_tokenizer
 
     CharacterTokenizer("ab", others=False).save(tmp_path)
     tokenizer: Any = load_tokenizer(tmp_path)

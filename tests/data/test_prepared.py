@@ -11,7 +11,7 @@ import pytest
 
 from memspan.data.prepared import prepare
 from memspan.data.token_files import read_tokens, write_tokens
-from memspan.data.tokenizers import ByteTokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
 
 TEXT = "Grüße, naïve 世界 🎉: the cat sat.\n" * 30

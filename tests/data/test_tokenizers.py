@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memspan.data.tokenizers import (
-    ByteTokenizer,
-    WordTokenizer,
-    load_tokenizer,
-    smallest_dtype,
-    tokenizer_class,
-    train_tokenizer,
-)
+from memspan.data.tokenizers.base import smallest_dtype
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.registry import load_tokenizer, tokenizer_class, train_tokenizer
+from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
 
 TEXT = "Grüße, the cat sat on the mat.\n\nThe cat, it sat!\n" * 20

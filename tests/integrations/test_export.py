@@ -18,7 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import memspan
 import tiny_runs
 from memspan import cli
-from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
 from memspan.integrations.installed import require
 from memspan.integrations.transformers import export, from_run

@@ -11,7 +11,7 @@ import torch
 
 from memspan import cli
 from memspan.data.options import DataConfig
-from memspan.data.tokenizers import train_tokenizer
+from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel, sizes
 from memspan.models.compressive.config import CompressiveConfig

@@ -22,7 +22,7 @@ import hostile
 from memspan import cli
 from memspan.data.download import read_member
 from memspan.data.options import DataConfig
-from memspan.data.tokenizers import load_tokenizer
+from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited, write_atomically
 from memspan.files.tensors import load_tensors
@@ -472,7 +472,8 @@ def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
 def test_a_sub_word_tokenizer_with_a_pattern_is_refused(tmp_path: Path) -> None:
     """Its search could take for ever."""
     pytest.importorskip("tokenizers")
-    from memspan.data.tokenizers import SubwordTokenizer, train_tokenizer
+    from memspan.data.tokenizers.registry import train_tokenizer
+    from memspan.data.tokenizers.subwords import SubwordTokenizer
 
     made = train_tokenizer("subwords", [b"some text " * 9], 260)
     value = json.loads(made.content()["model"])

@@ -17,7 +17,7 @@ import memspan
 from architectures import CASES, VOCABULARY
 from memspan import cli
 from memspan.data.options import DataConfig
-from memspan.data.tokenizers import ByteTokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluation import score_tokens
 from memspan.files.tensors import load_tensors

@@ -12,7 +12,9 @@ import pytest
 from test_train import MODEL
 
 from memspan import cli
-from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.evaluation import Scores, score_tokens
 from memspan.models import LanguageModel
 from memspan.training import metrics
@@ -87,7 +89,7 @@ def test_scores_count_unknown_tokens_and_have_no_bits_then(
 
 
 def test_long_texts_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memspan.data.tokenizers.COUNTED", 3)
+    monkeypatch.setattr("memspan.data.tokenizers.base.COUNTED", 3)
     tokenizer = train_tokenizer("words", [b"a b"])
     assert tokenizer.count_unknown(tokenizer.encode(b"a x b x x a b x")) == 4
     assert ByteTokenizer().count_unknown(np.zeros(7, np.uint8)) == 0

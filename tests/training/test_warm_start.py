@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from architectures import randomise
 from golden import assert_same
-from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
@@ -172,7 +175,7 @@ def test_another_vocabulary_is_refused() -> None:
 
 
 def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the training verb: a learning rate of zero leaves the source's weights."""
+    """On another text, with the run's tokeniser: a learning rate of zero leaves its weights."""
 
     from memspan.data.options import DataConfig
     from memspan.runs import run as runs
@@ -186,13 +189,21 @@ def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     base = RunConfig(
         model=XL(**SIZE),
-        data=DataConfig(corpus=str(tmp_path / "text.txt")),
+        data=DataConfig(corpus=str(tmp_path / "text.txt"), tokenizer="characters"),
         optim=OptimConfig(learning_rate=0.0, min_learning_rate=0.0),
         train=loop,
     )
     start.train(base, tmp_path / "xl")
-    config = dataclasses.replace(base, model=FeedbackConfig(**SIZE), architecture="feedback")
-    start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")  # type: ignore[arg-type]
+    (tmp_path / "other.txt").write_text("some memory " * 200)
+    data = DataConfig(corpus=str(tmp_path / "other.txt"), tokenizer="characters")
+    config: Any = dataclasses.replace(
+        base, model=FeedbackConfig(**SIZE), architecture="feedback", data=data
+    )
+    wanted = str(tmp_path / "xl" / "tokenizer.json")
+    with pytest.raises(MemspanError, match=f"set --data.tokenizer {re.escape(wanted)}$"):
+        start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")
+    config = dataclasses.replace(config, data=dataclasses.replace(data, tokenizer=wanted))
+    start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")
     ours: dict[str, Tensor] = runs.load(tmp_path / "feedback").model.state_dict()
     theirs = runs.load(tmp_path / "xl").model.state_dict()
     for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):

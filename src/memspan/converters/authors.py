@@ -23,7 +23,10 @@ from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json, shape_of
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import OF_CORPUS, read_vocabulary
-from memspan.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig

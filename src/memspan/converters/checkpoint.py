@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from memspan.converters.names import Names
-from memspan.data.tokenizers import Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig

@@ -23,7 +23,8 @@ from memspan.converters.labml_names import names
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
-from memspan.data.tokenizers import CharacterTokenizer, Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
 from memspan.models.compressive.config import CompressiveConfig

@@ -13,7 +13,7 @@ from memspan.converters import legacy
 from memspan.converters.pickles import LIMIT, read_plain
 from memspan.converters.tensors import Inert, load_pickled, read_json
 from memspan.data.options import refuse_oversized_vocabulary
-from memspan.data.tokenizers import WordTokenizer
+from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
 

@@ -14,9 +14,9 @@ TOKENIZERS = ("bytes", "characters", "words", "subwords")
 """Kinds of tokenisers that are made from a text."""
 TOKENIZER_HELP = (
     "What a token is: bytes, characters, words or subwords (extra `memspan[subwords]`), made from "
-    "the training text; or an existing tokenizer.json of the library tokenizers, by its path: a "
-    "byte-level BPE, such as GPT-2's. Words and characters outside the vocabulary become one "
-    "unknown token; a text that contains it is not scored in bits per byte."
+    "the training text; or an existing tokenizer.json by its path: a run's, or one of the library "
+    "tokenizers that is a byte-level BPE, such as GPT-2's. Words and characters outside the "
+    "vocabulary become one unknown token; a text that contains it is not scored in bits per byte."
 )
 FIELD_HELP = "Field or column that holds each record's text, in JSON Lines, Parquet and data sets."
 MOST_TOKENS = 1 << 24

@@ -16,10 +16,10 @@ from rich.progress import Progress, TaskID
 from memspan.data.corpora import Corpus, Skipped, digest, load_corpus
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
-from memspan.data.tokenizers import (
-    Tokenizer,
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.registry import (
     load_tokenizer,
-    read_library_tokenizer,
+    read_tokenizer,
     tokenizer_class,
     train_tokenizer,
 )
@@ -85,7 +85,7 @@ def prepare(
         MemspanError: there is no such text, the tokeniser cannot encode it, or the disk is full.
     """
     if with_tokenizer is None and kind.endswith(".json"):
-        with_tokenizer = read_library_tokenizer(Path(os.path.expanduser(kind)))
+        with_tokenizer = read_tokenizer(Path(os.path.expanduser(kind)))
     text = load_corpus(corpus, field)
     if with_tokenizer is None:
         recipe = {"corpus": text.record["sha256"], "kind": kind, "vocab_size": vocab_size}

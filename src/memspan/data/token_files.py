@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memspan.data.tokenizers import Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited, write_atomically
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memspan.data.streams import Segment, segment_at
-from memspan.data.tokenizers import Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory
 from memspan.models import LanguageModel, Reader

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memspan.data.identity import Identity, recorded
-from memspan.data.tokenizers import Tokenizer, load_tokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.models import LanguageModel

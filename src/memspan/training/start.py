@@ -12,7 +12,8 @@ from rich.console import Console
 from memspan.data.corpora import is_there, located
 from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.prepared import Prepared, prepare
-from memspan.data.tokenizers import Tokenizer, load_tokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError

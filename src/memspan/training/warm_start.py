@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memspan.data.tokenizers import Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.runs.run import Run
@@ -53,7 +53,8 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
         raise MemspanError(
             f"{source.folder} has another vocabulary ({source.tokenizer.kind}, "
             f"{source.tokenizer.vocab_size:,} tokens; here {tokenizer.kind}, "
-            f"{tokenizer.vocab_size:,}): --init-from needs the same corpus and tokenizer"
+            f"{tokenizer.vocab_size:,}): --init-from needs the same, set --data.tokenizer "
+            f"{source.folder / 'tokenizer.json'}"
         )
     if type(model.backbone) is type(source.model.backbone):
         found = source.model.state_dict()

@@ -16,7 +16,7 @@ from transformers.utils.logging import (
     is_progress_bar_enabled,
 )
 
-from memspan.data.tokenizers import Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
 from memspan.integrations.transformers.config import MemspanConfig

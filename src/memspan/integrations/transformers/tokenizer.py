@@ -10,16 +10,11 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Pipeline
 from transformers import PreTrainedTokenizerFast
 
-from memspan.data.tokenizers import (
-    END_OF_LINE,
-    UNKNOWN,
-    ByteTokenizer,
-    CharacterTokenizer,
-    SubwordTokenizer,
-    Tokenizer,
-    WordTokenizer,
-    byte_level_bytes,
-)
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes
+from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer
 from memspan.errors import MemspanError
 
 

@@ -1,0 +1,1 @@
+"""Text to ids and back: a kind of tokeniser, a file. They are saved as plain JSON."""

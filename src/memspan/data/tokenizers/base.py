@@ -1,0 +1,138 @@
+"""What every tokeniser does."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded
+from memspan.errors import MemspanError
+from memspan.files.bytes import write_atomically
+
+LIMIT = 1 << 28
+"""Bytes of a ``tokenizer.json`` at most."""
+COUNTED = 1 << 22
+"""Ids compared at once: a corpus may be larger than memory."""
+
+
+class Tokenizer(ABC):
+    """Text as bytes to ids in ``[0, vocab_size)``, and back."""
+
+    kind: ClassVar[str]
+    """Its name in :data:`KINDS`."""
+
+    unknown: int | None = None
+    """The id of everything that the vocabulary lacks; None if it covers every text."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    @abstractmethod
+    def encode(self, text: bytes) -> np.ndarray:
+        """Ids, 1-D, in the smallest unsigned type that holds the vocabulary.
+
+        Raises:
+            MemspanError: the text is not UTF-8, and the tokeniser needs that.
+        """
+
+    def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
+        """Encode a text that comes in chunks: its ids in order, in pieces of about the chunks' size.
+
+        Raises:
+            MemspanError: the text is not UTF-8, and the tokeniser needs that.
+        """
+        return (self.encode(piece) for piece in self.pieces(chunks))
+
+    @staticmethod
+    def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Cut a text that comes in chunks so that encoding the pieces gives the ids of the whole text.
+
+        Raises:
+            MemspanError: the text is not UTF-8, and the tokeniser needs that.
+        """
+        return (text.encode() for text in cut_at_gaps(decoded(chunks)))
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        """The text of ``ids``."""
+
+    @property
+    def opening(self) -> bytes:
+        """What is read where there is no prompt: a line break, or the first token without one."""
+        try:
+            return b"\n" if len(self.encode(b"\n")) else self.decode([0])
+        except MemspanError:
+            return self.decode([0])
+
+    def count_unknown(self, ids: np.ndarray) -> int:
+        """How many of ``ids`` (1-D) are unknown, so that decoding cannot restore the text."""
+        if self.unknown is None:
+            return 0
+        pieces = (ids[i : i + COUNTED] for i in range(0, len(ids), COUNTED))
+        return sum(int(np.count_nonzero(piece == self.unknown)) for piece in pieces)
+
+    @abstractmethod
+    def content(self) -> dict[str, object]:
+        """What :func:`load_tokenizer` passes to the constructor, as JSON values."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its ids."""
+        return smallest_dtype(self.vocab_size)
+
+    @property
+    def vocabulary_hash(self) -> str:
+        """SHA-256 of the kind and the vocabulary."""
+        return hashlib.sha256(self._json().encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json``, with its own checksum."""
+        value = {"sha256": self.vocabulary_hash, "tokenizer": json.loads(self._json())}
+        text = json.dumps(value, ensure_ascii=False, indent=None)
+        write_atomically(folder / "tokenizer.json", text.encode())
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A decoder of ids that come one by one."""
+        return StreamDecoder(self)
+
+    def _json(self) -> str:
+        return json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, sort_keys=True)
+
+
+class StreamDecoder:
+    """Decodes ids one by one to text that can be shown at once: never half a UTF-8 character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._first = True
+
+    def push(self, token: int) -> str:
+        """The text that ``token`` completes; it may be empty."""
+        piece = self._tokenizer.decode([token])
+        # decode() puts spaces only between the words of one call.
+        if self._tokenizer.kind == "words" and not self._first and piece != b"\n":
+            piece = b" " + piece
+        self._first = piece == b"\n"
+        return self._utf8.decode(piece)
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest of uint8, uint16 and uint32 that holds every id.
+
+    Raises:
+        MemspanError: none does.
+    """
+    for kind in (np.uint8, np.uint16, np.uint32):
+        if vocab_size - 1 <= np.iinfo(kind).max:
+            return np.dtype(kind)
+    raise MemspanError(f"a vocabulary of {vocab_size:,} is too large: at most 2**32 ids")

@@ -1,0 +1,123 @@
+"""The kinds of tokenisers: made from a text, and read from a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from memspan.data.options import refuse_oversized_vocabulary
+from memspan.data.tokenizers.base import LIMIT, Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.subwords import (
+    SubwordTokenizer,
+    read_library_tokenizer,
+    train_subwords,
+)
+from memspan.data.tokenizers.utf8 import utf8
+from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
+from memspan.errors import MemspanError
+from memspan.files.bytes import read_limited
+
+KINDS: dict[str, type[Tokenizer]] = {
+    kind.kind: kind for kind in (ByteTokenizer, CharacterTokenizer, WordTokenizer, SubwordTokenizer)
+}
+
+OURS = b'{"sha256": '
+"""How a file begins that :meth:`Tokenizer.save` wrote."""
+
+
+def tokenizer_class(kind: str) -> type[Tokenizer]:
+    """The tokeniser named ``kind``.
+
+    Raises:
+        MemspanError: there is none of that name.
+    """
+    if kind not in KINDS:
+        raise MemspanError(f"unknown tokenizer {kind!r}: use {', '.join(KINDS)}")
+    return KINDS[kind]
+
+
+def train_tokenizer(
+    kind: str, documents: Iterable[bytes], vocab_size: int | None = None
+) -> Tokenizer:
+    """Make a tokeniser from training text.
+
+    Args:
+        kind: see :data:`KINDS`.
+        documents: the text; a long document may come in :meth:`Tokenizer.pieces`. Its distinct
+            characters or words are held in memory.
+        vocab_size: maximum number of ids, for words and sub-words.
+
+    Raises:
+        MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
+            vocabulary of sub-words that cannot hold the 256 bytes.
+    """
+    # The sub-word library allocates that many, and aborts the process where it cannot.
+    refuse_oversized_vocabulary(vocab_size or 0)
+    tokenizer_class(kind)
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "characters":
+        characters: set[str] = set()
+        for document in documents:
+            characters.update(utf8(document))
+        return CharacterTokenizer("".join(sorted(characters)))
+    if kind == "words":
+        counts: Counter[str] = Counter()
+        for document in documents:
+            counts.update(split_words(document))
+        # The end of line and the unknown word always have an id.
+        special = (END_OF_LINE, UNKNOWN)
+        ranked = sorted(
+            {*counts, *special}, key=lambda word: (word not in special, -counts[word], word)
+        )[: max(vocab_size or 300_000, len(special))]
+        return WordTokenizer(sorted(ranked, key=lambda word: (-counts[word], word)))
+    return train_subwords(documents, vocab_size)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read a run's ``tokenizer.json``.
+
+    Raises:
+        MemspanError: it is missing or damaged.
+    """
+    return _load(folder / "tokenizer.json")
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """A ``tokenizer.json``: a run's, or one of the library ``tokenizers``.
+
+    Raises:
+        MemspanError: it cannot be read, is damaged, or the library's does what ours do not.
+    """
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.read(len(OURS)) == OURS:
+            return _load(path)
+    return read_library_tokenizer(path)
+
+
+def _load(path: Path) -> Tokenizer:
+    try:
+        value = json.loads(read_limited(path, LIMIT))
+        content = dict(value["tokenizer"])
+        kind = content.pop("kind")
+        tokenizer = KINDS[kind](**content)
+        if tokenizer.vocabulary_hash != value["sha256"]:
+            raise ValueError("its checksum is wrong")
+    except FileNotFoundError:
+        raise MemspanError(f"{path} is missing: restore it") from None
+    except MemspanError:
+        raise
+    except Exception as error:
+        # A damaged file may hold anything, and the sub-word library raises bare Exceptions.
+        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+    except BaseException as error:
+        # A panic in that library's Rust code is not an Exception; interrupts are passed on.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+    return tokenizer
