@@ -20,7 +20,9 @@ from lm_eval.api.instance import Instance
 
 import memspan
 from architectures import CASES
-from memspan.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.integrations.lm_eval import MemspanLM

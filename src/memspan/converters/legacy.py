@@ -21,7 +21,7 @@ BEFORE = 3
 
 
 def without_sources(path: Path) -> IO[bytes]:
-    """The file at ``path`` without the sources of its modules, in memory alone and at its beginning.
+    """The file at ``path`` without the sources of its modules, to be read from where it stands.
 
     Raises:
         ValueError: it is damaged.
@@ -42,7 +42,7 @@ def without_sources(path: Path) -> IO[bytes]:
         for (instruction, argument, begin), end in zip(found, ends, strict=True)
     ]
     head = content[:start] + _shortened(steps)
-    # Right before the tensors. The file then begins where this does.
+    # It ends where it did, right before the tensors, so it begins later.
     content[stop - len(head) : stop] = head
     stream.seek(stop - len(head))
     return stream

@@ -15,7 +15,8 @@ from memspan.data.hugging_face import PREFIX
 from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import TokenFile
-from memspan.data.tokenizers import ByteTokenizer, WordTokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.words import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError

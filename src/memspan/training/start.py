@@ -111,8 +111,8 @@ def resume(
     Args:
         folder: the run's.
         config: options to continue with (None: the run's own). Options of training and of the
-            optimiser may change, as may the path of the corpus; each change is recorded in the run's
-            ``history.jsonl``.
+            optimiser may change, as may the corpus's path and field; each change is recorded in the
+            run's ``history.jsonl``. A converted run may begin with any text.
         console: as in :func:`train`; likewise ``processes``.
 
     Returns:
