@@ -45,6 +45,7 @@ Key = tuple[str, str]
 S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
 M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
+PAPER = Size(512, 8, 12, 2048, segment_length=512, memory_length=512, batch_size=1)
 
 
 def fast_weights_size(length: int) -> Size:
@@ -69,6 +70,7 @@ SIZES: dict[str, dict[str, Size]] = {
         "M": M,
         "L": L,
         "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+        "paper": PAPER,
     },
     "compressive": {
         "S": replace(S, compressed_length=S.memory_length),

@@ -160,7 +160,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry-run", "train"])
 def test_what_does_not_fit_is_refused(
-    dry: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    dry: list[str],
+    untimed: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("text.txt").write_text("some text " * 500)
     # The weights would fit, and the sample; not all layers' activations.
@@ -175,3 +178,19 @@ def test_what_does_not_fit_is_refused(
 def test_contradictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert "drop --data.corpus -" in refusal(capsys, "--dry-run", "--data.corpus", "-")
     assert "--resume" in refusal(capsys, "--dry-run", "--resume", "shakespeare")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--model.n-layers", 10**9),
+        ("--model.d-model", 10**18),
+        ("--model.d-ff", 10**9),
+        ("--model.memory-length", 10**15),
+        ("--train.segment-length", 10**10),
+    ],
+)
+def test_a_sample_that_does_not_fit(
+    flag: str, value: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "lower" in refusal(capsys, "--dry-run", "--train.device", "cpu", flag, str(value))

@@ -112,6 +112,8 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
     )
     process = resident_bytes(device) or 0
     vocab_size = processes.in_turn(lambda: vocabulary(config.data))
+    # First: refuses what cannot even be counted.
+    parameters = sizes_of(config, vocab_size, 1).parameters
     n_rows = config.train.batch_size // n_processes
     first = sampled(config, vocab_size, n_rows, device) if processes.first else Sampled(None, {})
     found = processes.of_first(first)
@@ -119,14 +121,16 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
     room = _Room(config, vocab_size, n_processes, sharing, device, found, process)
     n_layers = config.model.n_layers
     speed, probe = _timed(room, processes)
+    # By now all libraries are loaded that training needs.
+    process = max(process, resident_bytes(device) or 0)
     if n_processes > processes.size:
         probe += f", times {n_processes} without the exchange of gradients"
     options = config.train
     return Estimate(
         architecture=config.architecture,
         vocab_size=vocab_size,
-        parameters=sizes_of(config, vocab_size, 1).parameters,
-        needs=room.needs(n_layers, n_rows),
+        parameters=parameters,
+        needs=dataclasses.replace(room.needs(n_layers, n_rows), process=process),
         available=memory_of(device),
         sharing=sharing,
         flops_per_token=(1 + BACKWARD) * line(found.operations, n_layers),

@@ -164,6 +164,9 @@ def resident_bytes(device: torch.device) -> int | None:
     """What this process holds on ``device`` now (None: unknown)."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
+    with suppress(OSError, AttributeError, TypeError):
+        # What was freed is given back: otherwise it is used again, and not counted.
+        ctypes.CDLL(None).malloc_trim(0)
     return _status("VmRSS") if device.type == "cpu" else None
 
 
@@ -172,13 +175,12 @@ def _reset_peak(device: torch.device) -> int | None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return resident_bytes(device)
+    held = resident_bytes(device)
     try:
-        # Otherwise what was freed before is used again, and not counted.
-        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-    except (OSError, AttributeError):
+    except OSError:
         return None
-    return resident_bytes(device)
+    return held
 
 
 def _peak(device: torch.device) -> int | None:

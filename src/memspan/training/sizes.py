@@ -15,6 +15,7 @@ from memspan.models.sizes import (
     REMEDY,
     memory_of,
     parameters,
+    refuse_impossible,
     refuse_oversized,
     refuse_oversized_model,
 )
@@ -38,7 +39,7 @@ class Sizes:
 
 def sizes_of(config: RunConfig[BackboneConfig], vocab_size: int, rows: int) -> Sizes:
     """Count a model of these options, and the memory of so many rows."""
-    with torch.device("meta"):
+    with torch.device("meta"), refuse_impossible("the model"):
         model = LanguageModel(vocab_size, config.model, config.embedding)
         memory = model.initial_memory(rows)
     count = sum(p.numel() for p in model.parameters())
@@ -140,8 +141,11 @@ def sampled(
     most_rows = min(2, rows)
     for n_layers in sampled_layers(config):
         part = shallow(config, n_layers)
-        least = needs(part, vocab_size, most_rows, 1, None, 0)
-        least.refuse_more_than(memory_of(device), 1)
+        least = needs(part, vocab_size, most_rows, 1, least_activations(part, most_rows), 0)
+        if least.total > memory_of(device):
+            # All layers and rows do not fit either, and it is they that were asked for.
+            whole = needs(config, vocab_size, rows, 1, least_activations(config, rows), 0)
+            whole.refuse_more_than(memory_of(device), 1)
         # The run's own random numbers do not depend on samples.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             sample = Sample(part, vocab_size, device)
@@ -171,8 +175,7 @@ def refuse_oversized_training(
     weights = BYTES * parameters(config.model, vocab_size, config.embedding)
     if config.train.parallel == "ddp":
         refuse_oversized("training's weights, gradients and moments", 4 * weights, device, REMEDY)
-    tokens = rows * config.train.segment_length * config.train.gradient_segments
-    inputs = BYTES * 2 * tokens * config.model.n_layers * config.model.d_model
+    inputs = config.train.gradient_segments * least_activations(config, rows)
     refuse_oversized("training's activations", inputs, device, "lower batch_size or segment_length")
     if 4 * weights + inputs > MEASURED_FROM * memory_of(device):
         found = sampled(config, vocab_size, rows, device)
@@ -180,6 +183,12 @@ def refuse_oversized_training(
         process = resident_bytes(device) or 0
         needed = needs(config, vocab_size, rows, n_processes, activations, process)
         needed.refuse_more_than(memory_of(device), on_this_machine(n_processes, device))
+
+
+def least_activations(config: RunConfig[BackboneConfig], rows: int) -> int:
+    """Bytes of the two inputs of every layer, of one segment: a lower bound of what a pass saves."""
+    tokens = rows * config.train.segment_length
+    return BYTES * 2 * tokens * config.model.n_layers * config.model.d_model
 
 
 def on_this_machine(n_processes: int, device: torch.device) -> int:
