@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from docsite.code import ROOT
 
-COPIED = (".svg", ".png", ".json")
+COPIED = (".svg", ".png", ".json", ".ipynb")
 """Files that stand on the site as they are."""
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))|((?:src|href)=\")([^\"]+)(\")")
 

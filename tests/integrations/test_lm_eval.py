@@ -157,7 +157,7 @@ def test_texts_are_those_of_generate() -> None:
         ({"run": "shakespeare", "memory_length": "long"}, "memory_length must be"),
         ({"run": "shakespeare", "memory_length": 500}, "exceeds the learned position table"),
         ({"run": "shakespeare", "batch_size": "auto"}, "batch_size must be a number, at least 1"),
-        ({"run": "shakespeare", "segment_length": -1}, "segment_length must be a number"),
+        ({"run": "shakespeare", "segment_length": 0}, "segment_length must be a number"),
         ({"run": "shakespeare", "device": "gpu"}, "there is no device 'gpu' here"),
     ],
 )

@@ -66,13 +66,14 @@ class MemspanLM(LM):
         super().__init__()
         if run == "":
             raise MemspanError("say which run to evaluate: run=FOLDER among the model's arguments")
-        self._rows = _at_least_1("batch_size", batch_size or 1)
+        self._rows = _at_least_1("batch_size", 1 if batch_size is None else batch_size)
         # The harness's command line says cuda:0 wherever it runs.
         if device is None or (device == "cuda:0" and not torch.cuda.is_available()):
             device = "auto"
         self.run = run if isinstance(run, Run) else load(run, str(device_for(device)))
-        trained = self.run.config.train.segment_length
-        self._segment_length = _at_least_1("segment_length", segment_length or trained)
+        if segment_length is None:
+            segment_length = self.run.config.train.segment_length
+        self._segment_length = _at_least_1("segment_length", segment_length)
         self._options = options
         self._sizes, self._reading = options_of(self.run, options)
         self._precision = precision_for(self.run)

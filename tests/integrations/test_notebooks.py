@@ -1,0 +1,37 @@
+"""The notebooks run, and what is stored with them tells nothing of the machine that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from notebooks.execute import HERE, executed
+
+NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    stored = json.loads(path.read_text())["cells"]
+    for before, cell in zip(stored, executed(path, tmp_path).cells, strict=True):
+        kinds = [output["output_type"] for output in before.get("outputs", [])]
+        assert [output.output_type for output in cell.get("outputs", [])] == kinds
+
+
+def test_stored_outputs_are_small_and_of_no_machine() -> None:
+    assert len(NOTEBOOKS) == 5
+    assert sum(path.stat().st_size for path in NOTEBOOKS) < 600_000
+    for path in NOTEBOOKS:
+        text = path.read_text()
+        notebook = json.loads(text)
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+        assert all(not cell["metadata"] for cell in code)
+        assert notebook["metadata"]["language_info"] == {"name": "python"}
+        assert "image/png" in text
+        assert not [s for s in (os.sep + "tmp", os.sep + "home", "site-packages") if s in text]
+        assert "Warning" not in text
