@@ -12,6 +12,7 @@ import torch
 
 from memspan import cli
 from memspan.data.options import DataConfig
+from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel, sizes
 from memspan.models.registry import MODELS
@@ -118,6 +119,8 @@ def test_processes_share_what_training_shares(untimed: None) -> None:
 def test_a_vocabulary_that_would_take_a_download() -> None:
     assert vocabulary(DataConfig("wikitext-103", "words", vocab_size=1000)) == 1000
     assert vocabulary(DataConfig("wikitext-103", "bytes")) == 256
+    CharacterTokenizer("abc").save(Path())
+    assert vocabulary(DataConfig("wikitext-103", "tokenizer.json")) == 4
     for tokenizer in ("words", "characters"):
         with pytest.raises(MemspanError, match="is not known before the text is here"):
             vocabulary(DataConfig("wikitext-103", tokenizer))

@@ -66,6 +66,9 @@ class Options:
         try:
             yield
         except MemspanError as error:
+            # Ours name it already.
+            if str(error).startswith(self.where):
+                raise
             raise MemspanError(f"{self.where}: {error}") from None
 
     def _get(self, name: str, default: Any) -> Any:

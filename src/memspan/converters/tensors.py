@@ -104,9 +104,14 @@ def load_pickled(path: Path, inert: Iterable[str] = ()) -> Any:
         said = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else "")
         raise MemspanError(
             f"{path} is damaged, or holds more than tensors, which is not read, since reading it could "
-            f"run a program ({type(error).__name__}: {said.strip()[:120]}): get it again from a source "
+            f"run a program ({type(error).__name__}: {_reason(said)}): get it again from a source "
             "that you trust"
         ) from None
+
+
+def _reason(said: str) -> str:
+    """What torch says, without its advice to allow what it refuses."""
+    return said.partition(" by default. ")[0].strip()[:120]
 
 
 def shape_of(

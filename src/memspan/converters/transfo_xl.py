@@ -14,6 +14,7 @@ from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.tensors import load_weights, read_json
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
+from memspan.data.options import MOST_TOKENS
 from memspan.errors import MemspanError
 
 DEFAULTS: dict[str, Any] = {
@@ -64,9 +65,10 @@ def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
     if "n_token" in given:
         given = {"vocab_size": given["n_token"], **given}
     values = DEFAULTS | given
-    if type(values["vocab_size"]) is not int or values["vocab_size"] < 1:
+    if type(values["vocab_size"]) is not int or not 1 <= values["vocab_size"] <= MOST_TOKENS:
         raise MemspanError(
-            f"{path}: vocab_size must be a number of words: use the checkpoint's own"
+            f"{path}: vocab_size must be a number of words, at most {MOST_TOKENS:,}: use the "
+            "checkpoint's own"
         )
     if not isinstance(values.get("tie_projs"), list):
         shared = values.get("proj_share_all_but_first", True) is not False

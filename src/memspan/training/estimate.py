@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import TokenFile
 from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.registry import read_tokenizer
 from memspan.data.tokenizers.words import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
@@ -179,6 +182,8 @@ def vocabulary(data: DataConfig) -> int:
     """
     if data.tokenizer == "bytes":
         return ByteTokenizer().vocab_size
+    if data.tokenizer.endswith(".json"):
+        return read_tokenizer(Path(os.path.expanduser(data.tokenizer))).vocab_size
     if data.vocab_size is not None:
         return data.vocab_size
     source = CORPORA[data.corpus].source if data.corpus in CORPORA else None
