@@ -1,4 +1,4 @@
-"""Executing small programs (Fan et al. 2020, section 4): Feedback against Transformer-XL, side by side.
+"""Executing small programs (Fan et al. 2020): Feedback against Transformer-XL, side by side.
 
     python examples/programs.py                     # 3 variables; 20 minutes on one core
     python examples/programs.py --variables 2

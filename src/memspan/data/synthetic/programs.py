@@ -1,4 +1,4 @@
-"""Small programs to be executed (Fan et al. 2020, section 4)."""
+"""Small programs to be executed (Fan et al. 2020)."""
 
 from __future__ import annotations
 

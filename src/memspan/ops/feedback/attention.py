@@ -1,4 +1,4 @@
-"""The Feedback Transformer's attention (Fan et al. 2020, section 3).
+"""The Feedback Transformer's attention (Fan et al. 2020).
 
 A token attends to the memory vectors of the ``S`` tokens before it, one of each. With ``d = 1 .. S``
 the distance back, ``k`` and ``v`` the keys and values of the memory vectors::
@@ -46,7 +46,7 @@ def attend(
     dropout: float = 0.0,
     attention_weights: list[Tensor] | None = None,
 ) -> Tensor:
-    """Attention of one token per row (Fan et al. 2020, section 3).
+    """Attention of one token per row (Fan et al. 2020).
 
     Args:
         q: queries ``[B, H, K]``.

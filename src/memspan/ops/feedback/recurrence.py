@@ -59,7 +59,7 @@ def recurrence(
     eps: float = 1e-5,
     implementation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read a segment, token by token, through all layers (Fan et al. 2020, section 3); pre-norm,
+    """Read a segment, token by token, through all layers (Fan et al. 2020); pre-norm,
     without dropout.
 
     Args:
