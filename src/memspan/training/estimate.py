@@ -221,7 +221,8 @@ class _Room:
         """Of each process, with so many layers and rows."""
         part = shallow(self.config, n_layers)
         activations = self.sampled.activations(n_layers, rows)
-        return needs(part, self.vocab_size, rows, self.n_processes, activations, self.process)
+        n, process = self.n_processes, self.process
+        return needs(part, self.vocab_size, rows, n, activations, process, self.device)
 
     def fits(self, n_layers: int, rows: int) -> bool:
         """Whether that many fit."""

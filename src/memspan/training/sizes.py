@@ -61,12 +61,14 @@ class Needs:
     """The architecture's, before and after an update."""
     process: int
     """Python and its libraries."""
+    saving: int
+    """On a CPU, a checkpoint while it is written: the moments twice. What gradients and activations
+    took is free by then, but the system has not got it back."""
 
     @property
     def total(self) -> int:
-        """At the peak: in an update or, where the moments are larger, while they are saved."""
-        held = self.weights + self.moments + self.memory + self.process
-        return held + max(self.gradients + (self.activations or 0), self.moments)
+        """All of it together."""
+        return sum(getattr(self, field.name) or 0 for field in fields(self))
 
     def refuse_more_than(self, available: float, n_processes: int) -> None:
         """Raise :class:`MemspanError` if so many processes do not fit a device with ``available``."""
@@ -92,6 +94,7 @@ def needs(
     n_processes: int,
     activations: float | None,
     process: int,
+    device: torch.device,
 ) -> Needs:
     """What one of ``n_processes`` takes that trains ``rows`` rows, given its activations."""
     sizes = sizes_of(config, vocab_size, rows)
@@ -109,6 +112,8 @@ def needs(
         activations=None if activations is None else round(activations),
         memory=2 * sizes.memory_bytes,
         process=process,
+        # Processes write a part each.
+        saving=4 * BYTES * sizes.parameters // n_processes if device.type == "cpu" else 0,
     )
 
 
@@ -141,10 +146,10 @@ def sampled(
     most_rows = min(2, rows)
     for n_layers in sampled_layers(config):
         part = shallow(config, n_layers)
-        least = needs(part, vocab_size, most_rows, 1, least_activations(part, most_rows), 0)
+        least = needs(part, vocab_size, most_rows, 1, least_activations(part, most_rows), 0, device)
         if least.total > memory_of(device):
             # All layers and rows do not fit either, and it is they that were asked for.
-            whole = needs(config, vocab_size, rows, 1, least_activations(config, rows), 0)
+            whole = needs(config, vocab_size, rows, 1, least_activations(config, rows), 0, device)
             whole.refuse_more_than(memory_of(device), 1)
         # The run's own random numbers do not depend on samples.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -181,7 +186,7 @@ def refuse_oversized_training(
         found = sampled(config, vocab_size, rows, device)
         activations = found.activations(config.model.n_layers, rows)
         process = resident_bytes(device) or 0
-        needed = needs(config, vocab_size, rows, n_processes, activations, process)
+        needed = needs(config, vocab_size, rows, n_processes, activations, process, device)
         needed.refuse_more_than(memory_of(device), on_this_machine(n_processes, device))
 
 
