@@ -251,7 +251,9 @@ def _timed(room: _Room, processes: Processes) -> tuple[float, str]:
         share = "" if rows == all_rows else f" with {rows} of its {all_rows} rows"
         probe = f"updates of the model itself{share}"
         return _per_second(room, all_rows, processes) / line(times, all_rows), probe
-    layers = max(first, _most(n_layers, lambda layers: is_quick(layers, 1)))
+    # An architecture without an option for it has no fewer layers.
+    fewer = n_layers if first < n_layers else 0
+    layers = max(first, _most(fewer, lambda layers: is_quick(layers, 1)))
     layers = processes.of_first(layers)
     sizes = {layers} if layers == 1 else {max(first, layers // 2), layers}
     times = {n: _seconds_per_update(room, n, 1, processes) for n in sorted(sizes)}
