@@ -203,10 +203,22 @@ def _graph_gradients(ctx: Any, d_y: Tensor, d_after: Tensor, *_: Any) -> tuple[A
     return d_tensors, None, None, None, None
 
 
-_operation = custom_op("memspan::fast_weights", _graph_forward, mutates_args=())
+# Their schemas are written out: torch 2.6 cannot infer them from list[Tensor].
+_operation = custom_op(
+    "memspan::fast_weights",
+    _graph_forward,
+    mutates_args=(),
+    schema="(Tensor[] tensors, int nu, float? epsilon, int save_every, bool saves)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
 _operation.register_fake(_graph_outputs)
 _operation.register_autograd(_graph_gradients, setup_context=_save)
-_operation_backward = custom_op("memspan::fast_weights_backward", _graph_backward, mutates_args=())
+_operation_backward = custom_op(
+    "memspan::fast_weights_backward",
+    _graph_backward,
+    mutates_args=(),
+    schema="(Tensor[] tensors, Tensor[] others, int nu, float? epsilon, int save_every) -> Tensor[]",
+)
 _operation_backward.register_fake(lambda tensors, *_: _gradients(tensors))
 
 

@@ -267,10 +267,23 @@ def _graph_gradients(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
     return d_given, [None] * len(tensors[n:]), *[None] * len(ctx.options)
 
 
-_operation = custom_op("memspan::feedback_recurrence", _graph_forward, mutates_args=())
+# Written out: torch 2.6 cannot infer a schema from list[Tensor].
+_SCHEMA = (
+    "Tensor[] given, Tensor[] masks, bool norms_memory, int span, str activation, float eps, "
+    "str? implementation"
+)
+_operation = custom_op(
+    "memspan::feedback_recurrence",
+    _graph_forward,
+    mutates_args=(),
+    schema=f"({_SCHEMA}) -> (Tensor, Tensor)",
+)
 _operation.register_fake(_empty_outputs)
 _operation.register_autograd(_graph_gradients, setup_context=_save)
 _operation_backward = custom_op(
-    "memspan::feedback_recurrence_backward", _graph_backward, mutates_args=()
+    "memspan::feedback_recurrence_backward",
+    _graph_backward,
+    mutates_args=(),
+    schema=f"({_SCHEMA}, Tensor[] upstream) -> Tensor[]",
 )
 _operation_backward.register_fake(_empty_gradients)
