@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -155,12 +157,15 @@ def delta_rule() -> dict[str, Any]:
 
 
 def span() -> dict[str, Any]:
-    """Measured curves, and the sizes they were measured with."""
+    """Measured curves, the mean of the seeds, and the sizes they were measured with."""
     rows = json.loads((DOCS / "recall" / "recall.json").read_text(encoding="utf-8"))
+    seeds = defaultdict(list)
+    for row in rows:
+        if row["panel"] == "time" and row["model"] in CURVES:
+            seeds[row["model"]].append(row["curve"])
     curves = {
-        row["model"]: row["curve"]
-        for row in rows
-        if row["panel"] == "time" and row["model"] in CURVES
+        model: [[at[0][0], round(mean(y for _, y in at), 4)] for at in zip(*runs, strict=True)]
+        for model, runs in seeds.items()
     }
     return {
         "kind": "span",
