@@ -122,6 +122,18 @@ def test_a_token_across_the_border_is_scored(kind: str) -> None:
     assert joined[0] < 0
 
 
+def test_unknown_tokens_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    model = MemspanLM(run_of("lstm", train_tokenizer("words", [TEXT.encode()])))
+    asked(model, "loglikelihood_rolling", ("Memory is what",))
+    assert not caplog.messages
+    asked(model, "loglikelihood_rolling", ("Memory is strange",), ("so is what",))
+    asked(model, "loglikelihood", ("strange", " is odd"))
+    assert [line.partition(" are")[0] for line in caplog.messages] == [
+        "2 of 6 scored tokens",
+        "1 of 2 scored tokens",
+    ]
+
+
 def test_texts_are_those_of_generate() -> None:
     model = MemspanLM("shakespeare")
     context, length = "ROMEO:\nWhat is", {"max_gen_toks": 30}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ class MemspanLM(LM):
         """The log-probability of each whole document ``(text,)``, in nats: that of all of its tokens,
         each scored once with all that the memory holds, as :func:`memspan.evaluate` does."""
         texts = [self._encode(request.args[0]) for request in requests]
+        self._report_unknown(texts)
         found = [0.0] * len(texts)
         with tqdm(total=len(texts), desc="documents", disable=disable_tqdm) as bar:
             for n, score, _ in self._scores(np.array([START]), texts, with_greedy=False):
@@ -106,6 +108,7 @@ class MemspanLM(LM):
             MemspanError: a continuation is empty.
         """
         pairs = [self._pair(*request.args) for request in requests]
+        self._report_unknown(scored for _, scored in pairs)
         sharing: dict[bytes, list[int]] = {}
         for n, (context, _) in enumerate(pairs):
             sharing.setdefault(context.tobytes(), []).append(n)
@@ -151,6 +154,16 @@ class MemspanLM(LM):
                 "targets some text"
             )
         return (whole[:n] if n else np.array([START])), whole[n:]
+
+    def _report_unknown(self, texts: Iterable[np.ndarray]) -> None:
+        """Warn of scores that are better than the text's: the harness cannot leave them out."""
+        scored = np.concatenate([np.empty(0, self.run.tokenizer.dtype), *texts])
+        if n_unknown := self.run.tokenizer.count_unknown(scored):
+            logging.getLogger("memspan").warning(
+                f"{n_unknown:,} of {len(scored):,} scored tokens are unknown to the vocabulary of "
+                f"{self.run.folder}: their text is not scored, so bits per byte and perplexity per "
+                "word flatter this model beside others"
+            )
 
     def _empty(self) -> Memory:
         return self.run.model.initial_memory(1, **self._sizes)
