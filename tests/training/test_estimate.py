@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from memspan import cli
+from memspan.commands.train import train
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.distributed import reports
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel, sizes
 from memspan.models.registry import MODELS
@@ -181,6 +183,13 @@ def test_what_does_not_fit_is_refused(
 def test_contradictions(capsys: pytest.CaptureFixture[str]) -> None:
     assert "drop --data.corpus -" in refusal(capsys, "--dry-run", "--data.corpus", "-")
     assert "--resume" in refusal(capsys, "--dry-run", "--resume", "shakespeare")
+
+
+@pytest.mark.parametrize("number", ["2", "4096"])
+def test_torchrun_with_more_processes(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "is_worker", lambda: True)
+    with pytest.raises(MemspanError, match="torchrun has started some already: drop one of them"):
+        train(["--dry-run", "--nproc", number])
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def train(arguments: list[str]) -> None:
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
     # More processes than cores are for another machine: a dry run then multiplies what one does.
-    elsewhere = options.dry_run and options.nproc > cores()
+    elsewhere = options.dry_run and options.nproc > cores() and not reports.is_worker()
     if options.nproc > 1 and not launched and not elsewhere:
         _launch(arguments, options.nproc)
         return
