@@ -242,6 +242,7 @@ def test_generate_is_seeded_and_continues_from_a_memory(
         (["train", "--data.corpus", "text.txt", "--train.batch-size", "99999"], "rows"),
         (["train", "--data.corpus", "text.txt", "--train.device", "cuda:9"], "device"),
         (["train", "--preset", "nope"], "no preset"),
+        (["train", "--preset", "papers/nope"], "papers/enwik8-12l"),
         (["train", "--preset", "broken.toml"], "no valid TOML"),
         (["train", "--resume", "nowhere"], "no run at"),
         (["train", "--resume", "emptyfolder"], "no config.toml"),

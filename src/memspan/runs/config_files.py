@@ -50,7 +50,7 @@ def preset_file(name: str) -> Path:
     Raises:
         MemspanError: there is no preset of that name.
     """
-    if name not in PRESETS and (name.endswith(".toml") or os.sep in name):
+    if name not in PRESETS and (name.endswith(".toml") or os.path.exists(name)):
         return Path(name)
     if name not in PRESETS:
         raise MemspanError(f"no preset {name!r}: use one of {', '.join(PRESETS)}, or a .toml file")
