@@ -62,5 +62,5 @@ class CharacterTokenizer(Tokenizer):
         return "".join(table[i] for i in ids).encode()
 
     def content(self) -> dict[str, object]:
-        # Likewise.
+        # As in ByteTokenizer: left out where it is as ever.
         return {"characters": self.characters} | ({"others": False} if self.unknown is None else {})
