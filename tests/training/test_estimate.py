@@ -118,6 +118,12 @@ def test_processes_share_what_training_shares(untimed: None) -> None:
             estimate(sharded, n_processes=wrong)
 
 
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "2"])
+def test_no_number_of_processes(wrong: Any) -> None:
+    with pytest.raises(MemspanError, match="n_processes must be an integer of at least 1"):
+        estimate(tiny("lstm"), n_processes=wrong)
+
+
 def test_a_vocabulary_that_would_take_a_download() -> None:
     assert vocabulary(DataConfig("wikitext-103", "words", vocab_size=1000)) == 1000
     assert vocabulary(DataConfig("wikitext-103", "bytes")) == 256

@@ -106,6 +106,8 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
         found = memspan.estimate(memspan.RunConfig(model=TransformerXLConfig()))
         print(found.parameters, found.needs.total, found.seconds)
     """
+    if type(n_processes) is not int or n_processes < 1:
+        raise MemspanError(f"n_processes must be an integer of at least 1, not {n_processes!r}")
     n_processes = max(n_processes, processes.size)
     refuse_fsdp_alone(config, n_processes)
     refuse_sharing(config, Processes(0, n_processes))
