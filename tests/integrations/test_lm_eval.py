@@ -143,16 +143,17 @@ def test_texts_are_those_of_generate() -> None:
     assert greedy == " the country the country's son"
     torch.manual_seed(1)
     sampled = {"do_sample": True, "temperature": 0.8, "top_k": 5, **length}
-    whole, up_to_the_first, nothing, *drawn = asked(
+    whole, again, up_to_the_first, nothing, *drawn = asked(
         model,
         "generate_until",
         (context, length),
+        (context, {"until": [None, ""], **length}),
         (context, {"until": ["'", "son", "trym"], "do_sample": False, **length}),
         (context, {"until": " ", "max_tokens": 30}),
         (context, sampled),
         (context, sampled),
     )
-    assert whole == greedy
+    assert whole == again == greedy
     assert (up_to_the_first, nothing) == (" the country the country", "")
     assert drawn[0] != drawn[1]
     torch.manual_seed(1)

@@ -223,7 +223,8 @@ class MemspanLM(LM):
     def _written(self, context: str, options: dict[str, Any]) -> str:
         """See :meth:`generate_until`."""
         given: dict[str, Any] = {**normalize_gen_kwargs(options)}
-        until, n_tokens = given.pop("until"), given.pop("max_gen_toks")
+        # A task may say null, or an empty text, for no end.
+        until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
         writer = Writer(
             self.run,
             context,
