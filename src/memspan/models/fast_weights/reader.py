@@ -16,6 +16,7 @@ from memspan.models.fast_weights.model import (
     can_look,
     listed,
 )
+from memspan.models.one_token import packed_stack
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -50,34 +51,17 @@ class FastWeightsReader:
         return can and delta_rule_loop.available(self._weights[0])
 
     def _compiled_step(self) -> CompiledStep:
-        config, layers = self.backbone.config, []
-        for n, layer in enumerate(self.backbone.stack()):
-            tensors = {
-                "projections": self._projections[n],
-                "output": layer.attention.output.weight,
-                "output_bias": layer.attention.output.bias,
-                "inner": layer.feed_forward.inner.weight,
-                "inner_bias": layer.feed_forward.inner.bias,
-                "outer": layer.feed_forward.outer.weight,
-                "outer_bias": layer.feed_forward.outer.bias,
-                "memory": self._weights[n],
-            }
-            # A norm that the options leave out is an Identity without parameters.
-            tensors |= dict(layer.attention_norm.named_parameters(prefix="norm"))
-            tensors |= dict(layer.feed_forward_norm.named_parameters(prefix="inner_norm"))
-            layers.append({name.replace(".", "_"): t.detach() for name, t in tensors.items()})
-        sizes = {
-            "batch": len(self._tokens_seen),
-            "d_model": config.d_model,
-            "n_heads": config.n_heads,
-            "width": config.head_width,
-            "d_ff": config.d_ff,
-            "delta": config.rule == "delta",
-            "gelu": config.activation == "gelu",
-        }
-        final_norm = [p.detach() for p in self.backbone.final_norm.parameters()]
+        config = self.backbone.config
+        stack = packed_stack(
+            delta_rule_loop.SOURCE,
+            self.backbone.stack(),
+            [{"projections": weight} for weight in self._projections],
+            self.backbone.final_norm,
+            n_heads=config.n_heads,
+            batch=len(self._tokens_seen),
+        )
         dpfp = DPFP(config.nu, config.epsilon if config.normalisation == "sum" else None)
-        return CompiledStep(layers, final_norm, dpfp, sizes, layer.feed_forward_norm.eps)
+        return CompiledStep(stack, self._weights, dpfp, config.rule == "delta")
 
     @property
     def memory(self) -> FastWeightsMemory:

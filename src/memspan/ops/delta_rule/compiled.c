@@ -3,7 +3,7 @@
    A head's memory is W [features, values]. DPFP leaves a quarter of a token's features non-zero: only
    those rows of W are touched. README.md has the derivation. */
 
-#include "loop.h"
+#include "stack.h"
 
 /* [rows, heads, tokens, .] with any strides but the last, which is 1. */
 typedef struct {
@@ -365,118 +365,47 @@ int backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
 
 /* ----- One token of every row through all layers, without gradients */
 
+/* Projections are queries, keys, values, beta's logits: [3 H K + H, D]. */
 typedef struct {
-    const REAL *norm_weight, *norm_bias; /* null: no norm */
-    const REAL *projections;           /* queries, keys, values, beta's logits: [3 H K + H, D] */
-    const REAL *output, *output_bias, *inner_norm_weight, *inner_norm_bias, *inner, *inner_bias, *outer,
-        *outer_bias;
-    REAL *memory; /* [B, H, F, V], written in place */
-} Layer;
-
-typedef struct {
-    long batch, d_model, n_heads, width, d_ff, n_layers, nu, normalises, delta, gelu;
-    double epsilon, norm_epsilon;
-    const REAL *final_weight, *final_bias; /* null: no norm */
-    const Layer *layers;
-    REAL *x; /* [B, D], in and out */
-} Stack;
-
-/* The matrices of one layer, ready for products. */
-typedef struct {
-    Packed projections, output, inner, outer;
-} Matrices;
-
-void release(Matrices *m, long n_layers) {
-    for (long l = 0; l < n_layers; l++) {
-        free(m[l].projections.panels);
-        free(m[l].output.panels);
-        free(m[l].inner.panels);
-        free(m[l].outer.panels);
-    }
-    free(m);
-}
-
-/* Null if out of memory. */
-Matrices *prepare(const Stack *s) {
-    long D = s->d_model, I = s->n_heads * s->width, P = 3 * I + (s->delta ? s->n_heads : 0);
-    Matrices *m = calloc((size_t)s->n_layers, sizeof(Matrices));
-    if (!m) return NULL;
-    for (long l = 0; l < s->n_layers; l++) {
-        const Layer *layer = s->layers + l;
-        m[l].projections = pack(layer->projections, D, P, 1, D);
-        m[l].output = pack(layer->output, I, D, 1, I);
-        m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
-        m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
-        const Matrices *made = m + l;
-        if (!made->projections.panels || !made->output.panels || !made->inner.panels ||
-            !made->outer.panels) {
-            release(m, s->n_layers);
-            return NULL;
-        }
-    }
-    return m;
-}
-
-static void affine_norm(
-    const REAL *x, REAL *z, REAL *moments, const REAL *gain, const REAL *bias, long rows, long size,
-    double eps
-) {
-    if (!gain) {
-        memmove(z, x, rows * size * sizeof(REAL));
-        return;
-    }
-    normalise(x, z, moments, moments + rows, rows, size, eps);
-    for (long i = 0; i < rows; i++, z += size)
-        for (long d = 0; d < size; d++) z[d] = z[d] * gain[d] + bias[d];
-}
+    Stack stack;
+    long nu, normalises, delta;
+    double epsilon;
+    REAL *const *memories; /* per layer [B, H, F, V], written in place */
+} Step;
 
 /* Whether the output is finite; -1 if out of memory. */
-int step(const Stack *s, const Matrices *matrices) {
-    long B = s->batch, D = s->d_model, H = s->n_heads, K = s->width, I = H * K, F = 2 * K * s->nu;
-    long P = 3 * I + (s->delta ? H : 0), inside = P > s->d_ff ? P : s->d_ff;
-    REAL *z = malloc((size_t)(B * (D + inside + I + 2) + K) * sizeof(REAL));
-    REAL *projected = z + B * D, *attended = projected + B * inside, *moments = attended + B * I;
-    REAL *u = moments + 2 * B, *x = s->x;
+int step(const Step *s, const Matrices *matrices) {
+    const Stack *stack = &s->stack;
+    long B = stack->batch, D = stack->d_model, H = stack->n_heads, K = stack->width, I = H * K;
+    long P = stack->d_projected, F = 2 * K * s->nu;
+    Scratch t = new_scratch(stack);
     Features key = {0}, query = {0};
-    if (!new_features(&key, K, F) || !new_features(&query, K, F) || !z) {
-        free(z);
-        free_features(&key);
-        free_features(&query);
-        return -1;
-    }
-    for (long l = 0; l < s->n_layers; l++) {
-        const Layer *layer = s->layers + l;
-        const Matrices *m = matrices + l;
-        affine_norm(x, z, moments, layer->norm_weight, layer->norm_bias, B, D, s->norm_epsilon);
-        product(z, D, &m->projections, B, NULL, NULL, projected, P, 0);
+    REAL *u = malloc((size_t)K * sizeof(REAL)), sum = 0;
+    int can = new_features(&key, K, F) && new_features(&query, K, F) && t.z && u;
+    for (long l = 0; can && l < stack->n_layers; l++) {
+        project(stack, matrices, &t, l);
         for (long r = 0; r < B * H; r++) {
             long b = r / H, h = r % H;
-            const REAL *q = projected + b * P + h * K, *v = q + 2 * I;
-            REAL *w = layer->memory + r * F * K;
+            const REAL *q = t.inside + b * P + h * K, *v = q + 2 * I;
+            REAL *w = s->memories[l] + r * F * K;
             find_features(&key, q + I, K, s->nu, s->normalises, s->epsilon);
             find_features(&query, q, K, s->nu, s->normalises, s->epsilon);
             if (s->delta) {
-                REAL beta = 1 / (1 + exp(-projected[b * P + 3 * I + h]));
+                REAL beta = 1 / (1 + exp(-t.inside[b * P + 3 * I + h]));
                 read_rows(u, w, K, &key);
                 for (long c = 0; c < K; c++) u[c] = beta * (v[c] - u[c]);
                 v = u;
             }
             write_rows(w, v, K, &key);
-            read_rows(attended + b * I + h * K, w, K, &query);
+            read_rows(t.attended + b * I + h * K, w, K, &query);
         }
-        product(attended, I, &m->output, B, layer->output_bias, x, x, D, 0);
-        affine_norm(
-            x, z, moments, layer->inner_norm_weight, layer->inner_norm_bias, B, D, s->norm_epsilon
-        );
-        product(z, D, &m->inner, B, layer->inner_bias, NULL, projected, s->d_ff, !s->gelu);
-        if (s->gelu) gelu(projected, projected, B * s->d_ff);
-        product(projected, s->d_ff, &m->outer, B, layer->outer_bias, x, x, D, 0);
+        after_attention(stack, matrices, &t, l);
     }
-    affine_norm(x, x, moments, s->final_weight, s->final_bias, B, D, s->norm_epsilon);
-    REAL sum = 0;
-    for (long i = 0; i < B * D; i++) sum += x[i];
-    free(z);
+    if (can) final_norm(stack, &t);
+    for (long i = 0; can && i < B * D; i++) sum += stack->x[i];
+    free(t.z);
+    free(u);
     free_features(&key);
     free_features(&query);
-    return isfinite(sum) != 0;
+    return can ? isfinite(sum) != 0 : -1;
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from memspan.errors import MemspanError
 from memspan.ops.delta_rule.feature_maps import DPFP
 from memspan.ops.delta_rule.inputs import RuleInputs
 from memspan.ops.native import compiler
+from memspan.ops.native.stack import PackedStack, Stack
 
 SOURCE = Path(__file__).with_suffix(".c")
 SAVE_EVERY = 64
@@ -244,7 +244,7 @@ _MEMORIES = ("before", "d_after", "after", "d_before", "saved")
 
 
 class _Loop(ctypes.Structure):
-    """``Loop`` in C, field by field; likewise the two at the end."""
+    """``Loop`` in C, field by field; likewise the one at the end."""
 
     _fields_ = (
         [(name, ctypes.c_long) for name in _LOOP_INTEGERS]
@@ -299,74 +299,44 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
 
 # ----- Single tokens
 
-_LAYER = (
-    "norm_weight", "norm_bias", "projections", "output", "output_bias", "inner_norm_weight",
-    "inner_norm_bias", "inner", "inner_bias", "outer", "outer_bias", "memory",
-)  # fmt: skip
-_STACK_INTEGERS = (
-    "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "nu", "normalises", "delta", "gelu",
-)  # fmt: skip
 
-
-class _Layer(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER)
-
-
-class _Stack(ctypes.Structure):
+class _Step(ctypes.Structure):
     _fields_ = (
-        [(name, ctypes.c_long) for name in _STACK_INTEGERS]
-        + [("epsilon", ctypes.c_double), ("norm_epsilon", ctypes.c_double)]
-        + [("final_weight", ctypes.c_void_p), ("final_bias", ctypes.c_void_p)]
-        + [("layers", ctypes.c_void_p), ("x", ctypes.c_void_p)]
-    )  # fmt: skip
+        ("stack", Stack),
+        ("nu", ctypes.c_long),
+        ("normalises", ctypes.c_long),
+        ("delta", ctypes.c_long),
+        ("epsilon", ctypes.c_double),
+        ("memories", ctypes.c_void_p),
+    )
 
 
 class CompiledStep:
     """One token of every row through a stack whose memories are written in place, without gradients.
 
     Args:
-        layers: per layer the tensors of ``Layer`` in C, contiguous; a norm's may be missing.
-        final_norm: gain and bias, or nothing.
+        stack: the weights; projections are queries, keys, values and, for the delta rule, beta.
+        memories: per layer ``[B, H, F, K]``, contiguous.
         dpfp: the feature map.
-        integers: the sizes in ``Stack``; ``delta`` and ``gelu`` are flags.
-        norm_epsilon: of every norm.
-
-    Raises:
-        MemspanError: there is not enough memory for a copy of the weights.
+        delta: whether it is the delta rule.
     """
 
     def __init__(
-        self,
-        layers: Sequence[dict[str, Tensor]],
-        final_norm: Sequence[Tensor],
-        dpfp: DPFP,
-        integers: dict[str, int],
-        norm_epsilon: float,
+        self, stack: PackedStack, memories: Sequence[Tensor], dpfp: DPFP, delta: bool
     ) -> None:
-        code = compiler.functions(SOURCE, layers[0]["memory"].dtype)
-        assert code is not None
-        self._step = code.step
         # C has their addresses: they must live as long as this.
-        self._tensors = [*(t for layer in layers for t in layer.values()), *final_norm]
-        assert all(t.is_contiguous() for t in self._tensors)
-        pointers = [{name: t.data_ptr() for name, t in layer.items()} for layer in layers]
-        self._layers = (_Layer * len(layers))(*(_Layer(**each) for each in pointers))
-        gain, bias = [t.data_ptr() for t in final_norm] or (None, None)
-        self._stack = _Stack(
-            **integers,
-            n_layers=len(layers),
+        self._stack, self._memories = stack, list(memories)
+        assert all(t.is_contiguous() for t in self._memories)
+        self._pointers = (ctypes.c_void_p * len(memories))(*(t.data_ptr() for t in memories))
+        self._step = _Step(
+            stack=stack.structure,
             nu=dpfp.nu,
             normalises=dpfp.epsilon is not None,
+            delta=delta,
             epsilon=dpfp.epsilon or 0.0,
-            norm_epsilon=norm_epsilon,
-            final_weight=gain,
-            final_bias=bias,
-            layers=ctypes.addressof(self._layers),
+            memories=ctypes.addressof(self._pointers),
         )
-        self._at = ctypes.byref(self._stack)
-        self._matrices = ctypes.c_void_p(code.prepare(self._at))
-        compiler.refuse_without_memory(self._matrices)
-        weakref.finalize(self, code.release, self._matrices, ctypes.c_long(len(layers)))
+        self._at = ctypes.byref(self._step)
 
     def read(self, x: Tensor) -> bool:
         """Read ``x [B, 1, D]``, contiguous, and replace it by the output; whether that is finite.
@@ -374,7 +344,7 @@ class CompiledStep:
         Raises:
             MemspanError: there is not enough memory.
         """
-        self._stack.x = x.data_ptr()
-        finite = self._step(self._at, self._matrices)
+        self._step.stack.x = x.data_ptr()
+        finite = self._stack.code.step(self._at, self._stack.matrices)
         compiler.refuse_without_memory(finite >= 0)
         return bool(finite)

@@ -22,37 +22,7 @@ typedef struct {
         *d_position_keys, *d_position_scores;
 } Loop;
 
-/* ----- Attention of one row's head; m is [width, n_slots], stride apart */
-
-/* out[j] += sum_k a[k] m[k, j] */
-static void to_slots(
-    REAL *restrict out, const REAL *restrict a, const REAL *restrict m, long stride, long width,
-    long n
-) {
-    long j = 0;
-    for (; j + 4 * WIDE <= n; j += 4 * WIDE) {
-        Vector *o = (Vector *)(out + j), s0 = o[0], s1 = o[1], s2 = o[2], s3 = o[3];
-        for (long k = 0; k < width; k++) {
-            const Vector *v = (const Vector *)(m + k * stride + j);
-            s0 += a[k] * v[0], s1 += a[k] * v[1], s2 += a[k] * v[2], s3 += a[k] * v[3];
-        }
-        o[0] = s0, o[1] = s1, o[2] = s2, o[3] = s3;
-    }
-    for (long k = 0; j < n && k < width; k++)
-        for (long u = j; u < n; u++) out[u] += a[k] * m[k * stride + u];
-}
-
-/* out[k] += sum_j w[j] m[k, j] */
-static void to_width(
-    REAL *restrict out, const REAL *restrict w, const REAL *restrict m, long stride, long width,
-    long n
-) {
-    for (long k = 0; k < width; k++) {
-        REAL sum = 0;
-        for (long j = 0; j < n; j++) sum += w[j] * m[k * stride + j];
-        out[k] += sum;
-    }
-}
+/* ----- Attention of one row's head; what slots hold is [width, n_slots], stride apart */
 
 /* m[k, j] += a[k] w[j] */
 static void outer_product(
@@ -61,20 +31,6 @@ static void outer_product(
 ) {
     for (long k = 0; k < width; k++)
         for (long j = 0; j < n; j++) m[k * stride + j] += a[k] * w[j];
-}
-
-/* The maximum, taken in WIDE lanes, may miss NaN; the exponential and the sum keep it. */
-static void softmax(REAL *s, long n) {
-    REAL high[WIDE], highest = s[0], sum = 0;
-    long j = 0;
-    for (long u = 0; u < WIDE; u++) high[u] = highest;
-    for (; j + WIDE <= n; j += WIDE)
-        for (long u = 0; u < WIDE; u++) high[u] = s[j + u] > high[u] ? s[j + u] : high[u];
-    for (; j < n; j++) highest = s[j] > highest ? s[j] : highest;
-    for (long u = 0; u < WIDE; u++) highest = high[u] > highest ? high[u] : highest;
-    for (long j = 0; j < n; j++) s[j] = sizeof(REAL) == 4 ? expf(s[j] - highest) : exp(s[j] - highest);
-    for (long j = 0; j < n; j++) sum += s[j];
-    for (long j = 0; j < n; j++) s[j] /= sum;
 }
 
 /* ----- Norm and activation */
@@ -197,17 +153,17 @@ int forward(const Loop *f, const Weights *w) {
                         p, f->position_scores + (l * H + h) * f->span + f->span - s.n,
                         s.n * sizeof(REAL)
                     );
-                    to_slots(
+                    add_rows(
                         p, row, f->position_keys + (l * H + h) * K * f->span + f->span - s.n,
                         f->span, K, s.n
                     );
-                    to_slots(p, row, f->kv + at * K * N + s.low, N, K, s.n);
+                    add_rows(p, row, f->kv + at * K * N + s.low, N, K, s.n);
                     if (f->additive_mask)
                         for (long j = s.low; j < f->n_old; j++)
                             p[j - s.low] += f->additive_mask[b * f->n_old + j];
                     softmax(p, s.n);
                     memset(read, 0, K * sizeof(REAL));
-                    to_width(read, p, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
+                    add_dots(read, p, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
                     REAL has_memory = t == 0 && f->has_memory ? f->has_memory[b] : 1;
                     for (long k = 0; k < K; k++)
                         attended[b * (HK + 1) + h * K + k] = has_memory * read[k];
@@ -333,11 +289,11 @@ int backward(const Loop *f) {
                     REAL has_memory = t == 0 && f->has_memory ? f->has_memory[b] : 1;
                     for (long k = 0; k < K; k++) d_o[k] = has_memory * d_attended[b * HK + h * K + k];
                     memset(ds, 0, s.n * sizeof(REAL));
-                    to_slots(ds, d_o, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
+                    add_rows(ds, d_o, f->kv + (G * R + at) * K * N + s.low, N, K, s.n);
                     for (long j = 0; j < s.n; j++) sum += p[j] * ds[j];
                     for (long j = 0; j < s.n; j++) ds[j] = p[j] * (ds[j] - sum);
-                    to_width(dq, ds, f->kv + at * K * N + s.low, N, K, s.n);
-                    to_width(dq, ds, f->position_keys + table, f->span, K, s.n);
+                    add_dots(dq, ds, f->kv + at * K * N + s.low, N, K, s.n);
+                    add_dots(dq, ds, f->position_keys + table, f->span, K, s.n);
                     outer_product(f->d_position_keys + table, q, ds, f->span, K, s.n);
                     for (long j = 0; j < s.n; j++) f->d_position_scores[position + j] += ds[j];
                 }

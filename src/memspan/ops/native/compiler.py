@@ -35,7 +35,7 @@ from memspan.files.lock import LOCKS
 if LOCKS:
     import fcntl
 
-SHARED = Path(__file__).with_name("loop.h")
+SHARED = tuple(sorted(Path(__file__).parent.glob("*.h")))
 """What the C files include."""
 # NaN and infinity must stay what they are.
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC")
@@ -100,7 +100,8 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     if compiler is None:
         raise MemspanError(f"there is no C compiler {wanted!r}: install one, or name it in CC")
     # Code for this processor may not run on another that shares the cache.
-    key = repr((source.read_bytes(), SHARED.read_bytes(), compiler, flags, _processor()))
+    texts = [file.read_bytes() for file in (source, *SHARED)]
+    key = repr((texts, compiler, flags, _processor()))
     # The folder is named for the operation.
     name = source.parent.name
     file = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -172,7 +173,10 @@ def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> N
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, linked = Path(folder) / "loop.o", Path(folder) / "loop.so"
         # In two steps: linking with -ffast-math would change arithmetic in the whole process.
-        _run([compiler, *flags, f"-I{SHARED.parent}", "-c", str(source), "-o", str(made)], made)
+        _run(
+            [compiler, *flags, f"-I{Path(__file__).parent}", "-c", str(source), "-o", str(made)],
+            made,
+        )
         _run([compiler, "-shared", str(made), "-o", str(linked), "-lm"], linked)
         check = hashlib.sha256(linked.read_bytes()).hexdigest()
         linked.chmod(0o700)

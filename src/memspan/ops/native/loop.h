@@ -96,6 +96,52 @@ static void product(
     }
 }
 
+/* ----- Attention of one row's head: sums over a matrix m [rows, columns], stride apart */
+
+/* out[j] += sum_k a[k] m[k, j] */
+INLINE void add_rows(
+    REAL *restrict out, const REAL *restrict a, const REAL *restrict m, long stride, long rows,
+    long columns
+) {
+    long j = 0;
+    for (; j + 4 * WIDE <= columns; j += 4 * WIDE) {
+        Vector *o = (Vector *)(out + j), s0 = o[0], s1 = o[1], s2 = o[2], s3 = o[3];
+        for (long k = 0; k < rows; k++) {
+            const Vector *v = (const Vector *)(m + k * stride + j);
+            s0 += a[k] * v[0], s1 += a[k] * v[1], s2 += a[k] * v[2], s3 += a[k] * v[3];
+        }
+        o[0] = s0, o[1] = s1, o[2] = s2, o[3] = s3;
+    }
+    for (long k = 0; j < columns && k < rows; k++)
+        for (long u = j; u < columns; u++) out[u] += a[k] * m[k * stride + u];
+}
+
+/* out[k] += sum_j w[j] m[k, j] */
+INLINE void add_dots(
+    REAL *restrict out, const REAL *restrict w, const REAL *restrict m, long stride, long rows,
+    long columns
+) {
+    for (long k = 0; k < rows; k++) {
+        REAL sum = 0;
+        for (long j = 0; j < columns; j++) sum += w[j] * m[k * stride + j];
+        out[k] += sum;
+    }
+}
+
+/* The maximum, taken in WIDE lanes, may miss NaN; the exponential and the sum keep it. */
+static void softmax(REAL *s, long n) {
+    REAL high[WIDE], highest = s[0], sum = 0;
+    long j = 0;
+    for (long u = 0; u < WIDE; u++) high[u] = highest;
+    for (; j + WIDE <= n; j += WIDE)
+        for (long u = 0; u < WIDE; u++) high[u] = s[j + u] > high[u] ? s[j + u] : high[u];
+    for (; j < n; j++) highest = s[j] > highest ? s[j] : highest;
+    for (long u = 0; u < WIDE; u++) highest = high[u] > highest ? high[u] : highest;
+    for (long j = 0; j < n; j++) s[j] = sizeof(REAL) == 4 ? expf(s[j] - highest) : exp(s[j] - highest);
+    for (long j = 0; j < n; j++) sum += s[j];
+    for (long j = 0; j < n; j++) s[j] /= sum;
+}
+
 /* ----- Norm and activation */
 
 static void normalise(

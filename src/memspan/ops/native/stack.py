@@ -1,0 +1,94 @@
+"""The weights of a stack of pre-norm layers, for steps in C that take one token through all of it."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from memspan.ops.native import compiler
+
+_LAYER = (
+    "norm_weight", "norm_bias", "projections", "projections_bias", "output", "output_bias",
+    "inner_norm_weight", "inner_norm_bias", "inner", "inner_bias", "outer", "outer_bias",
+)  # fmt: skip
+_INTEGERS = (
+    "batch", "n_layers", "d_model", "n_heads", "width", "d_projected", "d_ff", "gelu",
+)  # fmt: skip
+
+
+class _Layer(ctypes.Structure):
+    """``Layer`` in ``stack.h``, field by field; likewise the next."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER)
+
+
+class Stack(ctypes.Structure):
+    """What a step in C begins its own structure with."""
+
+    _fields_ = (
+        [(name, ctypes.c_long) for name in _INTEGERS]
+        + [("norm_epsilon", ctypes.c_double)]
+        + [(name, ctypes.c_void_p) for name in ("final_weight", "final_bias", "layers", "x")]
+    )
+
+
+class PackedStack:
+    """A copy of the weights, cut into panels for products of few rows.
+
+    Args:
+        source: the C file whose ``step`` reads a token.
+        layers: per layer the tensors of ``Layer`` in C, ``[outputs, inputs]``; norms and biases may be
+            missing.
+        final_norm: gain and bias, or nothing.
+        n_heads: heads.
+        batch: rows of a token.
+        gelu: the activation; False: relu.
+        norm_epsilon: of every norm.
+
+    Raises:
+        MemspanError: there is not enough memory for the copy.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        layers: Sequence[dict[str, Tensor]],
+        final_norm: Sequence[Tensor],
+        *,
+        n_heads: int,
+        batch: int,
+        gelu: bool,
+        norm_epsilon: float,
+    ) -> None:
+        first = layers[0]
+        code = compiler.functions(source, first["output"].dtype)
+        assert code is not None
+        self.code = code
+        d_model, attended = first["output"].shape
+        # C has the addresses of biases and norms: they must live as long as this.
+        self._tensors = [*(t for layer in layers for t in layer.values()), *final_norm]
+        assert all(t.is_contiguous() for t in self._tensors)
+        pointers = [{name: t.data_ptr() for name, t in layer.items()} for layer in layers]
+        self._layers = (_Layer * len(layers))(*(_Layer(**each) for each in pointers))
+        gain, bias = [t.data_ptr() for t in final_norm] or (None, None)
+        self.structure = Stack(
+            batch=batch,
+            n_layers=len(layers),
+            d_model=d_model,
+            n_heads=n_heads,
+            width=attended // n_heads,
+            d_projected=len(first["projections"]),
+            d_ff=len(first["inner"]),
+            gelu=gelu,
+            norm_epsilon=norm_epsilon,
+            final_weight=gain,
+            final_bias=bias,
+            layers=ctypes.addressof(self._layers),
+        )
+        self.matrices = ctypes.c_void_p(code.prepare(ctypes.byref(self.structure)))
+        compiler.refuse_without_memory(self.matrices)
+        weakref.finalize(self, code.release, self.matrices, ctypes.c_long(len(layers)))
