@@ -19,6 +19,7 @@ import torch
 from memspan.models.registry import MODELS
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
+from memspan.ops.relative_step import compiled as relative_step
 from memspan.training import metrics
 
 torch.set_num_threads(1)
@@ -46,7 +47,7 @@ def own_folders(
 ) -> Path:
     """A cache and a working folder of the test's own, and no plots unless it is marked ``plots``."""
     # Loops in C are compiled once for all tests, not in a cache of this one's own.
-    for loop in (delta_rule_loop, feedback_loop):
+    for loop in (delta_rule_loop, feedback_loop, relative_step):
         loop.available(torch.zeros(()))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

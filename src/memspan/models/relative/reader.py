@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.models.one_token import packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, documents_of
 from memspan.ops.relative_attention import Positions, attend_one, relative_attention
+from memspan.ops.relative_step import compiled as relative_step
+from memspan.ops.relative_step.compiled import CompiledStep
 
 
 class ReaderAttention:
@@ -24,19 +27,19 @@ class ReaderAttention:
 
     def __init__(self, backbone: RelativeBackbone[M], span: Span) -> None:
         self.layers, self.backbone, self.span = list(backbone.stack()), backbone, span
-        self._weights = [
+        self.weights = [
             _fused_projection(layer, backbone.biases(n)[0]) for n, layer in enumerate(self.layers)
         ]
-        # Per layer, for the distances covered so far: R and (v - u).R + S, nearest first, and both
-        # again farthest first, which is the order of the keys.
-        self._nearest_first: list[tuple[Tensor, Tensor]] = []
-        self._farthest_first: list[tuple[Tensor, Tensor]] = []
+        # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
+        # nearest first, and both again farthest first, which is the order of the keys.
+        self._nearest_first: tuple[Tensor, Tensor]
+        self.farthest_first: tuple[Tensor, Tensor]
         self._covered = 0
 
     def project(self, n: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Layer ``n``'s queries, keys and values of ``x [B, T, D]``, ``[B, H, T, K]`` each."""
         layer = self.layers[n]
-        projected = F.linear(layer.normalise_context(x), *self._weights[n])
+        projected = F.linear(layer.normalise_context(x), *self.weights[n])
         q, k, v = layer.attention.heads(projected).chunk(3, 1)
         return q, k, v
 
@@ -54,16 +57,18 @@ class ReaderAttention:
         if n_distances <= self._covered:
             return
         codes = self.backbone.position_codes(n_distances, slots, self.span)
-        self._nearest_first, self._farthest_first, self._covered = [], [], n_distances
+        by_layer = []
         for n, layer in enumerate(self.layers):
             keys, scores = layer.attention.distances(codes)
             u, v = self.backbone.biases(n)
             # The projected query contains u: only v - u is left of v.
             shift = -u if v is None else v - u
             by_distance = (keys @ shift[:, :, None]).squeeze(-1)
-            scores = by_distance if scores is None else by_distance + scores
-            self._nearest_first.append((keys.contiguous(), scores))
-            self._farthest_first.append((keys.flip(1), scores.flip(1)))
+            by_layer.append((keys, by_distance if scores is None else by_distance + scores))
+        keys, scores = (torch.stack(each) for each in zip(*by_layer, strict=True))
+        self._nearest_first = keys, scores
+        self.farthest_first = keys.flip(2), scores.flip(2)
+        self._covered = n_distances
 
     def attend(
         self,
@@ -88,16 +93,13 @@ class ReaderAttention:
         """
         n_keys = k.shape[2]
         if q.shape[2] != 1 or received is not None:
-            keys, scores = self._nearest_first[n]
-            positions = Positions(keys[:, :n_keys], scores[:, :n_keys])
+            keys, scores = (t[n, :, :n_keys] for t in self._nearest_first)
+            positions = Positions(keys, scores)
             attended = relative_attention(q, k, v, positions, mask=mask, received=received)
         else:
-            keys, scores = self._farthest_first[n]
-            start = self._covered - n_keys
+            keys, scores = (t[n, :, self._covered - n_keys :] for t in self.farthest_first)
             one = None if mask is None else mask[:, 0]
-            attended = attend_one(
-                q.squeeze(2), k, v, keys[:, start:], scores[:, start:], one
-            ).unsqueeze(2)
+            attended = attend_one(q.squeeze(2), k, v, keys, scores, one).unsqueeze(2)
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
 
 
@@ -108,6 +110,9 @@ class RelativeReader(ABC, Generic[M]):
     the model's. Hidden states, keys and values are appended to buffers ``[memory | room]``, in which
     each row's slots end at the same column. When a buffer is full its last slots move to a new one, so
     the cost per token is constant.
+
+    A single token takes one call to the step in C where that can run (``ops/relative_step/README.md``),
+    otherwise a few tensor operations per layer.
     """
 
     counts_attention = False
@@ -121,14 +126,13 @@ class RelativeReader(ABC, Generic[M]):
         self._tokens_seen = tokens_seen
         self._attention = ReaderAttention(backbone, span)
         self._attention.cover(self.n_slots + 1, self.n_slots)
-        self._hidden = list(hidden.detach().to(backbone.content_bias.dtype).unbind(1))
-        self._keys, self._values = [], []
-        for n, slots in enumerate(self._hidden):
-            keys, values = self._attention.keys_and_values(n, slots)
-            self._keys.append(keys)
-            self._values.append(values)
+        # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns.
+        self._hidden = hidden.detach().to(backbone.content_bias.dtype).transpose(0, 1)
+        projected = [self._attention.keys_and_values(n, h) for n, h in enumerate(self._hidden)]
+        self._keys, self._values = (torch.stack(each) for each in zip(*projected, strict=True))
         # One past the newest column.
         self._end = self.n_slots
+        self._step = self._compiled_step(len(tokens_seen)) if self._compiles() else None
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
@@ -138,6 +142,8 @@ class RelativeReader(ABC, Generic[M]):
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
         self._attention.cover(self.n_slots + n_new, self.n_slots)
+        if self._step is not None and n_new == 1 and documents is None and self._suits(x):
+            return self._read_one(self._step, x)
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
         most, mask = self._most, None
         if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
@@ -161,6 +167,48 @@ class RelativeReader(ABC, Generic[M]):
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
+    def _compiles(self) -> bool:
+        """Whether the step in C supports these options and can run here."""
+        dtypes = {p.dtype for p in self.backbone.parameters()}
+        pre_norm = self.backbone.config.normalisation == "pre"
+        return pre_norm and len(dtypes) == 1 and relative_step.available(self._hidden)
+
+    def _compiled_step(self, rows: int) -> CompiledStep:
+        projections = [
+            {"projections": weight, "projections_bias": bias}
+            for weight, bias in self._attention.weights
+        ]
+        backbone = self.backbone
+        return CompiledStep(
+            packed_stack(
+                relative_step.SOURCE,
+                self._attention.layers,
+                projections,
+                backbone.final_norm,
+                n_heads=backbone.config.n_heads,
+                batch=rows,
+            )
+        )
+
+    def _suits(self, x: Tensor) -> bool:
+        """Whether the step in C computes what is asked for: not under autocast."""
+        return x.dtype == self._hidden.dtype and not torch.is_autocast_enabled("cpu")
+
+    def _read_one(self, step: CompiledStep, x: Tensor) -> Tensor:
+        most, used, received = self._most, self._used, None
+        if self._attention.span.attention == "fixed":
+            # The token itself is one of as many positions as there are slots.
+            most, used = min(most, self.n_slots - 1), used.clamp(max=self.n_slots - 1)
+        if self.counts_attention:
+            received = x.new_zeros(len(self._hidden), len(x), most + 1)
+        # A copy, since it is overwritten.
+        h = x.detach().clone(memory_format=torch.contiguous_format)
+        buffers = self._hidden, self._keys, self._values
+        step.read(h, buffers, self._end, used, most, self._attention.farthest_first, received)
+        self._end += 1
+        self._advance(1, None, [] if received is None else list(received))
+        return h
+
     @abstractmethod
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
         """Count ``n_new`` tokens that were appended, and call :meth:`_use` with the slots then valid.
@@ -171,13 +219,13 @@ class RelativeReader(ABC, Generic[M]):
 
     def _use(self, used: Tensor) -> None:
         """Set the valid slots per row, int64 ``[B]`` on the CPU, since shapes depend on them."""
-        self._used = used
+        self._used = used.contiguous()
         counts = used.tolist()
         self._most = max(counts, default=0)
         self._equal = min(counts, default=0) == self._most
 
     def _make_room(self, n_new: int) -> None:
-        if self._end + n_new <= self._hidden[0].shape[1]:
+        if self._end + n_new <= self._hidden.shape[2]:
             return
         room = self.n_slots + n_new + max(self.n_slots, 64)
 
@@ -187,9 +235,8 @@ class RelativeReader(ABC, Generic[M]):
             fresh[..., : self.n_slots, :] = recent
             return fresh
 
-        self._hidden = [moved(buffer) for buffer in self._hidden]
-        self._keys = [moved(buffer) for buffer in self._keys]
-        self._values = [moved(buffer) for buffer in self._values]
+        self._hidden, self._keys = moved(self._hidden), moved(self._keys)
+        self._values = moved(self._values)
         self._end = self.n_slots
 
 

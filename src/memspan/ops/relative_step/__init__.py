@@ -1,0 +1,1 @@
+"""The reader's step of architectures with relative positions, in C."""

@@ -1,0 +1,82 @@
+"""One token through a whole stack with relative positions by the step in ``compiled.c``."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from torch import Tensor
+
+from memspan.ops.native import compiler
+from memspan.ops.native.stack import PackedStack, Stack
+
+SOURCE = Path(__file__).with_suffix(".c")
+_INTEGERS = ("columns", "end", "covered", "most")
+_POINTERS = (
+    "used", "hidden", "keys", "values", "position_keys", "position_scores", "received",
+)  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    """``Step`` in C, field by field."""
+
+    _fields_ = (
+        [("stack", Stack)]
+        + [(name, ctypes.c_long) for name in _INTEGERS]
+        + [("scale", ctypes.c_double)]
+        + [(name, ctypes.c_void_p) for name in _POINTERS]
+    )
+
+
+def available(like: Tensor) -> bool:
+    """Whether the step can run on tensors such as ``like``."""
+    return compiler.available(SOURCE, like)
+
+
+class CompiledStep:
+    """One token of every row, without gradients. It keeps the weights and nothing of the stream.
+
+    ``stack``: the weights; projections are queries, with ``u`` as their bias, keys and values.
+    """
+
+    def __init__(self, stack: PackedStack) -> None:
+        self._stack = stack
+        self._step = _Step(stack=stack.structure, scale=stack.structure.width**-0.5)
+        self._at = ctypes.byref(self._step)
+
+    def read(
+        self,
+        x: Tensor,
+        buffers: tuple[Tensor, Tensor, Tensor],
+        end: int,
+        used: Tensor,
+        most: int,
+        positions: tuple[Tensor, Tensor],
+        received: Tensor | None = None,
+    ) -> None:
+        """Read ``x [B, 1, D]``, contiguous, and replace it by the output.
+
+        All tensors are contiguous and, but ``used``, of the weights' type.
+
+        Args:
+            x: the token.
+            buffers: hidden ``[L, B, C, D]``, keys and values ``[L, B, H, C, K]``; column ``end`` of
+                them is written, older slots stand before it.
+            end: the token's column.
+            used: int64 ``[B]``: how many columns before ``end`` a row attends to.
+            most: the largest of these numbers.
+            positions: ``R`` and ``(v - u) . R_d + S_d``, farthest first and for at least
+                ``most + 1`` distances: ``[L, H, N, K]`` and ``[L, H, N]``.
+            received: ``[L, B, most + 1]``: the attention that each column up to ``end`` gets is added.
+
+        Raises:
+            MemspanError: there is not enough memory.
+        """
+        step = self._step
+        step.stack.x, step.used = x.data_ptr(), used.data_ptr()
+        step.hidden, step.keys, step.values = (buffer.data_ptr() for buffer in buffers)
+        step.columns, step.end, step.most = buffers[0].shape[2], end, most
+        step.position_keys, step.position_scores = (t.data_ptr() for t in positions)
+        step.covered = positions[0].shape[2]
+        step.received = None if received is None else received.data_ptr()
+        compiler.refuse_without_memory(self._stack.code.step(self._at, self._stack.matrices))

@@ -1,0 +1,80 @@
+"""One token in one call to C: Transformer-XL and Compressive equal PyTorch's reader and the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_laws import assert_memories_equal, some_memory, text
+
+from architectures import Case, compressive, transformer_xl
+from golden import assert_same
+from memspan.models.language_model import Reader
+from memspan.models.relative.reader import RelativeReader
+from memspan.ops.relative_step import compiled as relative_step
+
+CASES = {
+    "xl": transformer_xl(),
+    "xl-learned-gelu": transformer_xl(
+        positions="learned", max_distance=60, activation="gelu", attention_bias=True
+    ),
+    "xl-wide-heads": transformer_xl(n_heads=3, d_head=32, clamp_length=3, final_norm=False),
+    "xl-wider-heads": transformer_xl(d_head=64, d_model=24, d_ff=23, n_layers=1),
+    "xl-no-memory": transformer_xl(memory_length=0, tie_position_biases=True),
+    "xl-fixed": transformer_xl(attention_span="fixed"),
+    "xl-fixed-one": transformer_xl(attention_span="fixed", memory_length=1),
+    "convolution": compressive(),
+    "mean-gelu": compressive(compression="mean", activation="gelu", auxiliary_loss="none"),
+    "max-learned": compressive(
+        compression="max", positions="learned", max_distance=60, attention_bias=True
+    ),
+    "dilated": compressive(compression="dilated-convolution", compression_rate=3),
+    "most-used": compressive(compression="most-used", auxiliary_loss="none"),
+    "most-used-fixed": compressive(
+        compression="most-used", auxiliary_loss="none", attention_span="fixed"
+    ),
+    "none": compressive(compressed_length=0),
+}
+# A buffer has room for 64 tokens more than there are slots: it moves among the last ones.
+PARTS = [1, 1, 1, 7, 1, 45, *[1] * 12, 2, 1]
+
+
+@pytest.fixture(autouse=True)
+def _a_compiler() -> None:
+    if not relative_step.available(torch.zeros(())):
+        pytest.skip("no C compiler")
+
+
+def in_pytorch(case: Case, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """A reader that reads on from the same memory without the step in C."""
+    with monkeypatch.context() as patch:
+        patch.setattr(RelativeReader, "_compiles", lambda self: False)
+        return reader._model.reader(reader.memory)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float64) for name in CASES]
+    + [(name, torch.float32) for name in ("xl", "xl-wide-heads", "most-used")],
+)
+def test_as_the_model_and_as_pytorch(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of different ages, single tokens between segments, past the ends of memory and buffer."""
+    case = CASES[name]
+    model, tokens = case.model(dtype), text(5, sum(PARTS))
+    memory = some_memory(model, 5)
+    reader = model.reader(memory)
+    assert reader._backbone._step is not None
+    pytorch = in_pytorch(case, reader, monkeypatch)
+    assert pytorch._backbone._step is None
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for n, part in enumerate(tokens.split(PARTS, 1)):
+        out = model(part, memory)
+        memory = out.memory
+        found = reader.read(part)
+        assert_same(found, out.logits, tolerance, "logits")
+        assert_same(found, pytorch.read(part), tolerance, "logits")
+        if n % 4 == 0:
+            assert_memories_equal(reader.memory, memory, tolerance)
+    assert_memories_equal(reader.memory, pytorch.memory, tolerance)
