@@ -9,7 +9,6 @@ from test_laws import assert_memories_equal, some_memory, text
 from architectures import Case, compressive, transformer_xl
 from golden import assert_same
 from memspan.models.language_model import Reader
-from memspan.models.relative.reader import RelativeReader
 from memspan.ops.relative_step import compiled as relative_step
 
 CASES = {
@@ -46,9 +45,9 @@ def _a_compiler() -> None:
 
 def in_pytorch(case: Case, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """A reader that reads on from the same memory without the step in C."""
-    with monkeypatch.context() as patch:
-        patch.setattr(RelativeReader, "_compiles", lambda self: False)
-        return reader._model.reader(reader.memory)
+    pytorch = reader._model.reader(reader.memory)
+    monkeypatch.setattr(pytorch._backbone, "_compiles", lambda: False)
+    return pytorch
 
 
 @torch.no_grad()

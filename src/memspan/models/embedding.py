@@ -48,19 +48,20 @@ class Embedding(nn.Module):
         self.tables = nn.ParameterList(
             nn.Parameter(torch.empty(n, w)) for n, w in zip(sizes, widths, strict=True)
         )
-        projected = config.div_val > 1 or d_embed != d_model
+        self.projected = config.div_val > 1 or d_embed != d_model
         self.projections = nn.ParameterList(
-            nn.Parameter(torch.empty(d_model, w)) for w in (widths if projected else [])
+            nn.Parameter(torch.empty(d_model, w)) for w in (widths if self.projected else [])
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``int64 [B, T] -> [B, T, D]``."""
-        if len(self.tables) == 1:
+        # Looking up modules and parameters takes a reader's single token as long as computing does.
+        if len(self.edges) == 2:
             x = F.embedding(tokens, self.tables[0])
-            if len(self.projections):
+            if self.projected:
                 # The residual stream keeps the parameters' precision, even under autocast.
                 x = F.linear(x, self.projections[0]).to(x.dtype)
-            return x * self.scale
+            return x if self.scale == 1 else x * self.scale
         x = self.tables[0].new_zeros(*tokens.shape, self.d_model)
         for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
             low, high = self.edges[i], self.edges[i + 1]
@@ -97,8 +98,8 @@ class Head(nn.Module):
             "all": [True] * n_clusters,
             "all-but-first": [False] + [True] * (n_clusters - 1),
         }[config.tie_projections]
-        self.projections = nn.ParameterList()
-        if len(embedding.projections):
+        self.projected, self.projections = embedding.projected, nn.ParameterList()
+        if self.projected:
             for i in range(n_clusters):
                 source = embedding.projections[i if self.by_cluster else 0]
                 self.projections.append(
@@ -150,7 +151,7 @@ class Head(nn.Module):
         return F.linear(self._project(x, i), *self._table(i))
 
     def _project(self, x: Tensor, i: int) -> Tensor:
-        return F.linear(x, self.projections[i].t()) if len(self.projections) else x
+        return F.linear(x, self.projections[i].t()) if self.projected else x
 
     def _table(self, i: int) -> tuple[Tensor, Tensor]:
         if self.by_cluster or len(self.edges) == 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Generic
 
 import torch
@@ -132,7 +133,6 @@ class RelativeReader(ABC, Generic[M]):
         self._keys, self._values = (torch.stack(each) for each in zip(*projected, strict=True))
         # One past the newest column.
         self._end = self.n_slots
-        self._step = self._compiled_step(len(tokens_seen)) if self._compiles() else None
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
@@ -142,7 +142,7 @@ class RelativeReader(ABC, Generic[M]):
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
         self._attention.cover(self.n_slots + n_new, self.n_slots)
-        if self._step is not None and n_new == 1 and documents is None and self._suits(x):
+        if n_new == 1 and documents is None and self._suits(x) and self._step is not None:
             return self._read_one(self._step, x)
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
         most, mask = self._most, None
@@ -167,13 +167,18 @@ class RelativeReader(ABC, Generic[M]):
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
+    @cached_property
+    def _step(self) -> CompiledStep | None:
+        """The step in C, with a copy of the weights: not before a single token is read."""
+        return self._compiled_step() if self._compiles() else None
+
     def _compiles(self) -> bool:
         """Whether the step in C supports these options and can run here."""
         dtypes = {p.dtype for p in self.backbone.parameters()}
         pre_norm = self.backbone.config.normalisation == "pre"
         return pre_norm and len(dtypes) == 1 and relative_step.available(self._hidden)
 
-    def _compiled_step(self, rows: int) -> CompiledStep:
+    def _compiled_step(self) -> CompiledStep:
         projections = [
             {"projections": weight, "projections_bias": bias}
             for weight, bias in self._attention.weights
@@ -186,7 +191,7 @@ class RelativeReader(ABC, Generic[M]):
                 projections,
                 backbone.final_norm,
                 n_heads=backbone.config.n_heads,
-                batch=rows,
+                batch=len(self._tokens_seen),
             )
         )
 
