@@ -6,13 +6,15 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors, read_header, save_tensors
+
+M = TypeVar("M", bound="Memory")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -64,7 +66,7 @@ class Memory:
             MemspanError: a row does not exist; on a GPU torch itself raises.
         """
         wanted = f"select needs row numbers in 0 .. {self.batch_size - 1}"
-        index = self._per_row(rows, torch.int64, wanted)
+        index = per_row(rows, torch.int64, wanted, self.tokens_seen.device)
         try:
             return self.map(lambda t: t.index_select(0, index))
         except IndexError:
@@ -76,27 +78,31 @@ class Memory:
         Raises:
             MemspanError: the mask is not one bool per row.
         """
-        wanted = f"reset needs one bool per row, [{self.batch_size}]"
-        empty = self._per_row(mask, torch.bool, wanted)
-        if empty.shape != (self.batch_size,):
-            raise MemspanError(f"{wanted}, not {list(empty.shape)}")
+        empty = Rows.of(self).mask(mask, self.tokens_seen.device)
         # Not a multiplication, which would keep NaN.
         return self.map(
             lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
         )
 
-    def _per_row(self, values: object, dtype: torch.dtype, wanted: str) -> Tensor:
-        """``values`` as a tensor ``[N]`` of that type, on this memory's device."""
-        try:
-            found = torch.as_tensor(values, device=self.tokens_seen.device)
-        except (TypeError, ValueError, RuntimeError):
-            raise MemspanError(f"{wanted}, not {values!r}") from None
-        # An empty list has no type of its own.
-        found = found if found.numel() else found.to(dtype)
-        if found.dtype != dtype or found.dim() != 1:
-            kind = str(found.dtype).removeprefix("torch.")
-            raise MemspanError(f"{wanted}, not {kind} {list(found.shape)}")
-        return found
+    def replace(self, rows: Tensor | list[int], other: Memory) -> Self:
+        """The memory with row ``rows[i]`` replaced by row ``i`` of ``other``, for each ``i``.
+
+        Args:
+            rows: int64 ``[B']``, each row at most once.
+            other: ``B'`` rows, of the same sizes. It may be on another device.
+
+        Raises:
+            MemspanError: the rows or the memory are not as described here.
+        """
+        index, other = Rows.of(self).replacement(rows, other)
+        fields = other.tensors()
+        return dataclasses.replace(
+            self,
+            **{
+                name: t.index_copy(0, sent(index, t.device), sent(fields[name], t.device, t.dtype))
+                for name, t in self.tensors().items()
+            },
+        )
 
     def where(self, mask: Tensor, other: Self) -> Self:
         """This memory's rows where ``mask`` (bool ``[B]``) is true, those of ``other`` elsewhere."""
@@ -192,6 +198,87 @@ class Memory:
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Generic[M]):
+    """The rows of a memory, whatever they hold: which there are, and what may take their place."""
+
+    kind: type[M]
+    count: int
+    sizes: dict[str, torch.Size]
+    """Of one row, by field."""
+
+    @classmethod
+    def of(cls, memory: M) -> Rows[M]:
+        """The rows of ``memory``."""
+        sizes = {name: tensor.shape[1:] for name, tensor in memory.tensors().items()}
+        return cls(type(memory), memory.batch_size, sizes)
+
+    def mask(self, mask: Tensor | list[bool], device: torch.device | str = "cpu") -> Tensor:
+        """``mask`` as bool ``[B]`` on the device.
+
+        Raises:
+            MemspanError: it is not one bool per row.
+        """
+        wanted = f"reset needs one bool per row, [{self.count}]"
+        found = per_row(mask, torch.bool, wanted, device)
+        if found.shape != (self.count,):
+            raise MemspanError(f"{wanted}, not {list(found.shape)}")
+        return found
+
+    def replacement(self, rows: Tensor | list[int], memory: Memory) -> tuple[Tensor, M]:
+        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may take their place.
+
+        Raises:
+            MemspanError: a row does not exist or is named twice; the memory has other rows, is of
+                another architecture or has other sizes.
+        """
+        wanted = f"replace needs row numbers in 0 .. {self.count - 1}, each at most once"
+        found = per_row(rows, torch.int64, wanted, "cpu")
+        outside = ((found < 0) | (found >= self.count)).any()
+        if outside or len(found.unique()) < len(found):
+            raise MemspanError(f"{wanted}, not {found.tolist()}")
+        if type(memory) is not self.kind:
+            raise MemspanError(
+                f"replace needs a memory that is {self.kind.__name__}, not {type(memory).__name__}: "
+                "give one of this model"
+            )
+        if memory.batch_size != len(found):
+            raise MemspanError(
+                f"the memory has {memory.batch_size} rows, to replace {len(found)}: give as many, "
+                "memory.select picks rows"
+            )
+        for name, size in self.sizes.items():
+            other = getattr(memory, name).shape[1:]
+            if other != size:
+                raise MemspanError(
+                    f"a row of the memory's {name} is {list(other)}, and of what it is to replace "
+                    f"{list(size)}: give a memory of this model, of the same length"
+                )
+        assert isinstance(memory, self.kind)
+        return found, memory
+
+
+def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.device | str) -> Tensor:
+    """``values`` as a tensor ``[N]`` of that type on the device; an error begins with ``wanted``."""
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise MemspanError(f"{wanted}, not {values!r}") from None
+    # An empty list has no type of its own.
+    found = found if found.numel() else found.to(dtype)
+    if found.dtype != dtype or found.dim() != 1:
+        kind = str(found.dtype).removeprefix("torch.")
+        raise MemspanError(f"{wanted}, not {kind} {list(found.shape)}")
+    return sent(found, device)
+
+
+def sent(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
+    """``tensor`` on the device. From the CPU to CUDA nothing waits for the device."""
+    # CUDA has read pageable memory when the call returns; other devices may read it later.
+    at_once = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
+    return tensor.to(device, dtype, non_blocking=at_once)
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:

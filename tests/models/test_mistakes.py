@@ -39,6 +39,7 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
     bad = TOKENS.clone()
     bad[1, 2] = VOCABULARY
     starts = torch.zeros(2, 3, dtype=torch.bool)
+    reader, one = model.reader(memory), model.initial_memory(1)
     wanted = "tokens must be an int64 tensor [rows, length], not "
     target = f"target {VOCABULARY} in row 1, column 2 is not in the vocabulary: ids lie in 0 .. "
     both = {
@@ -92,6 +93,25 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "reset with ints": (lambda: memory.reset([0, 1]), "needs one bool per row, [2], not int64"),
         "reset of 3 rows": (lambda: memory.reset([True] * 3), "one bool per row, [2], not [3]"),
         "reset with words": (lambda: memory.reset("all"), "needs one bool per row, [2], not 'all'"),
+        "ints to a reader": (lambda: reader.reset([0, 1]), "one bool per row, [2], not int64 [2]"),
+        "3 rows to a reader": (lambda: reader.reset([True] * 3), "one bool per row, [2], not [3]"),
+        "replace twice": (
+            lambda: reader.replace([0, 0], memory),
+            "replace needs row numbers in 0 .. 1, each at most once, not [0, 0]",
+        ),
+        "replace out of range": (lambda: reader.replace([2], one), "at most once, not [2]"),
+        "replace -1": (lambda: memory.replace([-1], one), "at most once, not [-1]"),
+        "replace with bools": (lambda: reader.replace([True], one), "at most once, not bool [1]"),
+        "replace 1 by 2": (lambda: reader.replace([0], memory), "has 2 rows, to replace 1: give"),
+        "replace by another kind": (
+            lambda: reader.replace([0, 1], other.initial_memory(2)),
+            f"not {type(other.initial_memory(2)).__name__}: give one of this model",
+        ),
+        "replace by nothing": (lambda: reader.replace([0], None), "not NoneType: give one of this"),
+        "replace by other sizes": (
+            lambda: reader.replace([0], foreign.initial_memory(1)),
+            "give a memory of this model, of the same length",
+        ),
         "select out of range": (lambda: memory.select([0, 2]), "0 .. 1, not [0, 2]"),
         "select -1": (lambda: memory.select([-1]), "select needs row numbers in 0 .. 1, not [-1]"),
         "select with floats": (lambda: memory.select([0.5]), "numbers in 0 .. 1, not float32 [1]"),
@@ -112,3 +132,21 @@ def test_mistakes_are_one_line(name: str) -> None:
             call()
         assert wanted in str(caught.value), label
         assert "\n" not in str(caught.value), label
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "lstm", "transformer"])
+def test_a_reader_survives_mistakes(name: str) -> None:
+    """What is refused changes nothing."""
+    model = CASES[ARCHITECTURES.get(name, name)].model()
+    other = CASES["lstm" if name != "lstm" else "feedback"].model()
+    reader, expected = (model.reader(model(TOKENS).memory) for _ in range(2))
+    mistakes = (
+        lambda: reader.reset([True]),
+        lambda: reader.replace([0, 0], model.initial_memory(2)),
+        lambda: reader.replace([0], model.initial_memory(2)),
+        lambda: reader.replace([0], other.initial_memory(1)),
+    )
+    for mistake in mistakes:
+        with pytest.raises(MemspanError):
+            mistake()
+    assert torch.equal(reader.read(TOKENS), expected.read(TOKENS))

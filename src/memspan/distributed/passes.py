@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
-from memspan.models.protocol import TokenModel
+from memspan.models.protocol import MemoryReader, TokenModel
 from memspan.precision.products import Precision
 
 if TYPE_CHECKING:
@@ -150,11 +150,12 @@ class _Sharded:
         return output
 
 
-class _ShardedReader:
+class _ShardedReader(MemoryReader[Memory]):
     """Like :class:`memspan.models.Reader`, but with no state beside the memory."""
 
     def __init__(self, model: LanguageModel, memory: Memory, precision: Precision | None) -> None:
-        self._model, self.memory, self._precision = model, memory, precision
+        super().__init__(memory)
+        self._model, self._precision = model, precision
         self.device = memory.tokens_seen.device
 
     def read(

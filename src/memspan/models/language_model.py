@@ -290,11 +290,7 @@ class Reader:
             MemspanError: an argument is not as described here; the weights have changed since the
                 reader was made.
         """
-        if self.is_stale:
-            raise MemspanError(
-                "the weights have changed since this reader was made, so what it cached is stale: "
-                "make a new one with model.reader(reader.memory)"
-            )
+        self._refuse_stale()
         check_segment(tokens, targets, starts)
         if len(tokens) != self._rows:
             raise MemspanError(
@@ -307,6 +303,53 @@ class Reader:
             if targets is None:
                 return self._model.head(hidden)
             return self._model._losses(hidden, targets)
+
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """Begin anew in the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
+
+        For documents that begin within the tokens of one call, ``starts`` of :meth:`read` does it.
+        Nothing waits for the device if the mask is on the CPU.
+
+        Raises:
+            MemspanError: the mask is not one bool per row; the weights have changed since the reader
+                was made. The reader stays as it was.
+        """
+        self._refuse_stale()
+        with self._inference():
+            self._backbone.reset(mask)
+
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """Go on from row ``i`` of ``memory`` in row ``rows[i]``, for each ``i``: one stream leaves the
+        batch and another takes its place. The other rows are untouched.
+
+        Nothing waits for the device if both are on the CPU.
+
+        Args:
+            rows: int64 ``[B']``, each row at most once.
+            memory: ``B'`` rows of this model's, such as ``reader.memory.select(rows)`` or what
+                ``model.load_memory`` returns; of as many slots as this reader was made with. It is
+                not changed.
+
+        Raises:
+            MemspanError: the rows or the memory are not as described here; the weights have changed
+                since the reader was made. The reader stays as it was. That a memory of the same sizes
+                is another model's is not noticed here, but by ``model.load_memory``.
+
+        Example::
+
+            waiting = reader.memory.select([3])
+            reader.replace([3], next_memory)
+        """
+        self._refuse_stale()
+        with self._inference():
+            self._backbone.replace(rows, memory)
+
+    def _refuse_stale(self) -> None:
+        if self.is_stale:
+            raise MemspanError(
+                "the weights have changed since this reader was made, so what it cached is stale: "
+                "make a new one with model.reader(reader.memory)"
+            )
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

@@ -41,6 +41,33 @@ class BackboneReader(Protocol[M_co]):
         """
         ...
 
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """Begin anew in the rows where ``mask`` (bool ``[B]``) is true, as :meth:`Memory.reset` does.
+
+        Nothing waits for the device if the mask is on the CPU.
+
+        Raises:
+            MemspanError: the mask is not one bool per row. The reader stays as it was.
+        """
+        ...
+
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """Go on from row ``i`` of ``memory`` in row ``rows[i]``, for each ``i``.
+
+        Nothing waits for the device if both are on the CPU.
+
+        Args:
+            rows: int64 ``[B']``, each row at most once.
+            memory: ``B'`` rows of this model's, of as many slots as the reader's own. It is not
+                changed.
+
+        Raises:
+            MemspanError: the rows or the memory are not as described here. The reader stays as it
+                was. That a memory of the same sizes is another model's is not noticed;
+                :meth:`Memory.load` notices.
+        """
+        ...
+
 
 @runtime_checkable
 class TokenReader(Protocol):
@@ -60,6 +87,14 @@ class TokenReader(Protocol):
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
         """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats."""
+        ...
+
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        ...
+
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`."""
         ...
 
 
@@ -248,11 +283,29 @@ class Backbone(nn.Module, Generic[M]):
         """Called after another run's weights were copied in: renew what was derived from them."""
 
 
-class PassReader(Generic[M]):
+class MemoryReader(Generic[M]):
+    """What readers share that have no state beside their memory."""
+
+    def __init__(self, memory: M) -> None:
+        self.memory = memory
+
+    @torch.no_grad()
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        self.memory = self.memory.reset(mask)
+
+    @torch.no_grad()
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`."""
+        self.memory = self.memory.replace(rows, memory)
+
+
+class PassReader(MemoryReader[M]):
     """The reader of any backbone: whole passes, nothing kept beside the memory."""
 
     def __init__(self, backbone: Backbone[M], memory: M) -> None:
-        self._backbone, self.memory = backbone, memory
+        super().__init__(memory)
+        self._backbone = backbone
 
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:

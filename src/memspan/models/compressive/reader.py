@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from memspan.memory import sent
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.model import Compressive, CompressiveMemory, in_one_row
 from memspan.models.relative.reader import RelativeReader
@@ -15,30 +16,29 @@ from memspan.models.segments import Documents, count_after, in_use
 class CompressiveReader(RelativeReader[CompressiveMemory]):
     """See :class:`~memspan.models.relative.reader.RelativeReader`.
 
-    Buffers hold ``[compressed | memory | room]``, a row's slots side by side. When a pass makes any row
-    compress, all rows' slots move to the buffers' start, with the new compressed ones among them. That
-    is at most once every ``c`` tokens, so the cost per token is constant.
+    Buffers hold ``[compressed | memory | room]``, a row's slots side by side. A row that compresses has
+    its compressed slots written anew, in front of what remains in memory. That is at most once every
+    ``c`` tokens, so the cost per token is constant, whether rows compress together or in turn.
     """
 
     backbone: Compressive
 
     def __init__(self, backbone: Compressive, memory: CompressiveMemory, span: Span) -> None:
-        super().__init__(backbone, in_one_row(memory), memory.tokens_seen, span)
+        super().__init__(backbone, memory, span)
         self.counts_attention = backbone.needs_received
         self.rate = backbone.config.compression_rate
         self.slots, self.compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
-        self._device = memory.length.device
-        self._count(memory.length.cpu(), memory.compressed_length.cpu())
 
-    def _count(self, length: Tensor, compressed: Tensor) -> None:
-        """Set the valid slots of memory and of compressed memory, int64 ``[B]``."""
-        self._length, self._compressed = length, compressed
-        self._use(length + compressed)
+    @staticmethod
+    def _slots(memory: CompressiveMemory) -> Tensor:
+        return in_one_row(memory)
 
     @property
     def memory(self) -> CompressiveMemory:
         """The memory after the last token: a copy, which reading on does not change."""
-        length, compressed = self._length.to(self._device), self._compressed.to(self._device)
+        length, compressed = (
+            sent(self._counts[name], self._device) for name in ("length", "compressed_length")
+        )
         # Columns of each row's compressed slots.
         older = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
         recent = slice(self._end - self.slots, self._end)
@@ -58,7 +58,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
         """Count the new tokens, and compress the slots that no longer fit."""
         added: int | Tensor = n_new
-        length, compressed = self._length, self._compressed
+        length, compressed = self._counts["length"], self._counts["compressed_length"]
         self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
         if documents is not None:
             fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
@@ -74,37 +74,57 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
             self._compress(after, runs, received)
-        self._count(after.length, after.compressed_length)
+        self._count(length=after.length, compressed_length=after.compressed_length)
 
     def _compress(self, after: ops.Append, runs: int, received: list[Tensor]) -> None:
-        # Columns are counted from the first that holds any row's slot.
-        first = max(0, self._end - int(after.total.max()) - self.compressed_slots)
-        end, width = self._end - first, self.n_slots
-        total, n_compressed, length = (
-            t.to(self._device) for t in (after.total, after.n_compressed, after.length)
+        """Compress in the rows that are due, ``runs`` runs at most."""
+        rows = after.n_compressed.nonzero().flatten()
+        at, n_compressed, total, length = (
+            sent(t, self._device)
+            for t in (rows, *(t[rows] for t in (after.n_compressed, after.total, after.length)))
         )
-        back = torch.arange(runs * self.rate, 0, -1, device=self._device)
-        sources = (end - length[:, None] - back).clamp(min=0)
-        # Columns of [buffer | newly compressed]: first of the compressed slots, then of all slots.
-        compressed = ops.newest(self.compressed_slots, end + runs, n_compressed, end - total)
-        memory = torch.arange(end - self.slots, end, device=self._device).expand(len(total), -1)
-        columns = torch.cat([compressed, memory], 1).gather(
-            1, ops.newest(width, width, length, self.compressed_slots)
+        # Columns: the oldest tokens, what they become, and the compressed slots before and after. Of
+        # slots that a row does not have they may be any that were written to.
+        end = (self._end - length)[:, None]
+        back = torch.arange(
+            max(runs * self.rate, self.compressed_slots), 0, -1, device=self._device
         )
-        by_head = columns.clamp(min=0).repeat_interleave(self.backbone.config.n_heads, 0)
+        sources = (end - back[-runs * self.rate :]).clamp(min=0)
+        new = end - back[-runs:]
+        slots = back[-self.compressed_slots :]
+        older = ((self._end - total)[:, None] - slots).clamp(min=0)
+        moved = end - n_compressed[:, None] - slots
+        n_heads, room = self.backbone.config.n_heads, self._hidden[0].shape[1]
+        whole = [_places(at, c, 1, room) for c in (older, new, moved)]
+        by_head = [_places(at, c, n_heads, room) for c in (older, new, moved)]
         for n, layer in enumerate(self.backbone.stack()):
             assert layer.compression is not None
-            hidden = self._hidden[n][:, first : self._end]
             use = None
             if received:
                 # Counted from the first column that was attended.
-                attended = end - received[n].shape[1]
-                use = ops.pick(received[n], (sources - attended).clamp(min=0))
-            new = layer.compression(ops.pick(hidden, sources), use)
-            self._hidden[n][:, :width] = ops.pick(torch.cat([hidden, new], 1), columns.clamp(min=0))
-            fresh = self._attention.keys_and_values(n, new)
-            for buffer, slots in zip((self._keys[n], self._values[n]), fresh, strict=True):
-                both = torch.cat([buffer[:, :, first : self._end], slots], 2)
-                picked = ops.pick(both.flatten(0, 1), by_head)
-                buffer[:, :, :width] = picked.unflatten(0, both.shape[:2])
-        self._end = width
+                attended = self._end - received[n].shape[1]
+                use = ops.pick(received[n][at], (sources - attended).clamp(min=0))
+            hidden = self._hidden[n].flatten(0, 1)[_places(at, sources, 1, room)[:, 0]]
+            compressed = layer.compression(hidden, use)
+            keys, values = self._attention.keys_and_values(n, compressed)
+            _put_in_front(self._hidden[n], compressed, *whole)
+            _put_in_front(self._keys[n], keys, *by_head)
+            _put_in_front(self._values[n], values, *by_head)
+
+
+def _places(rows: Tensor, columns: Tensor, n_heads: int, room: int) -> Tensor:
+    """Where ``columns [b, n]`` of ``rows [b]`` are in a buffer ``[B, H, room, K]`` that is seen as
+    ``[B * H * room, K]``: ``[b, H, n]``."""
+    head = torch.arange(n_heads, device=rows.device)
+    return (rows[:, None] * n_heads + head)[:, :, None] * room + columns[:, None]
+
+
+def _put_in_front(buffer: Tensor, new: Tensor, older: Tensor, at: Tensor, moved: Tensor) -> None:
+    """Write new compressed slots ``at`` their places, and the ``older`` ones, ``moved``, before them.
+
+    Last, since rows with fewer new ones than others have their older ones further right.
+    """
+    flat = buffer.view(-1, buffer.shape[-1])
+    kept = flat.index_select(0, older.flatten())
+    flat.index_copy_(0, at.flatten(), new.flatten(0, -2))
+    flat.index_copy_(0, moved.flatten(), kept)

@@ -198,7 +198,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         elif can_look(memory.feature_map):
             self.check_feature_map(memory)
         else:
-            x = x.masked_fill(self._foreign(memory)[:, None, None], math.nan)
+            x = x.masked_fill(self.foreign(memory)[:, None, None], math.nan)
         if not x.shape[1]:
             return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
         read = partial(self._read, implementation=implementation)
@@ -287,14 +287,14 @@ class FastWeights(Backbone[FastWeightsMemory]):
         check_sizes("rows, layers, heads, features, values", memory.weights.shape, wanted)
         check_sizes("rows, layers, heads, key sums", memory.key_sum.shape, (*wanted[:3], z_width))
 
-    def _foreign(self, memory: FastWeightsMemory) -> Tensor:
+    def foreign(self, memory: FastWeightsMemory) -> Tensor:
         """Bool ``[B]``: the rows that another feature map wrote."""
         written = memory.feature_map
         return (written != 0) & (written != self.feature_id)
 
     def check_feature_map(self, memory: FastWeightsMemory) -> None:
         """Refuse a memory that another feature map wrote. Waits for the device."""
-        other = self._foreign(memory)
+        other = self.foreign(memory)
         if other.any():
             raise MemspanError(
                 f"rows {listed(other)} of the memory were written with another feature map than this "

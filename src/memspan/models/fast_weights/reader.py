@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.errors import NonFiniteError
+from memspan.memory import Memory, Rows, sent
 from memspan.models.fast_weights.model import (
     FastWeights,
     FastWeightsLayer,
@@ -34,6 +35,7 @@ class FastWeightsReader:
         parameter = next(backbone.parameters())
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._tokens_seen, self._feature_map = memory.tokens_seen, memory.feature_map
+        self._rows = Rows.of(memory)
         # Copies, since they are updated in place.
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
@@ -84,19 +86,44 @@ class FastWeightsReader:
             return self.backbone.final_norm(x)
         if starts is None:
             return self._read(x)
-        parts = []
+        parts, starts = [], starts.cpu()
         for start, end in cuts(starts):
-            self._empty(starts[:, start])
+            self.reset(starts[:, start])
             parts.append(self._read(x[:, start:end]))
         return torch.cat(parts, 1)
 
-    def _empty(self, rows: Tensor) -> None:
-        """Empty the rows where ``rows [B]`` is true, in place."""
-        if not rows.any():
-            return
-        self._tokens_seen = self._tokens_seen.where(~rows, 0)
+    @torch.no_grad()
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        at = sent(self._rows.mask(mask).nonzero().flatten(), self._tokens_seen.device)
+        self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
+        self._feature_map = self._feature_map.index_fill(0, at, 0)
         for tensor in (*self._weights, *self._key_sums):
-            tensor.masked_fill_(rows.view(-1, *[1] * (tensor.dim() - 1)), 0)
+            tensor.index_fill_(0, at, 0)
+
+    @torch.no_grad()
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`.
+
+        Raises:
+            MemspanError: also where another feature map wrote the memory. Where looking would wait for
+                the device, such rows come out as NaN.
+        """
+        numbers, given = self._rows.replacement(rows, memory)
+        device = self._tokens_seen.device
+        given, at = given.map(lambda t: sent(t, device)), sent(numbers, device)
+        if can_look(given.feature_map):
+            self.backbone.check_feature_map(given)
+        foreign = self.backbone.foreign(given)[:, None, None, None]
+        self._tokens_seen = self._tokens_seen.index_copy(0, at, given.tokens_seen)
+        self._feature_map = self._feature_map.index_copy(0, at, given.feature_map)
+        for n, (weights, key_sum) in enumerate(
+            zip(given.weights.unbind(1), given.key_sum.unbind(1), strict=True)
+        ):
+            self._weights[n].index_copy_(
+                0, at, weights.to(self._dtype).masked_fill(foreign, math.nan)
+            )
+            self._key_sums[n].index_copy_(0, at, key_sum.to(self._dtype))
 
     def _read(self, x: Tensor) -> Tensor:
         backbone = self.backbone

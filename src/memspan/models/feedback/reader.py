@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.memory import Memory, Rows, sent
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
@@ -25,8 +26,9 @@ class FeedbackReader:
         backbone._check_span(memory.vectors.shape[1])
         self.backbone = backbone
         self._batch, self.span, _ = memory.vectors.shape
+        self._rows, self._device = Rows.of(memory), memory.vectors.device
         self._n_heads = backbone.config.n_heads
-        self._begin(memory.tokens_seen, memory.length)
+        self._begin(memory.tokens_seen, memory.length.cpu())
         self._count = 0
         weights = backbone.fold(self.span)
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
@@ -39,7 +41,9 @@ class FeedbackReader:
         self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
         self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
         # self._end: one past the newest column.
-        self._vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1).contiguous()
+        # A copy, since rows are replaced in place.
+        vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1)
+        self._vectors = vectors.clone(memory_format=torch.contiguous_format)
         with torch.autocast(backbone.device.type, enabled=False):
             self._kv = self._projected(self._vectors)
             if self._compiled is not None:
@@ -54,7 +58,7 @@ class FeedbackReader:
         return FeedbackMemory(
             tokens_seen=self._tokens_seen + self._count,
             vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
-            length=self._length(),
+            length=sent(self._length(), self._device),
         )
 
     @torch.no_grad()
@@ -62,30 +66,54 @@ class FeedbackReader:
         """See :meth:`BackboneReader.read`."""
         if starts is None or not starts.numel():
             return self._read(x)
-        pieces = []
+        pieces, starts = [], starts.cpu()
         for start, end in cuts(starts):
-            self._empty(starts[:, start])
+            self.reset(starts[:, start])
             pieces.append(self._read(x[:, start:end]))
         return torch.cat(pieces, 1)
 
+    @torch.no_grad()
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        rows = self._rows.mask(mask).nonzero().flatten()
+        if not len(rows):
+            return
+        at = sent(rows, self._device)
+        # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
+        self._vectors[self._end - self.span : self._end].index_fill_(1, at, 0)
+        self._recent_kv().index_fill_(3, at, 0)
+        self._begin(
+            self._tokens_seen.index_fill(0, at, -self._count),
+            self._length().index_fill(0, rows, 0) - self._count,
+        )
+
+    @torch.no_grad()
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
+        numbers, given = self._rows.replacement(rows, memory)
+        at = sent(numbers, self._device)
+        vectors = sent(given.vectors, self._device, self._vectors.dtype).transpose(0, 1)
+        self._vectors[self._end - self.span : self._end].index_copy_(1, at, vectors)
+        with torch.autocast(self._device.type, enabled=False):
+            kv = self._projected(vectors).unflatten(2, (self._n_heads, len(at)))
+        self._recent_kv().index_copy_(3, at, kv)
+        seen = sent(given.tokens_seen, self._device) - self._count
+        self._begin(
+            self._tokens_seen.index_copy(0, at, seen),
+            self._length().index_copy(0, numbers, given.length.cpu()) - self._count,
+        )
+
+    def _recent_kv(self) -> Tensor:
+        """The slots that may still be attended, ``[2, G, H, B, S, K]``."""
+        recent = self._kv[:, :, :, self._end - self.span : self._end]
+        return recent.unflatten(2, (self._n_heads, self._batch))
+
     def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
-        """Set each row's tokens seen and valid slots, both less ``_count``, the tokens read since."""
+        """Set each row's tokens seen and valid slots, both less ``_count``, the tokens read since; the
+        latter on the CPU."""
         self._tokens_seen, self._old_length = tokens_seen, length
         lengths = length.tolist()
         self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
-
-    def _empty(self, rows: Tensor) -> None:
-        """Empty the rows where ``rows [B]`` is true."""
-        if not rows.any():
-            return
-        self._vectors[: self._end].masked_fill_(rows[:, None], 0)
-        # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
-        kv = self._kv.unflatten(2, (self._n_heads, self._batch))[:, :, :, :, : self._end]
-        kv.masked_fill_(rows[:, None, None], 0)
-        self._begin(
-            self._tokens_seen.masked_fill(rows, -self._count),
-            self._length().masked_fill(rows, 0) - self._count,
-        )
 
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
@@ -101,7 +129,9 @@ class FeedbackReader:
     def _read_compiled(self, x: Tensor) -> Tensor:
         assert self._compiled is not None
         valid = min(self._longest + self._count, self.span)
-        length = self._length() if self._shortest + self._count < valid else None
+        length = None
+        if self._shortest + self._count < valid:
+            length = sent(self._length(), self._device)
         kv = self._kv.transpose(3, 4)
         h, vectors = self._compiled.read(x, kv, self._end, valid, length)
         self._vectors[self._end : self._end + len(vectors)] = vectors
@@ -118,7 +148,7 @@ class FeedbackReader:
         absent = None
         if self._shortest + self._count < valid:
             slot = torch.arange(self.span - valid, self.span, device=x.device)
-            absent = slot < self.span - self._length()[:, None]
+            absent = slot < self.span - sent(self._length(), self._device)[:, None]
         vector, column = self._vectors[self._end], self._kv[:, :, :, self._end]
         if self._step is not None:
             column = column.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)

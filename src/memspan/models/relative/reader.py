@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.memory import Memory, Rows, sent
 from memspan.models.one_token import packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
@@ -119,20 +120,20 @@ class RelativeReader(ABC, Generic[M]):
     counts_attention = False
     """Whether :meth:`_advance` needs the attention that each slot received."""
 
-    def __init__(
-        self, backbone: RelativeBackbone[M], hidden: Tensor, tokens_seen: Tensor, span: Span
-    ) -> None:
-        """``hidden [B, L, N, D]``: the memory's slots; ``tokens_seen``: int64 ``[B]``."""
+    def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
+        hidden = self._slots(memory)
         self.backbone, self.n_slots = backbone, hidden.shape[2]
-        self._tokens_seen = tokens_seen
+        self._rows, self._device = Rows.of(memory), hidden.device
+        self._tokens_seen = memory.tokens_seen
         self._attention = ReaderAttention(backbone, span)
         self._attention.cover(self.n_slots + 1, self.n_slots)
-        # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns.
-        self._hidden = hidden.detach().to(backbone.content_bias.dtype).transpose(0, 1)
-        projected = [self._attention.keys_and_values(n, h) for n, h in enumerate(self._hidden)]
-        self._keys, self._values = (torch.stack(each) for each in zip(*projected, strict=True))
+        # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
+        dtype = backbone.content_bias.dtype
+        self._hidden = hidden.detach().to(dtype, copy=True).transpose(0, 1)
+        self._keys, self._values = self._keys_and_values(self._hidden)
         # One past the newest column.
         self._end = self.n_slots
+        self._count(**{name: getattr(memory, name).cpu() for name in memory.slots()})
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
@@ -147,7 +148,7 @@ class RelativeReader(ABC, Generic[M]):
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
         most, mask = self._most, None
         if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
-            used = self._used.to(x.device)
+            used = sent(self._used, x.device)
             mask = span.visible(used, n_new, most, self.n_slots, documents)
         new = slice(self._end, self._end + n_new)
         attended = slice(self._end - most, self._end + n_new)
@@ -214,20 +215,68 @@ class RelativeReader(ABC, Generic[M]):
         self._advance(1, None, [] if received is None else list(received))
         return h
 
+    @torch.no_grad()
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        rows = self._rows.mask(mask).nonzero().flatten()
+        at = self._emptied(rows)
+        self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
+        self._count(**{name: count.index_fill(0, rows, 0) for name, count in self._counts.items()})
+
+    @torch.no_grad()
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
+        numbers, given = self._rows.replacement(rows, memory)
+        at = self._emptied(numbers)
+        slots = slice(self._end - self.n_slots, self._end)
+        hidden = sent(self._slots(given), self._device, self._hidden.dtype).transpose(0, 1)
+        buffers = self._hidden, self._keys, self._values
+        for buffer, new in zip(buffers, (hidden, *self._keys_and_values(hidden)), strict=True):
+            buffer[..., slots, :].index_copy_(1, at, new.to(buffer.dtype))
+        seen = sent(given.tokens_seen, self._device)
+        self._tokens_seen = self._tokens_seen.index_copy(0, at, seen)
+        self._count(
+            **{
+                name: count.index_copy(0, numbers, getattr(given, name).cpu())
+                for name, count in self._counts.items()
+            }
+        )
+
+    def _emptied(self, rows: Tensor) -> Tensor:
+        """Zero what the buffers hold of ``rows``, and return these on the device."""
+        at = sent(rows, self._device)
+        # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
+        for buffer in (self._hidden, self._keys, self._values):
+            buffer[..., : self._end, :].index_fill_(1, at, 0)
+        return at
+
+    def _keys_and_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Of all layers' slots ``[L, B, N, D]``: ``[L, B, H, N, K]`` each."""
+        projected = [self._attention.keys_and_values(n, slots) for n, slots in enumerate(hidden)]
+        keys, values = (torch.stack(each) for each in zip(*projected, strict=True))
+        return keys, values
+
+    @staticmethod
+    @abstractmethod
+    def _slots(memory: M) -> Tensor:
+        """All slots of ``memory`` as ``[B, L, N, D]``, a row's valid ones right-most."""
+
     @abstractmethod
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
-        """Count ``n_new`` tokens that were appended, and call :meth:`_use` with the slots then valid.
+        """Count ``n_new`` tokens that were appended, and call :meth:`_count` with the slots then valid.
 
         ``received``: with ``counts_attention``, the attention that each attended column received, per
         layer ``[B, N + T]``.
         """
 
-    def _use(self, used: Tensor) -> None:
-        """Set the valid slots per row, int64 ``[B]`` on the CPU, since shapes depend on them."""
-        self._used = used.contiguous()
-        counts = used.tolist()
-        self._most = max(counts, default=0)
-        self._equal = min(counts, default=0) == self._most
+    def _count(self, **counts: Tensor) -> None:
+        """Set the fields of memory that count valid slots, int64 ``[B]`` each: on the CPU, since shapes
+        depend on them."""
+        first, *others = counts.values()
+        self._counts, self._used = counts, sum(others, first)
+        used: list[int] = self._used.tolist()
+        self._most = max(used, default=0)
+        self._equal = min(used, default=0) == self._most
 
     def _make_room(self, n_new: int) -> None:
         if self._end + n_new <= self._hidden.shape[2]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from memspan.memory import sent
 from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents, count_after, in_use
@@ -16,15 +17,18 @@ class TransformerXLReader(RelativeReader[TransformerXLMemory]):
 
     def __init__(self, backbone: TransformerXL, memory: TransformerXLMemory, span: Span) -> None:
         check_slots(memory.hidden.shape[2], span)
-        super().__init__(backbone, memory.hidden, memory.tokens_seen, span)
-        self._use(memory.length.cpu())
+        super().__init__(backbone, memory, span)
+
+    @staticmethod
+    def _slots(memory: TransformerXLMemory) -> Tensor:
+        return memory.hidden
 
     @property
     def memory(self) -> TransformerXLMemory:
         """The memory after the last token: a copy, which reading on does not change."""
         recent = slice(self._end - self.n_slots, self._end)
         hidden = torch.stack([h[:, recent] for h in self._hidden], 1)
-        length = self._used.to(hidden.device)
+        length = sent(self._counts["length"], self._device)
         valid = in_use(self.n_slots, length)[:, None, :, None]
         return TransformerXLMemory(
             tokens_seen=self._tokens_seen,
@@ -37,5 +41,8 @@ class TransformerXLReader(RelativeReader[TransformerXLMemory]):
         self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
         if documents is None and self._equal and self._most == self.n_slots:
             return
-        used = self._used if documents is None else self._used.to(documents.n_last.device)
-        self._use(count_after(used, n_new, documents).cpu().clamp(max=self.n_slots))
+        length = self._counts["length"]
+        if documents is not None:
+            length = length.to(documents.n_last.device)
+        after = count_after(length, n_new, documents).cpu()
+        self._count(length=after.clamp(max=self.n_slots))

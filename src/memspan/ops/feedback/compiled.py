@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -58,24 +59,25 @@ class CompiledLoop:
         code = compiler.functions(SOURCE, next(iter(tensors.values())).dtype)
         assert code is not None
         self._library, self._loop = code, _Loop(eps=eps)
-        self._tensors: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor | None] = {}
         self.give(integers, tensors)
         self._weights = ctypes.c_void_p(code.prepare(ctypes.byref(self._loop)))
         compiler.refuse_without_memory(self._weights)
         weakref.finalize(self, code.release, self._weights)
 
-    def give(self, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
+    def give(self, integers: dict[str, int], tensors: Mapping[str, Tensor | None]) -> None:
         """Set these fields of the C structure; tensors by their addresses, and they are kept alive."""
         for name, integer in integers.items():
             setattr(self._loop, name, integer)
         for name, tensor in tensors.items():
-            assert tensor.is_contiguous(), name
-            setattr(self._loop, name, tensor.data_ptr())
+            assert tensor is None or tensor.is_contiguous(), name
+            setattr(self._loop, name, None if tensor is None else tensor.data_ptr())
         self._tensors |= tensors
 
     def forward(self, kv_offset: int = 0) -> None:
         """Read ``steps`` tokens. Keys and values start ``kv_offset`` slots into their buffer."""
         kv = self._tensors["kv"]
+        assert kv is not None
         self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
         done = self._library.forward(ctypes.byref(self._loop), self._weights)
         compiler.refuse_without_memory(done)
@@ -161,6 +163,8 @@ class CompiledReader:
         self.call = Call(0, span, activation, eps)
         self.saved: Saved | None = None
         self.loop: CompiledLoop | None = None
+        # Whether the last call had rows of different length.
+        self.masked = False
 
     def read(
         self, x: Tensor, kv: Tensor, end: int, n_old: int, length: Tensor | None
@@ -183,19 +187,15 @@ class CompiledReader:
         assert saved is not None
         assert loop is not None
         integers = {"n_old": n_old, "kv_stride": kv.shape[-1]}
-        if length is None:
-            loop.give(integers, {"kv": kv})
-        else:
+        additive_mask = has_memory = None
+        if length is not None:
             additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
-            saved.attended[:, 0, :, -1] = has_memory
-            loop.give(
-                integers, {"kv": kv, "additive_mask": additive_mask, "has_memory": has_memory}
-            )
+        if length is not None or self.masked:
+            saved.attended[:, 0, :, -1] = 1 if has_memory is None else has_memory
+        self.masked = length is not None
+        loop.give(integers, {"kv": kv, "additive_mask": additive_mask, "has_memory": has_memory})
         saved.states[0] = x.transpose(0, 1)
         loop.forward(end - n_old)
-        if length is not None:
-            # The next call may be without.
-            self.saved = None
         return saved.states[-1].transpose(0, 1), saved.vectors
 
     def _prepare(self, n_steps: int, kv: Tensor) -> None:
