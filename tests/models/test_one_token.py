@@ -9,6 +9,7 @@ from test_laws import assert_memories_equal, some_memory, text
 from architectures import Case, compressive, transformer_xl
 from golden import assert_same
 from memspan.models.language_model import Reader
+from memspan.ops.native import compiler
 from memspan.ops.relative_step import compiled as relative_step
 
 CASES = {
@@ -77,3 +78,24 @@ def test_as_the_model_and_as_pytorch(
         if n % 4 == 0:
             assert_memories_equal(reader.memory, memory, tolerance)
     assert_memories_equal(reader.memory, pytorch.memory, tolerance)
+
+
+@torch.no_grad()
+def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Post-norm, autocast, documents, and MEMSPAN_COMPILE=0 are left to PyTorch."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the step in C was called")
+
+    monkeypatch.setattr(relative_step.CompiledStep, "read", refuse)
+    transformer_xl(normalisation="post").model().reader().read(text(1, 1))
+    model = transformer_xl().model(torch.float32)
+    reader = model.reader()
+    reader.read(text(1, 1), starts=torch.ones(1, 1, dtype=torch.bool))
+    with torch.autocast("cpu"):
+        reader.read(text(1, 1))
+    with pytest.raises(AssertionError, match="was called"):
+        reader.read(text(1, 1))
+    monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
+    monkeypatch.setenv("MEMSPAN_COMPILE", "0")
+    model.reader().read(text(1, 1))

@@ -80,8 +80,8 @@ def functions(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
         code = _compiled(source, (*FLAGS, f"-DREAL={TYPES[dtype]}"))
     except MemspanError as error:
         _say(
-            f"memspan: {error}. PyTorch's loops serve instead, several times slower for Feedback and "
-            "Fast Weights; MEMSPAN_COMPILE=0 chooses them without this line"
+            f"memspan: {error}. PyTorch's loops serve instead, several times slower for Feedback, Fast "
+            "Weights and single tokens; MEMSPAN_COMPILE=0 chooses them without this line"
         )
         return None
     code.prepare.restype = ctypes.c_void_p
