@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from memspan.memory import sent
 from memspan.models.compressive import compression as ops
-from memspan.models.compressive.model import Compressive, CompressiveMemory, in_one_row
+from memspan.models.compressive.model import (
+    Compression,
+    Compressive,
+    CompressiveMemory,
+    in_one_row,
+)
 from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents, count_after, in_use
@@ -60,6 +68,10 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         added: int | Tensor = n_new
         length, compressed = self._counts["length"], self._counts["compressed_length"]
         self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
+        if documents is None and max(length.tolist()) + n_new <= self.slots:
+            # Nothing leaves memory.
+            self._count(length=length + n_new, compressed_length=compressed)
+            return
         if documents is not None:
             fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
             length, compressed = length.where(~fresh, 0), compressed.where(~fresh, 0)
@@ -94,29 +106,42 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         slots = back[-self.compressed_slots :]
         older = ((self._end - total)[:, None] - slots).clamp(min=0)
         moved = end - n_compressed[:, None] - slots
-        n_heads, room = self.backbone.config.n_heads, self._hidden[0].shape[1]
-        whole = [_places(at, c, 1, room) for c in (older, new, moved)]
-        by_head = [_places(at, c, n_heads, room) for c in (older, new, moved)]
-        for n, layer in enumerate(self.backbone.stack()):
-            assert layer.compression is not None
+        old = self._hidden.flatten(0, 2)[self._places(at, sources, 1)]
+        compressed = []
+        for n, compression in enumerate(self._compressions):
             use = None
             if received:
                 # Counted from the first column that was attended.
                 attended = self._end - received[n].shape[1]
                 use = ops.pick(received[n][at], (sources - attended).clamp(min=0))
-            hidden = self._hidden[n].flatten(0, 1)[_places(at, sources, 1, room)[:, 0]]
-            compressed = layer.compression(hidden, use)
-            keys, values = self._attention.keys_and_values(n, compressed)
-            _put_in_front(self._hidden[n], compressed, *whole)
-            _put_in_front(self._keys[n], keys, *by_head)
-            _put_in_front(self._values[n], values, *by_head)
+            compressed.append(compression(old[n].flatten(0, 1), use))
+        hidden = torch.stack(compressed)
+        keys, values = self._keys_and_values(hidden)
+        _put_in_front(self._hidden, hidden, *(self._places(at, c, 1) for c in (older, new, moved)))
+        n_heads = self.backbone.config.n_heads
+        by_head = [self._places(at, c, n_heads) for c in (older, new, moved)]
+        _put_in_front(self._keys, keys, *by_head)
+        _put_in_front(self._values, values, *by_head)
 
+    @cached_property
+    def _compressions(self) -> list[Compression]:
+        """Per layer a copy whose convolutions are laid out as the matrices that they become."""
+        copies = []
+        for layer in self.backbone.stack():
+            assert layer.compression is not None
+            copies.append(copy.deepcopy(layer.compression))
+            for parameter in copies[-1].parameters():
+                if parameter.dim() > 2:
+                    parameter.data = parameter.data.mT.contiguous().mT
+        return copies
 
-def _places(rows: Tensor, columns: Tensor, n_heads: int, room: int) -> Tensor:
-    """Where ``columns [b, n]`` of ``rows [b]`` are in a buffer ``[B, H, room, K]`` that is seen as
-    ``[B * H * room, K]``: ``[b, H, n]``."""
-    head = torch.arange(n_heads, device=rows.device)
-    return (rows[:, None] * n_heads + head)[:, :, None] * room + columns[:, None]
+    def _places(self, rows: Tensor, columns: Tensor, n_heads: int) -> Tensor:
+        """Where ``columns [b, n]`` of ``rows [b]`` are in all layers, ``[L, b, H, n]``: in a buffer
+        ``[L, B, H, C, K]`` that is seen as ``[L * B * H * C, K]``."""
+        n_layers, n_rows, room, _ = self._hidden.shape
+        layer = torch.arange(n_layers, device=rows.device)[:, None] * n_rows
+        head = torch.arange(n_heads, device=rows.device)
+        return ((layer + rows)[..., None] * n_heads + head)[..., None] * room + columns[:, None]
 
 
 def _put_in_front(buffer: Tensor, new: Tensor, older: Tensor, at: Tensor, moved: Tensor) -> None:

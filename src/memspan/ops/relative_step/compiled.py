@@ -56,7 +56,7 @@ class CompiledStep:
     ) -> None:
         """Read ``x [B, 1, D]``, contiguous, and replace it by the output.
 
-        All tensors are contiguous and, but ``used``, of the weights' type.
+        All tensors but ``used`` are contiguous and of the weights' type.
 
         Args:
             x: the token.
@@ -72,7 +72,7 @@ class CompiledStep:
         Raises:
             MemspanError: there is not enough memory.
         """
-        step = self._step
+        step, used = self._step, used.contiguous()
         step.stack.x, step.used = x.data_ptr(), used.data_ptr()
         step.hidden, step.keys, step.values = (buffer.data_ptr() for buffer in buffers)
         step.columns, step.end, step.most = buffers[0].shape[2], end, most
