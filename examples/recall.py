@@ -72,7 +72,7 @@ class Contestant:
     """Direct reach in tokens, at a segment's first token."""
     grows: bool
     """Whether the reach is longer later in a segment."""
-    line: str | tuple[float, tuple[float, ...]] = "-"
+    line: str = "-"
     main: bool = True
     """Whether its line is a thick one."""
 
@@ -92,14 +92,21 @@ def _compressive(function: str) -> Contestant:
             positions="learned",
         ).for_segments(SEGMENT)
 
-    styles = {"convolution": "-", "mean": "--", "max": ":", "most-used": "-."}
+    # Colours and lines of their own: in the picture of variants they lie close to one another.
+    colour, line = {
+        "convolution": ("#C07C00", "-"),
+        "dilated-convolution": ("#5B4A12", "--"),
+        "mean": ("#B5485D", "-."),
+        "max": ("#3E6C96", ":"),
+        "most-used": ("#3F7D4E", "-"),
+    }[function]
     return Contestant(
         config,
-        "#C07C00",
+        colour,
         f"Compressive, {function.replace('-convolution', '')}",
         MEMORY + RATE * COMPRESSED,
         grows=True,
-        line=styles.get(function, (0, (5, 1, 1, 1, 1, 1))),
+        line=line,
         main=function == "convolution",
     )
 
@@ -356,26 +363,36 @@ def best_rate(name: str, path: Path) -> float:
 
 
 def pictures(path: Path, models: Collection[str]) -> None:
-    """A picture of ``models`` for each panel that has rows, beside the file."""
+    """Pictures of ``models`` beside the file; of panels that have many, the variants in their own."""
+    for name, panel in PANELS.items():
+        rows = [r for r in rows_in(path) if r["panel"] == name and r["model"] in models]
+        if panel.live != _OVER_DISTANCE.live:
+            _picture(path.with_name(f"recall-{name}.png"), name, rows)
+            continue
+        main = [r for r in rows if CONTESTANTS[r["model"]].main]
+        varied = [r for r in rows if r["model"].startswith(("compressive", "fast-weights"))]
+        _picture(path.with_name(f"recall-{name}.png"), name, main)
+        _picture(path.with_name(f"recall-{name}-variants.png"), name, varied)
+
+
+def _picture(image: Path, panel: str, rows: list[dict[str, Any]]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from PIL import Image
 
+    if not rows:
+        return
     pyplot.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    for name in PANELS:
-        rows = [r for r in rows_in(path) if r["panel"] == name and r["model"] in models]
-        if rows:
-            figure, axes = pyplot.subplots(figsize=(8, 4.4), dpi=160)
-            figure.subplots_adjust(left=0.085, right=0.985, top=0.92, bottom=0.12)
-            draw(axes, name, rows)
-            image = path.with_name(f"recall-{name}.png")
-            figure.savefig(image)
-            # A few dozen colours are enough, in a third of the bytes.
-            Image.open(image).convert("RGB").quantize(64).save(image, optimize=True)
-            pyplot.close(figure)
-            print(f"written: {image}")
+    figure, axes = pyplot.subplots(figsize=(8, 4.4), dpi=160)
+    figure.subplots_adjust(left=0.085, right=0.985, top=0.92, bottom=0.12)
+    draw(axes, panel, rows)
+    figure.savefig(image)
+    # A few dozen colours are enough, in a third of the bytes.
+    Image.open(image).convert("RGB").quantize(64).save(image, optimize=True)
+    pyplot.close(figure)
+    print(f"written: {image}")
 
 
 def draw(axes: Any, panel: str, rows: list[dict[str, Any]]) -> None:
