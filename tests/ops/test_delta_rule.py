@@ -18,6 +18,7 @@ from memspan.ops.delta_rule import compiled
 from memspan.ops.delta_rule.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
 from memspan.ops.delta_rule.inputs import Chunking
 from memspan.ops.delta_rule.rules import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.native import threads
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
 LENGTHS = [1, 7, 63, 64, 100, 1000]
@@ -243,7 +244,7 @@ def test_any_width_in_single_precision(
     implementation: str, rule: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values of any width; several threads; tensors whose numbers lie anyhow."""
-    monkeypatch.setattr(compiled, "LEAST_WORK", 1)
+    monkeypatch.setattr(threads, "LEAST_WORK", 1)
     given = inputs(rule, 200, features=12, width=width, dtype=torch.float32)
     given["k"] = given["k"].transpose(2, 3).contiguous().transpose(2, 3)
     theirs = with_gradient({name: x.double() for name, x in given.items()})

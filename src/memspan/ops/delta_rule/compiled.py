@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from memspan.ops.delta_rule.feature_maps import DPFP
 from memspan.ops.delta_rule.inputs import RuleInputs
 from memspan.ops.native import compiler
 from memspan.ops.native.stack import PackedStack, Stack
+from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 SAVE_EVERY = 64
 """Tokens between two memories that are saved for backward."""
 SAVE_EVERY_RECOMPUTING = 256
 """The same with ``recompute``."""
-LEAST_WORK = 1 << 20
-"""Elements of memory that a thread reads at least: starting one costs about 50 microseconds."""
 
 
 def available(like: Tensor) -> bool:
@@ -281,20 +279,11 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
             setattr(loop, name, _View(tensor.data_ptr(), *tensor.stride()[:3]))
     run, total = getattr(code, function), batch * n_heads
     work = total * steps * n_features * value_width
-    n_threads = max(1, min(torch.get_num_threads(), total, work // LEAST_WORK))
-    edges = [ctypes.c_long(total * n // n_threads) for n in range(n_threads + 1)]
-    done = [0] * n_threads
 
-    def share(n: int) -> None:
-        done[n] = run(ctypes.byref(loop), *edges[n : n + 2])
+    def share(first: int, end: int) -> int:
+        return run(ctypes.byref(loop), ctypes.c_long(first), ctypes.c_long(end))
 
-    threads = [threading.Thread(target=share, args=(n,)) for n in range(1, n_threads)]
-    for thread in threads:
-        thread.start()
-    share(0)
-    for thread in threads:
-        thread.join()
-    compiler.refuse_without_memory(all(done))
+    in_shares(share, total, work)
 
 
 # ----- Single tokens
