@@ -349,6 +349,8 @@ def _recurrence(x: Tensor, w: dict[str, Tensor], span: int) -> tuple[Tensor, Ten
         memory=w["memory"],
         memory_bias=zeros(2 * width),
         mix=w["mix"],
+        gains=zeros(0),
+        biases=zeros(0),
         norms_memory=True,
     )
     none = torch.zeros(1, dtype=torch.long)

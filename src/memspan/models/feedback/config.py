@@ -47,8 +47,7 @@ class FeedbackConfig(BackboneConfig):
     """A token's memory vector: a learned weighted sum of its hidden states in all layers, the last
     layer's state, or the mean of all."""
     normalisation: Literal["pre", "post"] = "pre"
-    """Layer normalisation before each sub-layer, or after the residual sum as in the paper. Only
-    pre has a fast implementation."""
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
     final_norm: bool = True
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
     memory_norm: bool = True
@@ -61,17 +60,17 @@ class FeedbackConfig(BackboneConfig):
     adaptive_span: float | None = None
     """Each head learns its own span, up to memory_length (Sukhbaatar et al. 2019). The value is the
     weight of the penalty on long spans, per token of span; the authors used 5e-7 for enwik8 (None: all
-    heads have span memory_length). Only the reference implementation supports it."""
+    heads have span memory_length). Only the reference implementation supports it, which is several
+    times slower."""
     span_ramp: int = 32
     """adaptive_span: tokens over which attention fades out at the end of a head's span."""
     initialisation: Literal["scaled", "papers"] = "scaled"
     """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all,
     which suits widths of about 500 to 1,000."""
     dropout: float = 0.0
-    """Dropout probability on embeddings and sub-layer outputs. With dropout, training uses the
-    reference implementation, which is several times slower."""
+    """Dropout probability on embeddings, sub-layer outputs and the activations of the feed-forward."""
     attention_dropout: float = 0.0
-    """Dropout probability on attention weights; it, too, makes training use the reference."""
+    """Dropout probability on attention weights."""
 
     memory_options: ClassVar[type] = MemoryLength
 

@@ -29,6 +29,7 @@ from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, attend, span_mask
 from memspan.ops.feedback.buffers import Folded
+from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, Sizes, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
 
@@ -52,7 +53,7 @@ class FeedbackLayer(nn.Module):
     def __init__(self, config: FeedbackConfig) -> None:
         super().__init__()
         self.pre = config.normalisation == "pre"
-        self.head_width, self.attention_dropout = config.head_width, config.attention_dropout
+        self.head_width = config.head_width
         inner = config.n_heads * config.head_width
         self.query = nn.Linear(config.d_model, inner, bias=False)
         self.output = nn.Linear(inner, config.d_model, bias=config.attention_bias)
@@ -65,12 +66,10 @@ class FeedbackLayer(nn.Module):
             None if config.adaptive_span is None else nn.Parameter(torch.zeros(config.n_heads))
         )
         self.longest_span, self.span_ramp = config.memory_length, config.span_ramp
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation, config.dropout
-        )
+        # What dropout does here is drawn by the stack, for all layers and tokens at once.
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation, 0.0)
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = dropout_layer(config.dropout)
 
     def span_mask(self) -> Tensor | None:
         """The factor on attention at each distance, ``[H, P]``; None where spans are not learned."""
@@ -87,6 +86,7 @@ class FeedbackLayer(nn.Module):
         values: Tensor,
         visible: Tensor,
         span_mask: Tensor | None,
+        factors: Factors = NO_DROPOUT,
         attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
         """Read one token per row: ``[B, D] -> [B, D]``.
@@ -96,6 +96,7 @@ class FeedbackLayer(nn.Module):
             keys: of the memory vectors, ``[B, H, S, K]``; ``values`` likewise.
             visible: bool ``[B, S]``, the valid slots. Where a row has none, attention adds zero.
             span_mask: what :meth:`span_mask` returns, computed once for many tokens.
+            factors: of dropout.
             attention_weights: a list that receives the attention weights ``[B, H, S]``.
         """
         z = self.attention_norm(x) if self.pre else x
@@ -106,15 +107,22 @@ class FeedbackLayer(nn.Module):
             Distances(self.position_keys, self.position_scores, span_mask),
             self.content_bias,
             visible,
-            self.attention_dropout if self.training else 0.0,
+            factors.weights,
             attention_weights,
         )
         attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
-        if self.pre:
-            x = x + self.dropout(attended)
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + self.dropout(attended))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        x = x + drop(attended, factors.attention)
+        if not self.pre:
+            x = self.attention_norm(x)
+        fed = self._feed_forward(self.feed_forward_norm(x) if self.pre else x, factors.activated)
+        x = x + drop(fed, factors.feed_forward)
+        return x if self.pre else self.feed_forward_norm(x)
+
+    def _feed_forward(self, z: Tensor, factor: Tensor | None) -> Tensor:
+        if factor is None:
+            return self.feed_forward(z)  # type: ignore[no-any-return]
+        inner = self.feed_forward.activation(self.feed_forward.inner(z))
+        return self.feed_forward.outer(drop(inner, factor))
 
 
 class Feedback(Backbone[FeedbackMemory]):
@@ -240,8 +248,8 @@ class Feedback(Backbone[FeedbackMemory]):
             x: ``[B, T, D]``.
             memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
             implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
-                one autograd function, for pre-norm without dropout or learned spans; ``compiled``, that
-                function with its loops in C, on a CPU with a C compiler. None: the last that can run.
+                one autograd function, without learned spans; ``compiled``, that function with its loops
+                in C, on a CPU with a C compiler. None: the last that can run.
 
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
@@ -257,10 +265,12 @@ class Feedback(Backbone[FeedbackMemory]):
             return replace(out, auxiliary_loss=self.span_penalty())
         if not x.numel():
             h = vectors = x.to(self.dtype)
-        elif implementation == "reference" or not self.can_fuse():
-            h, vectors = self._reference(self.dropout(x), memory)
         else:
-            h, vectors = self._fused(x, memory, n_old, implementation)
+            x, kept = self.dropout(x), self._draw(x, memory, n_old)
+            if implementation == "reference" or not self.can_fuse():
+                h, vectors = self._reference(x, memory, kept)
+            else:
+                h, vectors = self._fused(x, memory, n_old, kept, implementation)
         span, n_new = memory.vectors.shape[1], x.shape[1]
         newest = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
@@ -280,18 +290,42 @@ class Feedback(Backbone[FeedbackMemory]):
                 penalty = penalty + (self.config.adaptive_span or 0.0) * spans.mean()
         return penalty
 
+    def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Kept | None:
+        """What dropout keeps of the segment ``x``; None where there is none."""
+        dropout, attention_dropout = self.config.dropout, self.config.attention_dropout
+        if not self.training or not (dropout or attention_dropout):
+            return None
+        batch, n_steps, d_model = x.shape
+        n_slots = min(memory.vectors.shape[1], n_old + n_steps - 1)
+        sizes = Sizes(
+            n_steps,
+            batch,
+            self.config.n_layers,
+            self.config.n_heads,
+            d_model,
+            self.config.d_ff,
+            n_slots,
+        )
+        return draw(x, sizes, dropout, attention_dropout)
+
     def _reference(
-        self, x: Tensor, memory: FeedbackMemory, attention_weights: list[Tensor] | None = None
+        self,
+        x: Tensor,
+        memory: FeedbackMemory,
+        kept: Kept | None = None,
+        attention_weights: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The paper's loop over tokens: outputs and memory vectors, ``[B, T, D]`` each.
 
-        ``attention_weights``: a list that receives each token's weights, layer after layer.
+        ``kept``: by dropout. ``attention_weights``: a list that receives each token's weights, layer
+        after layer.
         """
         span, length, mix = memory.vectors.shape[1], memory.length, self.mix()
         slot = torch.arange(span, device=x.device)
         # Of each token before, keys and values: lists over layers of [B, H, K].
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
+        factors = NO_DROPOUT if kept is None else kept.factors(self.dtype)
         outputs, vectors = [], []
         for t, x_t in enumerate(x.unbind(1)):
             visible = slot >= span - (length + t).clamp(max=span)[:, None]
@@ -299,7 +333,9 @@ class Feedback(Backbone[FeedbackMemory]):
             for n, layer in enumerate(self.stack()):
                 keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
                 values = torch.stack([values[n] for _, values in past[-span:]], 2)
-                states.append(layer(states[-1], keys, values, visible, masks[n], attention_weights))
+                token = factors.of_token(n, t, self.config.n_heads)
+                given = (keys, values, visible, masks[n], token, attention_weights)
+                states.append(layer(states[-1], *given))
             # Not a matrix product, which autocast would round: memory keeps full precision.
             vector = (mix[:, None, None] * torch.stack(states)).sum(0)
             past.append(self.project(vector))
@@ -311,12 +347,17 @@ class Feedback(Backbone[FeedbackMemory]):
         refuse_unknown_implementation(wanted, self.implementations)
         if wanted in IMPLEMENTATIONS and not self.can_fuse():
             raise MemspanError(
-                f"the {wanted} implementation supports no dropout, no normalisation post and no "
-                "adaptive spans: drop them, or use the reference"
+                f"the {wanted} implementation supports no adaptive spans: drop them, or use the "
+                "reference"
             )
 
     def _fused(
-        self, x: Tensor, memory: FeedbackMemory, n_old: int, implementation: str | None
+        self,
+        x: Tensor,
+        memory: FeedbackMemory,
+        n_old: int,
+        kept: Kept | None,
+        implementation: str | None,
     ) -> tuple[Tensor, Tensor]:
         """The same as :meth:`_reference`, by one function over the whole segment."""
         span = memory.vectors.shape[1]
@@ -328,14 +369,13 @@ class Feedback(Backbone[FeedbackMemory]):
             self.fold(span),
             activation=self.config.activation,
             eps=next(self.stack()).attention_norm.eps,
+            kept=kept,
             implementation=implementation,
         )
 
     def can_fuse(self) -> bool:
-        """Whether the fused implementation can compute this model, in its present mode."""
-        drops = self.training and max(self.config.dropout, self.config.attention_dropout) > 0
-        fixed = self.config.adaptive_span is None
-        return self.config.normalisation == "pre" and fixed and not drops
+        """Whether the fused implementation can compute this model."""
+        return self.config.adaptive_span is None
 
     def float32_part(self) -> str | None:
         """What is computed in float32 even under bfloat16 autocast."""
@@ -360,13 +400,18 @@ class Feedback(Backbone[FeedbackMemory]):
 
         query, u = stacked("query.weight"), stacked("content_bias")
         gain, bias = stacked("attention_norm.weight"), stacked("attention_norm.bias")
+        ff_gain, ff_bias = stacked("feed_forward_norm.weight"), stacked("feed_forward_norm.bias")
+        gains = biases = gain.new_empty(0)
+        if self.config.normalisation == "post":
+            gains, biases = torch.stack([gain, ff_gain]), torch.stack([bias, ff_bias])
+            # Nothing to fold: what the sub-layers are given is not normalised.
+            (gain, ff_gain), (bias, ff_bias) = torch.ones_like(gains), torch.zeros_like(biases)
         query_bias = (query @ bias[:, :, None]).squeeze(2) + u.flatten(1)
         # Farthest first: the nearest keys are then a slice at the end.
         r = stacked("position_keys")[:, :span].flip(1)
         s = stacked("position_scores")[:, :span].flip(1)
         s = s - torch.einsum("lhk,lshk->lsh", u, r)
         inner = stacked("feed_forward.inner.weight")
-        ff_gain, ff_bias = stacked("feed_forward_norm.weight"), stacked("feed_forward_norm.bias")
         kv = [*self.key, *self.value]
         kv_bias = torch.cat(
             [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in kv]
@@ -392,6 +437,8 @@ class Feedback(Backbone[FeedbackMemory]):
             memory=kv_weight.t(),
             memory_bias=kv_bias,
             mix=self.mix(),
+            gains=gains,
+            biases=biases,
             norms_memory=isinstance(norm, nn.LayerNorm),
         )
 
@@ -430,7 +477,7 @@ class Feedback(Backbone[FeedbackMemory]):
         """See :meth:`Backbone.attention_weights`. The only kind is ``memory``: a token reaches earlier
         tokens of its own segment, too, through their memory vectors."""
         weights: list[Tensor] = []
-        self._reference(x, memory, weights)
+        self._reference(x, memory, attention_weights=weights)
         n_layers, span = len(self.layers), memory.vectors.shape[1]
         slot = torch.arange(span, device=x.device)
         return AttentionWeights(

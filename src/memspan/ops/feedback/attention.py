@@ -43,7 +43,7 @@ def attend(
     distances: Distances,
     content_bias: Tensor,
     visible: Tensor,
-    dropout: float = 0.0,
+    factors: Tensor | None = None,
     attention_weights: list[Tensor] | None = None,
 ) -> Tensor:
     """Attention of one token per row (Fan et al. 2020).
@@ -54,7 +54,8 @@ def attend(
         distances: the terms ``R``, ``S`` and ``m``.
         content_bias: ``u``, ``[H, K]``.
         visible: bool ``[B, S]``, true where there is a token. A row without any gets zero.
-        dropout: probability with which an attention weight is dropped.
+        factors: of dropout: what the weights of the last ``W <= S`` slots are multiplied by,
+            ``[B, H, W]``; the slots before are not visible.
         attention_weights: a list that receives the weights ``[B, H, S]``, before dropout and without
             gradient; for inspection.
 
@@ -79,7 +80,8 @@ def attend(
     weights = weights * visible.any(-1)[:, None, None]
     if attention_weights is not None:
         attention_weights.append(weights.detach())
-    weights = F.dropout(weights, dropout)
+    if factors is not None:
+        weights = weights * F.pad(factors.to(weights.dtype), (slots - factors.shape[-1], 0))
     return torch.einsum("bhs,bhsk->bhk", weights, v)
 
 

@@ -4,21 +4,23 @@ backward, and gradients."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from memspan.ops.feedback.dropout import Kept
 
 
 @dataclass(frozen=True)
 class Folded:
     """All weights of a stack, stacked over its layers, with constants folded in.
 
-    Each norm's gain and bias go into the product that follows, ``1 / sqrt(K)`` and ``u`` into the
-    query, ``-u . R_d`` into the position scores. The bias of a product that is added to the residual
-    stream is a last row of its weights, which meets a column of ones. ``G`` is 1 where all layers share
-    keys and values, else ``L``.
+    With pre-norm each norm's gain and bias go into the product that follows; ``1 / sqrt(K)`` and ``u``
+    go into the query, ``-u . R_d`` into the position scores. The bias of a product that is added to the
+    residual stream is a last row of its weights, which meets a column of ones. ``G`` is 1 where all
+    layers share keys and values, else ``L``.
     """
 
     query: Tensor
@@ -43,6 +45,11 @@ class Folded:
     """``[2 * G * H * K]``."""
     mix: Tensor
     """Weights of a token's states in its memory vector, embedding first: ``[L + 1]``."""
+    gains: Tensor
+    """With post-norm, where norms come after the sub-layers and nothing is folded: ``[2, L, D]``,
+    attention's, then feed-forward's. With pre-norm empty, as ``biases``."""
+    biases: Tensor
+    """``[2, L, D]``."""
     norms_memory: bool = False
     """Whether memory vectors are normalised before the projections."""
 
@@ -56,6 +63,11 @@ class Folded:
         names = [f.name for f in fields(cls) if f.name != "norms_memory"]
         named: dict[str, Any] = dict(zip(names, tensors, strict=True))
         return cls(**named, norms_memory=norms_memory)
+
+    @property
+    def post_norm(self) -> bool:
+        """Whether norms come after the sub-layers."""
+        return self.gains.numel() > 0
 
     @property
     def n_groups(self) -> int:
@@ -78,6 +90,26 @@ class Call:
     """Additive mask over memory slots, ``[B, O]``; None if every row has all of them."""
     has_memory: Tensor | None = None
     """1 for a row with any valid slot, else 0, ``[B]``; None likewise."""
+    kept: Kept | None = None
+    """By dropout; None if there is none."""
+
+    def masks(self, like: Tensor) -> tuple[list[Tensor], list[float]]:
+        """The tensors and the scales in it, for :meth:`with_masks`; missing tensors are empty, of the
+        type of ``like``."""
+        kept = Kept() if self.kept is None else self.kept
+        tensors = (self.additive_mask, self.has_memory, *kept[:4])
+        scales = [kept.weights_scale, kept.scale]
+        return [like.new_empty(0) if t is None else t for t in tensors], scales
+
+    def with_masks(self, masks: Sequence[Tensor], scales: Sequence[float]) -> Call:
+        """The same call with these."""
+        given = [t if t.numel() else None for t in masks]
+        weights, attention, activated, feed_forward = given[2:]
+        kept = Kept(weights, attention, activated, feed_forward, *scales)
+        drops = any(t is not None for t in kept[:4])
+        return replace(
+            self, additive_mask=given[0], has_memory=given[1], kept=kept if drops else None
+        )
 
 
 @dataclass
@@ -100,6 +132,9 @@ class Saved:
     """The tokens' memory vectors, ``[T, B, D]``."""
     kv: Tensor
     """Keys and values, ``[2, G, H * B, O + T, K]``; compiled, ``[2, G, H * B, K, O + T]``."""
+    sums: Tensor
+    """With post-norm, what the norms are given: ``[2, L, T, B, D]``, after attention, then after the
+    feed-forward; else empty."""
     memory_moments: Tensor
     """Mean and ``rstd`` of memory vectors, ``[T, 2, B]``; set where they are normalised."""
     mean: list[list[Any]] | None = None
@@ -120,6 +155,11 @@ class Gradients:
     """The layers' outputs, ``[L, T, B, D]``."""
     middles: Tensor
     """``[L, T, B, D]``."""
+    attention: Tensor
+    """What attention adds to the residual stream, ``[L, T, B, D]``; the same tensor as ``middles``
+    where neither a norm nor dropout lies between."""
+    feed_forward: Tensor
+    """What the feed-forward adds, as ``attention``; the same tensor as ``states``."""
     inner: Tensor
     """Inputs of the activation, ``[L, T, B, F]``."""
     query: Tensor

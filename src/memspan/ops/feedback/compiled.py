@@ -8,24 +8,28 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, mask_of_old_slots
 from memspan.ops.native import compiler
+from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 INTEGERS = (
     "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
-    "gelu", "kv_stride", "norms_memory",
+    "gelu", "kv_stride", "norms_memory", "post_norm", "kept_slots",
 )  # fmt: skip
 POINTERS = (
     "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
-    "outer", "memory", "memory_bias", "mix", "additive_mask", "has_memory", "states", "middles",
-    "queries", "attended", "activated", "before", "vectors", "kv", "moments", "memory_moments",
-    "probabilities", "d_out", "d_vectors", "d_states", "d_middles", "d_inner", "d_query", "d_first",
-    "d_mixed", "d_projected", "d_kv", "d_position_keys", "d_position_scores",
+    "outer", "memory", "memory_bias", "mix", "gains", "biases", "additive_mask", "has_memory",
+    "kept_weights", "kept_attention", "kept_activated", "kept_feed_forward", "states", "middles",
+    "sums", "queries", "attended", "activated", "before", "vectors", "kv", "moments",
+    "memory_moments", "probabilities", "d_out", "d_vectors", "d_states", "d_middles", "d_attention",
+    "d_feed_forward", "d_inner", "d_query", "d_first", "d_mixed", "d_projected", "d_kv",
+    "d_position_keys", "d_position_scores", "d_scores",
 )  # fmt: skip
 
 
@@ -34,7 +38,7 @@ class _Loop(ctypes.Structure):
 
     _fields_ = (
         [(name, ctypes.c_long) for name in INTEGERS]
-        + [("eps", ctypes.c_double)]
+        + [(name, ctypes.c_double) for name in ("eps", "weights_scale", "scale")]
         + [(name, ctypes.c_void_p) for name in POINTERS]
     )  # fmt: skip
 
@@ -52,18 +56,30 @@ def obstacle(like: Tensor) -> str | None:
 class CompiledLoop:
     """The loop for certain weights and sizes; what is given later replaces what was given before.
 
-    All tensors are contiguous and of one type, and live as long as this.
+    All tensors are contiguous, and live as long as this.
     """
 
-    def __init__(self, eps: float, integers: dict[str, int], tensors: dict[str, Tensor]) -> None:
-        code = compiler.functions(SOURCE, next(iter(tensors.values())).dtype)
+    def __init__(
+        self,
+        call: Call,
+        integers: dict[str, int],
+        tensors: dict[str, Tensor],
+        *,
+        backward: bool = False,
+    ) -> None:
+        code = compiler.functions(SOURCE, tensors["states"].dtype)
         assert code is not None
-        self._library, self._loop = code, _Loop(eps=eps)
+        weights_scale, scale = (1.0, 1.0) if call.kept is None else call.kept[-2:]
+        self._library = code
+        self._loop = _Loop(eps=call.eps, weights_scale=weights_scale, scale=scale)
         self._tensors: dict[str, Tensor | None] = {}
         self.give(integers, tensors)
-        self._weights = ctypes.c_void_p(code.prepare(ctypes.byref(self._loop)))
+        self._at = ctypes.byref(self._loop)
+        self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(backward)))
         compiler.refuse_without_memory(self._weights)
         weakref.finalize(self, code.release, self._weights)
+        names = ("query", "output", "inner", "outer", "memory")
+        self._products = sum(tensors[name].numel() for name in names)
 
     def give(self, integers: dict[str, int], tensors: Mapping[str, Tensor | None]) -> None:
         """Set these fields of the C structure; tensors by their addresses, and they are kept alive."""
@@ -79,12 +95,23 @@ class CompiledLoop:
         kv = self._tensors["kv"]
         assert kv is not None
         self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
-        done = self._library.forward(ctypes.byref(self._loop), self._weights)
-        compiler.refuse_without_memory(done)
+        self._in_shares(self._library.forward, self._weights)
 
     def backward(self) -> None:
-        """And back, after a forward with the same tensors."""
-        compiler.refuse_without_memory(self._library.backward(ctypes.byref(self._loop)))
+        """And back, after a forward with the same tensors, of weights prepared for that."""
+        self._in_shares(self._library.backward, self._weights)
+        loop = self._loop
+        self._in_shares(self._library.position_gradients, total=loop.n_layers * loop.n_heads)
+
+    def _in_shares(self, function: Any, *given: Any, total: int | None = None) -> None:
+        """Call a function for its share of the rows, or of ``total`` others."""
+
+        def share(first: int, end: int) -> int:
+            return function(self._at, *given, ctypes.c_long(first), ctypes.c_long(end))
+
+        rows = self._loop.batch
+        work = rows * self._loop.steps * self._products
+        in_shares(share, rows if total is None else total, work)
 
 
 def forward(saved: Saved, w: Folded, call: Call) -> None:
@@ -94,7 +121,7 @@ def forward(saved: Saved, w: Folded, call: Call) -> None:
     saved.probabilities = saved.states.new_empty(saved.queries[0].shape[:2].numel() * seen_slots)
     saved.moments = saved.states.new_empty(n_layers, n_steps, 4, batch)
     integers, tensors = _arguments(saved, w, call)
-    CompiledLoop(call.eps, integers, tensors).forward()
+    CompiledLoop(call, integers, tensors).forward()
 
 
 def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
@@ -103,9 +130,13 @@ def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tens
     n_heads, _, width = w.query.shape[1:]
     empty = torch.empty_like
     d_kv = torch.zeros_like(saved.kv)
+    d_states, d_middles = empty(saved.middles), empty(saved.middles)
+    plain = not w.post_norm and call.kept is None
     g = Gradients(
-        states=empty(saved.middles),
-        middles=empty(saved.middles),
+        states=d_states,
+        middles=d_middles,
+        attention=d_middles if plain else empty(d_middles),
+        feed_forward=d_states if plain else empty(d_states),
         inner=saved.middles.new_empty(n_layers, n_steps, batch, w.inner.shape[2]),
         query=saved.middles.new_empty(n_layers, n_steps, batch, n_heads * width),
         first=empty(saved.vectors),
@@ -118,7 +149,8 @@ def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tens
     integers, tensors = _arguments(saved, w, call)
     tensors |= {f"d_{f.name}": getattr(g, f.name) for f in fields(g)}
     tensors |= {"d_kv": d_kv, "d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
-    CompiledLoop(call.eps, integers, tensors).backward()
+    tensors["d_scores"] = empty(saved.probabilities)
+    CompiledLoop(call, integers, tensors, backward=True).backward()
     return g
 
 
@@ -140,10 +172,11 @@ def _arguments(saved: Saved, w: Folded, call: Call) -> tuple[dict[str, int], dic
         "gelu": int(call.activation == "gelu"),
         "kv_stride": call.n_old + n_steps,
         "norms_memory": int(w.norms_memory),
+        "post_norm": int(w.post_norm),
     }
     tensors = {name: tensor.contiguous() for name, tensor in w.tensors().items()}
     tensors["query"] = w.query.transpose(1, 2).contiguous()
-    names = ("states", "middles", "queries", "attended", "activated", "vectors", "kv")
+    names = ("states", "middles", "sums", "queries", "attended", "activated", "vectors", "kv")
     tensors |= {
         name: getattr(saved, name)
         for name in (*names, "moments", "memory_moments", "probabilities")
@@ -152,6 +185,11 @@ def _arguments(saved: Saved, w: Folded, call: Call) -> tuple[dict[str, int], dic
         tensors["before"] = saved.before
     if call.additive_mask is not None and call.has_memory is not None:
         tensors |= {"additive_mask": call.additive_mask, "has_memory": call.has_memory}
+    if call.kept is not None:
+        masks = call.kept._asdict().items()
+        tensors |= {f"kept_{name}": kept for name, kept in masks if isinstance(kept, Tensor)}
+    if call.kept is not None and call.kept.weights is not None:
+        integers["kept_slots"] = call.kept.weights.shape[3]
     return integers, tensors
 
 
@@ -208,6 +246,7 @@ class CompiledReader:
         self.saved = Saved(
             states=new(n_layers + 1, *steps[1:], d_model),
             middles=new(*steps, d_model),
+            sums=new(2, *steps, d_model) if w.post_norm else new(0),
             queries=new(n_steps, n_layers, n_heads * self.batch, width),
             attended=attended,
             activated=activated,
@@ -218,4 +257,4 @@ class CompiledReader:
             memory_moments=new(n_steps, 2, self.batch),
             probabilities=new(n_layers * n_heads * self.batch * n_steps * self.call.span),
         )
-        self.loop = CompiledLoop(self.call.eps, *_arguments(self.saved, w, self.call))
+        self.loop = CompiledLoop(self.call, *_arguments(self.saved, w, self.call))

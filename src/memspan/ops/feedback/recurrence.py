@@ -25,6 +25,7 @@ from memspan.ops.feedback.buffers import (
     by_slot,
     mask_of_old_slots,
 )
+from memspan.ops.feedback.dropout import Kept
 from memspan.ops.implementations import Implementation, choose
 
 
@@ -57,10 +58,10 @@ def recurrence(
     *,
     activation: str = "relu",
     eps: float = 1e-5,
+    kept: Kept | None = None,
     implementation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Read a segment, token by token, through all layers (Fan et al. 2020); pre-norm,
-    without dropout.
+    """Read a segment, token by token, through all layers (Fan et al. 2020).
 
     Args:
         x: ``[B, T, D]``.
@@ -71,6 +72,7 @@ def recurrence(
         weights: of the stack, folded.
         activation: ``relu`` or ``gelu``.
         eps: of every norm.
+        kept: by dropout (None: all).
         implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that can run.
 
     Returns:
@@ -80,7 +82,7 @@ def recurrence(
         MemspanError: the implementation does not exist or cannot run; there is not enough memory.
     """
     n_old = old.shape[1]
-    call = Call(n_old, span, activation, eps)
+    call = Call(n_old, span, activation, eps, kept=kept)
     if n_old and not _all_have(length, n_old):
         additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
         call = replace(call, additive_mask=additive_mask, has_memory=has_memory)
@@ -90,8 +92,8 @@ def recurrence(
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
         x, tensors = x.transpose(0, 1), list(weights.tensors().values())
         if torch.compiler.is_compiling():
-            masks = [t for t in (call.additive_mask, call.has_memory) if t is not None]
-            options = (weights.norms_memory, span, activation, eps, implementation)
+            masks, scales = call.masks(x)
+            options = (scales, weights.norms_memory, span, activation, eps, implementation)
             out, vectors = _operation([x, projected, *tensors], masks, *options)
         else:
             apply: Any = _Recurrence.apply
@@ -143,12 +145,14 @@ def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: Folded) -> Sav
     d_ff, rows, groups, n_old = w.inner.shape[2], n_heads * batch, w.n_groups, len(old)
     inner_width, new = n_heads * width, x.new_empty
 
+    states = n_layers, n_steps, batch, d_model
     activated = new(n_layers, n_steps, batch, d_ff + 1)
     gelu = call.activation == "gelu"
     slots = (width, n_old + n_steps) if loops.width_first else (n_old + n_steps, width)
     saved = Saved(
         states=new(n_layers + 1, n_steps, batch, d_model),
-        middles=new(n_layers, n_steps, batch, d_model),
+        middles=new(states),
+        sums=new(2, *states) if w.post_norm else new(0),
         queries=new(n_steps, n_layers, rows, width),
         attended=new(n_layers, n_steps, batch, inner_width + 1),
         activated=activated,
@@ -185,16 +189,23 @@ def _weight_gradients(saved: Saved, w: Folded, g: Gradients, eps: float) -> Fold
     """What ends in weights does not depend on the recurrence: one product each for all steps."""
     n_layers, n_heads, d_model, width = w.query.shape
     query, output, inner, outer = [], [], [], []
+
+    def normalised(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (d_model,), eps=eps)
+
     for n in range(n_layers):
-        z = F.layer_norm(saved.states[n], (d_model,), eps=eps).flatten(0, 1)
-        query.append(z.t() @ g.query[n].flatten(0, 1))
-        output.append(saved.attended[n].flatten(0, 1).t() @ g.middles[n].flatten(0, 1))
-        z = F.layer_norm(saved.middles[n], (d_model,), eps=eps).flatten(0, 1)
-        inner.append(z.t() @ g.inner[n].flatten(0, 1))
-        outer.append(saved.activated[n].flatten(0, 1).t() @ g.states[n].flatten(0, 1))
-    vectors = saved.vectors
-    if w.norms_memory:
-        vectors = F.layer_norm(vectors, (d_model,), eps=eps)
+        given = saved.states[n], saved.middles[n]
+        z, middle = (x if w.post_norm else normalised(x) for x in given)
+        query.append(z.flatten(0, 1).t() @ g.query[n].flatten(0, 1))
+        output.append(saved.attended[n].flatten(0, 1).t() @ g.attention[n].flatten(0, 1))
+        inner.append(middle.flatten(0, 1).t() @ g.inner[n].flatten(0, 1))
+        outer.append(saved.activated[n].flatten(0, 1).t() @ g.feed_forward[n].flatten(0, 1))
+    vectors = normalised(saved.vectors) if w.norms_memory else saved.vectors
+    gains, biases = torch.zeros_like(w.gains), torch.zeros_like(w.biases)
+    if w.post_norm:
+        for part, d in enumerate((g.middles, g.states)):
+            torch.sum(d * normalised(saved.sums[part]), (1, 2), out=gains[part])
+            torch.sum(d, (1, 2), out=biases[part])
     return Folded(
         query=torch.stack(query).view(n_layers, d_model, n_heads, width).transpose(1, 2),
         query_bias=g.query.sum((1, 2)).view(n_layers, n_heads, 1, width),
@@ -207,16 +218,19 @@ def _weight_gradients(saved: Saved, w: Folded, g: Gradients, eps: float) -> Fold
         memory=vectors.flatten(0, 1).t() @ g.projected.flatten(0, 1),
         memory_bias=g.projected.sum((0, 1)),
         mix=saved.states.flatten(1) @ g.mixed.flatten(),
+        gains=gains,
+        biases=biases,
     )
 
 
 # ----- The same as one operation of a graph, for torch.compile. ``given``: x, old and the weights;
-# ``masks``: ``additive_mask`` and ``has_memory``, or nothing. Eagerly the function above costs less.
+# ``masks`` and ``scales``: of ``Call.masks``. Eagerly the function above costs less.
 
 
 def _graph_forward(
     given: list[Tensor],
     masks: list[Tensor],
+    scales: list[float],
     norms_memory: bool,
     span: int,
     activation: str,
@@ -224,7 +238,8 @@ def _graph_forward(
     implementation: str | None,
 ) -> tuple[Tensor, Tensor]:
     x, old, *tensors = given
-    call, w = Call(len(old), span, activation, eps, *masks), Folded.of(tensors, norms_memory)
+    call = Call(len(old), span, activation, eps).with_masks(masks, scales)
+    w = Folded.of(tensors, norms_memory)
     saved = _forward(x, old, call, choose(IMPLEMENTATIONS, implementation, x)(x), w)
     return saved.states[-1].clone(), saved.vectors
 
@@ -232,6 +247,7 @@ def _graph_forward(
 def _graph_backward(
     given: list[Tensor],
     masks: list[Tensor],
+    scales: list[float],
     norms_memory: bool,
     span: int,
     activation: str,
@@ -241,7 +257,8 @@ def _graph_backward(
 ) -> list[Tensor]:
     # An operation saves tensors only: its forward is run again.
     x, old, *tensors = given
-    call, w = Call(len(old), span, activation, eps, *masks), Folded.of(tensors, norms_memory)
+    call = Call(len(old), span, activation, eps).with_masks(masks, scales)
+    w = Folded.of(tensors, norms_memory)
     loops = choose(IMPLEMENTATIONS, implementation, x)(x)
     saved = _forward(x, old, call, loops, w)
     return [g.contiguous() for g in _backward(saved, w, call, loops, *upstream)]
@@ -269,8 +286,8 @@ def _graph_gradients(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
 
 # Written out: torch 2.6 cannot infer a schema from list[Tensor].
 _SCHEMA = (
-    "Tensor[] given, Tensor[] masks, bool norms_memory, int span, str activation, float eps, "
-    "str? implementation"
+    "Tensor[] given, Tensor[] masks, float[] scales, bool norms_memory, int span, str activation, "
+    "float eps, str? implementation"
 )
 _operation = custom_op(
     "memspan::feedback_recurrence",

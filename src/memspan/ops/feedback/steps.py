@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, by_slot
+from memspan.ops.feedback.dropout import NO_DROPOUT, drop
 
 
 class _Past(NamedTuple):
@@ -26,6 +27,39 @@ class _Past(NamedTuple):
     """``[H, K, n]``; backward ``[H, n, K]``."""
     weights: Sequence[Tensor]
     """Attention weights ``[H * B, 1, n]``."""
+    factors: Sequence[Tensor | None]
+    """What dropout multiplies them with."""
+
+
+_PerStep = Sequence[Sequence[Tensor | None]]
+"""One for each layer and step; None: nothing is dropped."""
+
+
+class _Dropout:
+    """The factors of one segment, step by step."""
+
+    def __init__(self, call: Call, saved: Saved) -> None:
+        n_layers, n_steps = saved.middles.shape[:2]
+        self.nothing: list[None] = [None] * n_layers
+        factors = NO_DROPOUT if call.kept is None else call.kept.factors(saved.states.dtype)
+
+        def per_step(x: Tensor | None) -> _PerStep:
+            return [[None] * n_steps] * n_layers if x is None else _views(x)
+
+        self.weights = factors.weights
+        self.attention, self.activated = per_step(factors.attention), per_step(factors.activated)
+        self.feed_forward = per_step(factors.feed_forward)
+
+    def all_weights(self, t: int, n_keys: int) -> Tensor | None:
+        """Of a step's attention weights in all layers, ``[L, H * B, 1, n]``."""
+        if self.weights is None:
+            return None
+        return self.weights[t, :, :, self.weights.shape[3] - n_keys :].unsqueeze(2)
+
+    def of_weights(self, t: int, n_keys: int) -> Sequence[Tensor | None]:
+        """The same layer by layer."""
+        every = self.all_weights(t, n_keys)
+        return self.nothing if every is None else every.unbind(0)
 
 
 def forward(saved: Saved, w: Folded, call: Call) -> None:
@@ -58,6 +92,11 @@ class _Forward:
         new = saved.states.new_empty
 
         self.state, self.middle = _views(saved.states), _views(saved.middles)
+        # Where the residual sums go: post-norm normalises them.
+        self.post_norm, self.sum = w.post_norm, [self.middle, self.state[1:]]
+        if self.post_norm:
+            self.sum = [_views(sums) for sums in saved.sums]
+        self.dropout = _Dropout(call, saved)
         self.states_of_step = saved.states.view(self.n_layers + 1, n_steps, -1).unbind(1)
         head = saved.attended[..., :inner_width].unflatten(-1, heads).transpose(-3, -2)
         self.head, self.attended = _views(head), _views(saved.attended)
@@ -85,8 +124,10 @@ class _Forward:
     def first_queries(self) -> None:
         """The first layer's queries, for all steps at once: they do not depend on the recurrence."""
         n_steps, states = len(self.saved.queries), self.saved.states
-        z, mean, rstd = torch.native_layer_norm(states[0], self.size, None, None, self.call.eps)
-        self.mean[0], self.rstd[0] = list(mean.unbind(0)), list(rstd.unbind(0))
+        z = states[0]
+        if not self.post_norm:
+            z, mean, rstd = torch.native_layer_norm(z, self.size, None, None, self.call.eps)
+            self.mean[0], self.rstd[0] = list(mean.unbind(0)), list(rstd.unbind(0))
         z = z.view(1, -1, *self.size).expand(self.n_heads, -1, -1)
         first = torch.baddbmm(self.q_b[0], z, self.q_w[0])
         self.saved.queries[:, 0].view(n_steps, self.n_heads, self.batch, self.width).copy_(
@@ -112,44 +153,66 @@ class _Forward:
             values=kept_values.expand(every).unbind(0),
             position_keys=self.w.position_keys.narrow(3, first, n_keys).unbind(0),
             weights=weights.unbind(0),
+            factors=self.dropout.of_weights(t, n_keys),
         )
 
     def attention(self, n: int, t: int, past: _Past | None) -> None:
         """``middle = h + W_o softmax(q . k + q . R + S) v``; ``h`` itself where there is no past."""
         h, call = self.state[n][t], self.call
         if past is None:
-            self.middle[n][t].copy_(h)
+            self.sum[0][n][t].copy_(h)
+            self._norm_after(0, n, t, self.middle[n][t])
             return
         query, n_keys, weights = self.query_heads[t][n], past.n_keys, past.weights[n]
         if n:
-            z, self.mean[2 * n][t], self.rstd[2 * n][t] = torch.native_layer_norm(
-                h, self.size, None, None, call.eps
-            )
+            z = self._norm_before(0, n, t, h)
             torch.baddbmm(self.q_b[n], z.expand(self.n_heads, -1, -1), self.q_w[n], out=query)
         scores = torch.baddbmm(self.position_scores[n], query, past.position_keys[n])
         if call.additive_mask is not None and past.low < call.n_old:
             scores[..., : call.n_old - past.low].add_(call.additive_mask[:, past.low :])
         scores = scores.view(-1, 1, n_keys).baddbmm_(self.query[t][n], past.keys[n])
         torch.softmax(scores, -1, out=weights)
-        torch.bmm(weights, past.values[n], out=self.read)
+        torch.bmm(drop(weights, past.factors[n]), past.values[n], out=self.read)
         head = self.head[n][t]
         head.copy_(self.read_heads)
         if t == 0 and call.has_memory is not None:
             head.mul_(call.has_memory[:, None])
-        torch.addmm(h, self.attended[n][t], self.o_w[n], out=self.middle[n][t])
+        factor = self.dropout.attention[n][t]
+        _add_product(h, self.attended[n][t], self.o_w[n], factor, self.sum[0][n][t])
+        self._norm_after(0, n, t, self.middle[n][t])
 
     def feed_forward(self, n: int, t: int) -> None:
         """The state above: ``middle + W_2 f(W_1 z + b_1) + b_2``."""
-        middle, pre = self.middle[n][t], self.pre[n][t]
-        z, self.mean[2 * n + 1][t], self.rstd[2 * n + 1][t] = torch.native_layer_norm(
-            middle, self.size, None, None, self.call.eps
-        )
-        torch.addmm(self.i_b[n], z, self.i_w[n], out=pre)
+        middle, pre, dropout = self.middle[n][t], self.pre[n][t], self.dropout
+        torch.addmm(self.i_b[n], self._norm_before(1, n, t, middle), self.i_w[n], out=pre)
         if self.gelu:
             self.post[n][t].copy_(F.gelu(pre))
         else:
             pre.relu_()
-        torch.addmm(middle, self.activated[n][t], self.f_w[n], out=self.state[n + 1][t])
+        activated_factor = dropout.activated[n][t]
+        if activated_factor is not None:
+            self.post[n][t].mul_(activated_factor)
+        factor = dropout.feed_forward[n][t]
+        _add_product(middle, self.activated[n][t], self.f_w[n], factor, self.sum[1][n][t])
+        self._norm_after(1, n, t, self.state[n + 1][t])
+
+    def _norm_before(self, part: int, n: int, t: int, x: Tensor) -> Tensor:
+        """What attention (``part`` 0) or the feed-forward (1) is given: with post-norm ``x`` itself."""
+        if self.post_norm:
+            return x
+        z, self.mean[2 * n + part][t], self.rstd[2 * n + part][t] = torch.native_layer_norm(
+            x, self.size, None, None, self.call.eps
+        )
+        return z
+
+    def _norm_after(self, part: int, n: int, t: int, out: Tensor) -> None:
+        """Post-norm of what a sub-layer added to; with pre-norm that is ``out`` already."""
+        if self.post_norm:
+            gain, bias, i = self.w.gains[part, n], self.w.biases[part, n], 2 * n + part
+            z, self.mean[i][t], self.rstd[i][t] = torch.native_layer_norm(
+                self.sum[part][n][t], self.size, gain, bias, self.call.eps
+            )
+            out.copy_(z)
 
     def memory_vector(self, t: int) -> None:
         """``m(t)``, the mix of the token's states, and its keys and values."""
@@ -178,9 +241,8 @@ def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tens
         d_vector = loop.memory_vector(t, d_vectors[t])
         torch.addcmul(d_out[t], d_vector, mix[-1], out=loop.d_state[-1][t])
         for n in range(n_layers - 1, -1, -1):
-            g = loop.feed_forward(n, t)
-            if past is not None:
-                g = loop.attention(n, t, g, past)
+            loop.feed_forward(n, t)
+            g = loop.attention(n, t, past)
             below = loop.d_state[n - 1][t] if n else loop.d_first[t]
             torch.addcmul(g, d_vector, mix[n], out=below)
         if past is not None:
@@ -205,6 +267,12 @@ class _Backward:
         new, steps = saved.states.new_empty, (n_steps, self.batch)
         self.d_states = new(self.n_layers, *steps, d_model)
         self.d_middles = new(self.n_layers, *steps, d_model)
+        # What sub-layers add has the gradient of the sum, unless a norm or dropout lies between.
+        self.d_attention, self.d_feed_forward = self.d_middles, self.d_states
+        self.post_norm, self.dropout = w.post_norm, _Dropout(call, saved)
+        if self.post_norm or call.kept is not None:
+            self.d_attention = torch.empty_like(self.d_middles)
+            self.d_feed_forward = torch.empty_like(self.d_states)
         self.d_inner = new(self.n_layers, *steps, d_ff)
         self.d_query = new(self.n_layers, *steps, inner_width)
         if call.n_old == 0:
@@ -217,7 +285,9 @@ class _Backward:
 
         self.state, self.middle = _views(saved.states), _views(saved.middles)
         self.post, self.query = _views(saved.before), saved.queries.unbind(0)
+        self.sum = [_views(sums) for sums in saved.sums]
         self.d_state, self.d_middle = _views(self.d_states), _views(self.d_middles)
+        self.d_added = [_views(self.d_attention), _views(self.d_feed_forward)]
         self.d_pre, self.d_q = _views(self.d_inner), _views(self.d_query)
         self.d_q_heads = _views(self.d_query.unflatten(-1, heads).transpose(-3, -2))
         self.d_slot = by_slot(self.d_kv[..., call.n_old :, :], self.batch).unbind(0)
@@ -256,6 +326,7 @@ class _Backward:
             values=kept_values.transpose(2, 3).expand(every).unbind(0),
             position_keys=self.position_keys.narrow(2, self.call.span - n_keys, n_keys).unbind(0),
             weights=self.saved.probabilities[t].unbind(0),
+            factors=self.dropout.of_weights(t, n_keys),
         )
 
     def memory_vector(self, t: int, d_vector: Tensor) -> Tensor:
@@ -268,30 +339,59 @@ class _Backward:
         g = _through_norm(torch.mm(d_projected, self.m_w), self.saved.vectors[t], m, r)
         return torch.add(d_vector, g, out=out)
 
-    def feed_forward(self, n: int, t: int) -> Tensor:
+    def feed_forward(self, n: int, t: int) -> None:
         """``g + norm'(W_1^T da)`` with ``da = f'(...) W_2^T g``: the gradient of the middle."""
-        above = self.d_state[n][t]
-        g = torch.mm(above, self.f_w[n], out=self.d_pre[n][t])
+        above, added = self._through_sum(1, n, t, self.d_state[n][t], self.dropout.feed_forward)
+        g, factor = self.d_pre[n][t], self.dropout.activated[n][t]
+        torch.mm(added, self.f_w[n], out=g)
+        if factor is not None:
+            g.mul_(factor)
         _through_activation(g, self.post[n][t], self.call.activation)
-        mean, rstd = self.mean[2 * n + 1][t], self.rstd[2 * n + 1][t]
-        g = _through_norm(torch.mm(g, self.i_w[n]), self.middle[n][t], mean, rstd)
-        return torch.add(above, g, out=self.d_middle[n][t])
+        g = torch.mm(g, self.i_w[n])
+        if not self.post_norm:
+            mean, rstd = self.mean[2 * n + 1][t], self.rstd[2 * n + 1][t]
+            g = _through_norm(g, self.middle[n][t], mean, rstd)
+        torch.add(above, g, out=self.d_middle[n][t])
 
-    def attention(self, n: int, t: int, g: Tensor, past: _Past) -> Tensor:
+    def attention(self, n: int, t: int, past: _Past | None) -> Tensor:
         """``g + norm'(W_q^T dq)``, but for the first layer; scores' gradients stay for the end."""
+        d_middle, factors = self.d_middle[n][t], self.dropout.attention
+        above, added = self._through_sum(0, n, t, d_middle, factors)
+        if past is None:
+            # Nothing was added, whatever this is.
+            return above
         read = self.d_read_heads[n]
-        torch.bmm(g.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
+        torch.bmm(added.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
         if t == 0 and self.call.has_memory is not None:
             read.mul_(self.call.has_memory[:, None])
         d_weight, d_scores = torch.bmm(self.d_read[n], past.values[n]), self.d_scores[n]
-        torch._softmax_backward_data(d_weight, past.weights[n], -1, g.dtype, grad_input=d_scores)
+        d_weight = drop(d_weight, past.factors[n])
+        torch._softmax_backward_data(
+            d_weight, past.weights[n], -1, above.dtype, grad_input=d_scores
+        )
         torch.bmm(d_scores, past.keys[n], out=self.d_q_step)
         self.d_q_step_heads.baddbmm_(self.d_scores_heads[n], past.position_keys[n])
         self.d_q_heads[n][t].copy_(self.d_q_step_heads)
         if not n:
-            return g
+            return above
         d_z = torch.mm(self.d_q[n][t], self.q_w[n])
-        return g + _through_norm(d_z, self.state[n][t], self.mean[2 * n][t], self.rstd[2 * n][t])
+        if not self.post_norm:
+            d_z = _through_norm(d_z, self.state[n][t], self.mean[2 * n][t], self.rstd[2 * n][t])
+        return above + d_z
+
+    def _through_sum(
+        self, part: int, n: int, t: int, g: Tensor, factors: _PerStep
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the residual sum that sub-layer ``part`` adds to, and of what it adds."""
+        if self.post_norm:
+            mean, rstd = self.mean[2 * n + part][t], self.rstd[2 * n + part][t]
+            g = _through_norm(g, self.sum[part][n][t], mean, rstd, self.w.gains[part, n])
+        added, factor = self.d_added[part][n][t], factors[n][t]
+        if factor is not None:
+            torch.mul(g, factor, out=added)
+        elif self.d_attention is not self.d_middles:
+            added.copy_(g)
+        return g, added
 
     def keys_and_values(self, t: int, past: _Past) -> None:
         """``dk``, ``dv``, ``dR`` and ``dS`` of all that the token attended to.
@@ -300,7 +400,8 @@ class _Backward:
         """
         n_layers, n_heads, n_keys = self.n_layers, self.n_heads, past.n_keys
         first = self.call.span - n_keys
-        query, weights, groups = self.query[t], self.saved.probabilities[t], self.w.n_groups
+        query, groups = self.query[t], self.w.n_groups
+        weights = drop(self.saved.probabilities[t], self.dropout.all_weights(t, n_keys))
         d_scores, d_read = self.d_scores_all.squeeze(2), self.d_read_all.squeeze(2)
         d_keys, d_values = self.d_kv.narrow(3, past.low, n_keys).unbind(0)
         d_keys.add_(_summed(d_scores, query, groups))
@@ -318,15 +419,19 @@ class _Backward:
 
     def first_queries(self) -> None:
         """The first layer's norm and query, for all steps at once."""
-        x = self.saved.states[0]
-        _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, self.call.eps)
-        self.d_first += _through_norm(torch.matmul(self.d_query[0], self.q_w[0]), x, mean, rstd)
+        x, g = self.saved.states[0], torch.matmul(self.d_query[0], self.q_w[0])
+        if not self.post_norm:
+            _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, self.call.eps)
+            g = _through_norm(g, x, mean, rstd)
+        self.d_first += g
 
     def gradients(self) -> Gradients:
         """All that was found."""
         return Gradients(
             states=self.d_states,
             middles=self.d_middles,
+            attention=self.d_attention,
+            feed_forward=self.d_feed_forward,
             inner=self.d_inner,
             query=self.d_query,
             first=self.d_first,
@@ -409,7 +514,7 @@ class TokenStep:
         for n, (q_w, q_b, o_w, i_w, i_b, f_w) in enumerate(self.layers):
             middle = h = self.state[n]
             if n_keys:
-                z = torch.native_layer_norm(h, size, None, None, self.eps)[0]
+                z = self._norm_before(h)
                 q = torch.baddbmm(q_b, z.expand(self.heads[0], -1, -1), q_w)
                 scores = torch.baddbmm(r_scores[n], q, r_keys[n])
                 if absent is not None:
@@ -421,13 +526,15 @@ class TokenStep:
                 if has_memory is not None:
                     self.head.mul_(has_memory[:, None])
                 middle = torch.addmm(h, self.attended, o_w, out=self.middle)
-            z = torch.native_layer_norm(middle, size, None, None, self.eps)[0]
-            torch.addmm(i_b, z, i_w, out=self.pre)
+            middle = self._norm_after(0, n, middle)
+            torch.addmm(i_b, self._norm_before(middle), i_w, out=self.pre)
             if self.gelu:
                 self.pre.copy_(F.gelu(self.pre))
             else:
                 self.pre.relu_()
             torch.addmm(middle, self.activated, f_w, out=self.state[n + 1])
+            if w.post_norm:
+                self.state[n + 1].copy_(self._norm_after(1, n, self.state[n + 1]))
         if has_memory is not None:
             self.attended[:, -1] = 1
         torch.mv(self.flat_states, w.mix, out=vector.view(-1))
@@ -436,6 +543,20 @@ class TokenStep:
         torch.addmm(w.memory_bias, vector, self.memory, out=self.projected)
         slot.copy_(self.by_slot)
         return self.state[-1]
+
+    def _norm_before(self, x: Tensor) -> Tensor:
+        """What a sub-layer is given: with post-norm ``x`` itself."""
+        if self.weights.post_norm:
+            return x
+        return torch.native_layer_norm(x, self.size, None, None, self.eps)[0]
+
+    def _norm_after(self, part: int, n: int, x: Tensor) -> Tensor:
+        """Post-norm of what sub-layer ``part`` added to; with pre-norm ``x`` itself."""
+        w = self.weights
+        if not w.post_norm:
+            return x
+        gain, bias = w.gains[part, n], w.biases[part, n]
+        return torch.native_layer_norm(x, self.size, gain, bias, self.eps)[0]
 
 
 def _views(x: Tensor) -> list[tuple[Tensor, ...]]:
@@ -450,11 +571,23 @@ def _summed(a: Tensor, b: Tensor, groups: int) -> Tensor:
     return torch.bmm(a.permute(1, 2, 0), b.permute(1, 0, 2)).unsqueeze(0)
 
 
-def _through_norm(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Gradient of a norm without gain and bias."""
+def _add_product(
+    residual: Tensor, a: Tensor, weight: Tensor, factor: Tensor | None, out: Tensor
+) -> None:
+    """``residual + factor * (a weight)``."""
+    if factor is None:
+        torch.addmm(residual, a, weight, out=out)
+    else:
+        torch.addcmul(residual, torch.mm(a, weight), factor, out=out)
+
+
+def _through_norm(
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor | None = None
+) -> Tensor:
+    """Gradient of what a norm was given."""
     size = x.shape[-1:]
     backward = torch.ops.aten.native_layer_norm_backward.default
-    return backward(g, x, size, mean, rstd, None, None, (True, False, False))[0]
+    return backward(g, x, size, mean, rstd, gain, None, (True, False, False))[0]
 
 
 def _through_activation(g: Tensor, x: Tensor, activation: str) -> None:

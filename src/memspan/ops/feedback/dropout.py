@@ -1,0 +1,115 @@
+"""Dropout of the Feedback Transformer: drawn for a whole segment before it is read, so that the
+reference and the fast paths drop the same numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RESOLUTION = 1 << 16
+"""On a CPU probabilities are multiples of one in this, and four numbers share a draw of 64 bits, which
+is several times faster than a draw for each."""
+
+
+class Factors(NamedTuple):
+    """What dropout multiplies numbers by: 0, or the inverse of the share that it keeps. None: nothing
+    is dropped there. Shapes are those of a segment; the reference takes one token in one layer."""
+
+    weights: Tensor | None = None
+    """Attention weights, shaped as :attr:`Kept.weights`; of one token ``[B, H, W]``."""
+    attention: Tensor | None = None
+    """What attention adds to the residual stream, ``[L, T, B, D]``; of one token ``[B, D]``."""
+    activated: Tensor | None = None
+    """The feed-forward's activations, ``[L, T, B, F]``; of one token ``[B, F]``."""
+    feed_forward: Tensor | None = None
+    """What the feed-forward adds to the residual stream, as ``attention``."""
+
+    def of_token(self, layer: int, step: int, n_heads: int) -> Factors:
+        """Those of one token in one layer."""
+        weights = self.weights
+        if weights is not None:
+            weights = weights[step, layer].unflatten(0, (n_heads, -1)).transpose(0, 1)
+        rest = (None if each is None else each[layer, step] for each in self[1:])
+        return Factors(weights, *rest)
+
+
+NO_DROPOUT = Factors()
+
+
+def drop(x: Tensor, factor: Tensor | None) -> Tensor:
+    """``x`` times one of :class:`Factors`, in the type of ``x``."""
+    return x if factor is None else x * factor.to(x.dtype)
+
+
+class Kept(NamedTuple):
+    """Which numbers of a segment dropout keeps, bool; they are multiplied by a scale. None: all."""
+
+    weights: Tensor | None = None
+    """Attention weights, ``[T, L, H * B, W]``, where ``W`` is the most slots that a token attends to;
+    the nearest is last."""
+    attention: Tensor | None = None
+    """As in :class:`Factors`, like the next two."""
+    activated: Tensor | None = None
+    feed_forward: Tensor | None = None
+    weights_scale: float = 1.0
+    scale: float = 1.0
+    """Of all but the weights."""
+
+    def factors(self, dtype: torch.dtype) -> Factors:
+        """The same as what to multiply with."""
+        scales = (self.weights_scale, self.scale, self.scale, self.scale)
+        return Factors(
+            *(
+                None if kept is None else kept.to(dtype).mul_(scale)
+                for kept, scale in zip(self[:4], scales, strict=True)
+            )
+        )
+
+
+class Sizes(NamedTuple):
+    """Of a segment and a stack, as the letters in this module's shapes."""
+
+    n_steps: int
+    batch: int
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_ff: int
+    n_slots: int
+    """``W`` of :class:`Kept`."""
+
+
+def draw(like: Tensor, sizes: Sizes, dropout: float, attention_dropout: float) -> Kept:
+    """Draw for a segment from the random numbers of the device that ``like`` is on.
+
+    Args:
+        like: a tensor that need not have any of the sizes.
+        sizes: of what is dropped.
+        dropout: probability that a number is dropped; 0: none is, and nothing is drawn.
+        attention_dropout: the same for attention weights.
+    """
+    n_steps, batch, n_layers, n_heads, d_model, d_ff, n_slots = sizes
+    rows, states = n_heads * batch, (n_layers, n_steps, batch, d_model)
+    weights, weights_scale = _draw(like, (n_steps, n_layers, rows, n_slots), attention_dropout)
+    attention, scale = _draw(like, states, dropout)
+    activated, _ = _draw(like, (*states[:-1], d_ff), dropout)
+    feed_forward, _ = _draw(like, states, dropout)
+    return Kept(weights, attention, activated, feed_forward, weights_scale, scale)
+
+
+def _draw(like: Tensor, shape: tuple[int, ...], probability: float) -> tuple[Tensor | None, float]:
+    """What is kept, and its scale."""
+    if not probability:
+        return None, 1.0
+    # A graph of torch.compile cannot contain random_.
+    if like.device.type != "cpu" or torch.compiler.is_compiling():
+        kept = like.new_empty(shape, dtype=torch.bool).bernoulli_(1 - probability)
+        return kept, 1 / (1 - probability)
+    dropped = min(max(round(probability * RESOLUTION), 1), RESOLUTION - 1)
+    n = math.prod(shape)
+    bits = like.new_empty(-(-n // 4), dtype=torch.int64).random_(-(2**63), None)
+    kept = bits.view(torch.int16)[:n].view(shape) >= dropped - RESOLUTION // 2
+    return kept, RESOLUTION / (RESOLUTION - dropped)

@@ -1,0 +1,130 @@
+"""Feedback's dropout: drawn beforehand, the same in every implementation. That these agree, in values
+and gradients, is in ``test_feedback_attention.py``."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from golden import assert_same
+from memspan.errors import MemspanError
+from memspan.models import Feedback
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.ops.feedback.dropout import RESOLUTION, Factors, Sizes, draw
+
+SIZES = Sizes(n_steps=9, batch=8, n_layers=3, n_heads=2, d_model=24, d_ff=40, n_slots=30)
+
+
+def model_of(**options: Any) -> Feedback:
+    torch.manual_seed(0)
+    small = {"n_layers": 2, "d_model": 24, "n_heads": 2, "d_ff": 40, "memory_length": 12}
+    return Feedback(FeedbackConfig(**small | options))
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+def test_the_share_kept_and_its_scale(dropout: float) -> None:
+    """Of every kind, everywhere in it; on average a number stays what it is."""
+    torch.manual_seed(0)
+    kept = draw(torch.zeros(1), SIZES, dropout, 1 - dropout)
+    for name, factor in kept.factors(torch.float64)._asdict().items():
+        share = dropout if name == "weights" else 1 - dropout
+        deviation = (share * (1 - share)) ** 0.5
+        mask = getattr(kept, name)
+        assert mask.shape == factor.shape
+        assert abs(mask.double().mean() - share) < 4 * deviation / mask.numel() ** 0.5, name
+        # Whichever of the four numbers in a draw of 64 bits it is.
+        for quarter in range(4):
+            part = mask.flatten()[quarter::4].double()
+            assert abs(part.mean() - share) < 4 * deviation / len(part) ** 0.5, (name, quarter)
+        assert set(factor.unique().tolist()) == {0.0, factor.max().item()}
+        assert factor.max().item() == pytest.approx(1 / share, abs=1 / share**2 / RESOLUTION)
+
+
+def test_a_small_probability_drops_something_and_a_large_one_not_all() -> None:
+    for dropout, share in ((1e-9, 1 - 1 / RESOLUTION), (1 - 1e-9, 1 / RESOLUTION)):
+        torch.manual_seed(0)
+        kept = draw(torch.zeros(1), SIZES._replace(d_ff=4096), dropout, 0.0)
+        assert kept.weights is None
+        assert kept.scale == pytest.approx(1 / share)
+        assert 0 < kept.activated.double().mean() < 1
+
+
+def test_what_is_dropped() -> None:
+    """By the reference: attention weights, what either sub-layer adds, and activations, as drawn."""
+    model = model_of(n_layers=1, dropout=0.4, attention_dropout=0.3, attention_bias=True)
+    (layer,) = model.layers
+    x = torch.randn(3, 24)
+    keys, values = torch.randn(2, 3, 2, 5, 12)
+    visible = torch.ones(3, 5, dtype=torch.bool)
+
+    def run(**factors: Tensor) -> Tensor:
+        return layer(x, keys, values, visible, None, Factors(**factors))
+
+    nothing = run(attention=torch.zeros(3, 24), feed_forward=torch.zeros(3, 24))
+    assert torch.equal(nothing, x)
+    fed = run(attention=torch.zeros(3, 24)) - x
+    doubled = run(attention=torch.zeros(3, 24), feed_forward=torch.full((3, 24), 2.0)) - x
+    assert_same(doubled, 2 * fed, 1e-6, "feed-forward")
+    bias = layer.feed_forward.outer.bias.expand(3, -1)
+    no_activation = run(attention=torch.zeros(3, 24), activated=torch.zeros(3, 40)) - x
+    assert_same(no_activation, bias, 1e-6, "activations")
+    no_weights = run(weights=torch.zeros(3, 2, 5), feed_forward=torch.zeros(3, 24)) - x
+    assert_same(no_weights, layer.output.bias.expand(3, -1), 1e-6, "attention weights")
+    # Factors of fewer slots are those of the nearest.
+    masked = torch.tensor([0.0, 1, 0, 2]).expand(3, 2, 4)
+    wide = torch.tensor([7.0, 0, 1, 0, 2]).expand(3, 2, 5)
+    visible[:, 0] = False
+    assert torch.equal(run(weights=masked), run(weights=wide))
+
+
+def test_dropout_is_for_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It then differs from call to call, and with the same random state it is the same, with and
+    without gradients, in the reference and in the fast path, which is the default."""
+    x = torch.randn(2, 6, 24)
+    for option, normalisation in itertools.product(
+        ("dropout", "attention_dropout"), ("pre", "post")
+    ):
+        model = model_of(**{option: 0.3}, normalisation=normalisation)
+        plain = model_of(normalisation=normalisation)
+        outputs = []
+        for implementation in (None, "fused", "reference"):
+            torch.manual_seed(1)
+            outputs.append(model(x, implementation=implementation).hidden)
+            with torch.no_grad():
+                assert not torch.allclose(outputs[-1], model(x).hidden)
+                torch.manual_seed(1)
+                assert torch.equal(outputs[-1], model(x, implementation=implementation).hidden)
+        assert_same(outputs[0], outputs[2], 1e-5, "default")
+        assert_same(outputs[1], outputs[2], 1e-5, "fused")
+        monkeypatch.setattr(model, "_reference", None)
+        model(x)
+        before = torch.get_rng_state()
+        assert torch.equal(model.eval()(x).hidden, plain(x).hidden)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_learned_spans_drop_in_the_reference() -> None:
+    model = model_of(adaptive_span=0.01, dropout=0.3, attention_dropout=0.3)
+    x = torch.randn(2, 6, 24)
+    assert not torch.allclose(model(x).hidden, model(x).hidden)
+    for implementation in ("fused", "compiled"):
+        with pytest.raises(
+            MemspanError, match="no adaptive spans: drop them, or use the reference"
+        ):
+            model(x, implementation=implementation)
+
+
+def test_samples_under_vmap_draw_their_own() -> None:
+    model = model_of(dropout=0.3, attention_dropout=0.3)
+    x = torch.randn(1, 6, 24).expand(2, 6, 24)
+    for randomness, same in (("same", True), ("different", False)):
+        torch.manual_seed(0)
+        read = torch.func.vmap(
+            lambda x: model(x[None], implementation="reference").hidden[0], randomness=randomness
+        )
+        first, second = read(x)
+        assert torch.equal(first, second) == same
