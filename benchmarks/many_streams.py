@@ -1,0 +1,153 @@
+"""Many streams at once: tokens per second over all rows, and what it costs to change a row.
+
+    python benchmarks/many_streams.py                       # about five minutes on one core
+    python benchmarks/many_streams.py --architectures lstm --rows 16
+
+A language model of 256 tokens, width 128 and 6 layers, with a memory of 64 slots (Compressive: and
+64 compressed ones, one for four), reads one token per row and call. `read`: rows of the same age,
+memory full. `serve`: a stream leaves after 16 tokens, its memory is saved, and another goes on from
+its own, of 1 to 256 tokens; rows change at different times. `reset`, `replace` and `save`
+(`reader.memory.select`) of one row are given as a share of one read of all rows. CPU time on one
+thread, median of interleaved rounds. Written: results/many-streams.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from memspan.memory import Memory
+from memspan.models import LanguageModel
+from memspan.models.registry import MODELS
+from timing import interleaved, write
+
+SIZE = {"n_layers": 6, "d_model": 128}
+ATTENTION = {"n_heads": 4, "d_ff": 512}
+SIZES = {
+    "transformer-xl": SIZE | ATTENTION | {"memory_length": 64},
+    "compressive": SIZE | ATTENTION | {"memory_length": 64, "compressed_length": 64},
+    "feedback": SIZE | ATTENTION | {"memory_length": 64},
+    "fast-weights": SIZE | ATTENTION,
+    "lstm": SIZE,
+}
+ROWS, TURN, WAITING = (1, 16, 256), 16, 32
+
+
+def text(rows: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(256, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def full(model: LanguageModel, rows: int) -> Memory:
+    """A memory with no room left: of all slots, compressed ones at four tokens each."""
+    reader = model.reader(batch_size=rows)
+    for segment in text(rows, 384).split(64, 1):
+        reader.read(segment, targets=segment)
+    return reader.memory
+
+
+def waiting(model: LanguageModel) -> list[Memory]:
+    """One stream each, after 1 to 256 tokens."""
+    memories = []
+    for n in range(WAITING):
+        reader = model.reader()
+        reader.read(text(1, 1 + 255 * n // (WAITING - 1), n))
+        memories.append(reader.memory)
+    return memories
+
+
+def works(model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
+    """What is measured: one call each."""
+    tokens, memory, streams = text(rows, 1), full(model, rows), waiting(model)
+    readers = {name: model.reader(memory) for name in ("read", "serve", "reset", "replace", "save")}
+    mask = torch.arange(rows) == rows // 2
+    step = 0
+
+    def serve() -> None:
+        nonlocal step
+        readers["serve"].read(tokens)
+        # Rows whose turn ends now, at least one in TURN calls.
+        if leaving := list(range(step % TURN, rows, TURN)):
+            readers["serve"].memory.select(leaving)
+            # Always the same ones, so that the mixture of ages stays.
+            coming = [streams[(step + n) % WAITING] for n in range(len(leaving))]
+            readers["serve"].replace(leaving, joined(coming))
+        step += 1
+
+    return {
+        "read": lambda: readers["read"].read(tokens),
+        "serve": serve,
+        "reset": lambda: readers["reset"].reset(mask),
+        "replace": lambda: readers["replace"].replace([rows // 2], streams[-1]),
+        "save": lambda: readers["save"].memory.select([rows // 2]),
+    }
+
+
+def joined(memories: list[Memory]) -> Memory:
+    each = [memory.tensors() for memory in memories]
+    return type(memories[0])(**{name: torch.cat([t[name] for t in each]) for name in each[0]})
+
+
+def measure(architecture: str, rows: int, rounds: int) -> dict[str, object]:
+    torch.manual_seed(1)
+    model = LanguageModel(256, MODELS[architecture](**SIZES[architecture])).eval()
+    times = interleaved(works(model, rows), rounds)
+    read, serve = median(times["read"]), median(times["serve"])
+    shares = {
+        name: round(median(a / b for a, b in zip(times[name], times["read"], strict=True)), 3)
+        for name in ("reset", "replace", "save")
+    }
+    return {
+        "architecture": architecture,
+        "rows": rows,
+        "bytes_per_stream": model.initial_memory(1).nbytes,
+        "tokens_per_second": round(rows / read, 1),
+        "tokens_per_second_per_row": round(1 / read, 1),
+        "serving_tokens_per_second": round(rows / serve, 1),
+        **{f"{name}_of_a_read": share for name, share in shares.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--architectures", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), metavar="N")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path(__file__).resolve().parent / "results" / "many-streams.json",
+        metavar="PATH",
+        help="where the rows go (default: benchmarks/results/many-streams.json)",
+    )
+    options = parser.parse_args()
+    if options.rounds < 1 or min(options.rows) < 1:
+        parser.error("--rounds and --rows must be at least 1")
+    torch.set_num_threads(1)
+    console, found = Console(), []
+    table = Table(title="Tokens per second, one token per row and call, one thread")
+    for column in ("architecture", "rows", "bytes per stream", "read", "per row", "serve"):
+        table.add_column(column, justify="right")
+    for column in ("reset", "replace", "save"):
+        table.add_column(f"{column} / read", justify="right")
+    for architecture in options.architectures:
+        for rows in options.rows:
+            console.print(f"{architecture}: {rows} rows")
+            row = measure(architecture, rows, options.rounds)
+            found.append(row)
+            table.add_row(*(v if isinstance(v, str) else f"{v:,}" for v in row.values()))
+    Console(width=None if console.is_terminal else 110).print(table)
+    write(options.json, found)
+    console.print(f"written: {options.json}")
+
+
+if __name__ == "__main__":
+    main()
