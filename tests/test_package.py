@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,28 @@ def test_dir_and_options_do_not_import_torch() -> None:
         "memspan.RunConfig; memspan.Sampling; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_harness_that_is_not_installed_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``python -m`` imports the package before any code of ours can catch what it raises."""
+
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    harness = "memspan.integrations.lm_eval"
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.delitem(sys.modules, harness, raising=False)
+    with pytest.raises(memspan.MemspanError, match="lm-eval is not installed: pip install"):
+        import_module(harness)
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    with pytest.raises(SystemExit) as ended:
+        import_module(harness)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "memspan: lm-eval is not installed: pip install 'memspan[lm-eval]'\n"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.data.corpora import is_there
+from memspan.data.corpora import has_fields, is_there
 from memspan.data.identity import difference, identity, is_whole
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Segment, evaluation_segments
@@ -281,6 +281,10 @@ def _prepared(run: Run, corpus: str | None, field: str | None, progress: bool) -
     if corpus is None and field is not None:
         raise MemspanError(
             f"field {field!r} is that of another corpus than the run's own: name the corpus, or drop it"
+        )
+    if corpus is not None and field is not None and not has_fields(corpus):
+        raise MemspanError(
+            f"field {field!r} is for JSON Lines, Parquet and data sets, and {corpus} is none: drop it"
         )
     if corpus is None and not is_there(data.corpus):
         raise MemspanError(

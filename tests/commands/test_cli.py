@@ -246,7 +246,12 @@ def test_generate_is_seeded_and_continues_from_a_memory(
         (["train", "--preset", "broken.toml"], "no valid TOML"),
         (["train", "--resume", "nowhere"], "no run at"),
         (["train", "--resume", "emptyfolder"], "no config.toml"),
+        (["train", "--dry-run", "--init-from", "nowhere"], "no run at"),
         (["evaluate", "nowhere"], "no run at"),
+        (
+            ["evaluate", "shakespeare", "--corpus", "text.txt", "--field", "x"],
+            "field 'x' is for JSON Lines, Parquet and data sets, and text.txt is none: drop it",
+        ),
         (["frobnicate"], "unknown verb"),
         (["data", "frobnicate"], "unknown verb"),
         (["data", "prepare", "../../etc"], "no corpus"),

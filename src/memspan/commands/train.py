@@ -138,8 +138,11 @@ def train(arguments: list[str]) -> None:
 
 
 def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
+    from memspan.runs.run import trained
     from memspan.training.estimate import estimate, report
 
+    if options.init_from is not None:
+        trained(options.init_from)
     found = estimate(options.config, n_processes=options.nproc, processes=processes)
     console.print(report(found, options.config.train), highlight=False)
     found.refuse_too_large()

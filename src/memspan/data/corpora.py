@@ -318,6 +318,21 @@ def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
     return _by_position(documents), skipped
 
 
+def has_fields(name: str) -> bool:
+    """Whether a corpus's text is a field of records: JSON Lines, Parquet, a data set. True where it
+    cannot be told, because the corpus is not there."""
+    if name in CORPORA:
+        return False
+    path = Path(os.path.expanduser(name))
+    if name.startswith(hugging_face.PREFIX) or hugging_face.is_saved(path):
+        return True
+    try:
+        texts = _find_texts(path)
+    except OSError:
+        return True
+    return not texts or any(holds_records(file) for _, file in texts)
+
+
 def _of_dataset(name: str, field: str) -> tuple[Splits, list[Skipped]]:
     """A data set with its own splits; without one for validation, training text is cut for it."""
     found = hugging_face.read_dataset(name, field)

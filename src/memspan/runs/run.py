@@ -56,6 +56,19 @@ def create(claim: Claim, config: RunConfig[BackboneConfig], tokenizer: Tokenizer
     claim.load()
 
 
+def trained(folder: str | Path) -> tuple[Path, RunConfig[BackboneConfig]]:
+    """The folder and options of a run that has weights; they are not read.
+
+    Raises:
+        MemspanError: not a run, or one without weights yet.
+    """
+    folder = run_folder(folder)
+    config = load_config(folder)
+    if not (folder / WEIGHTS).exists():
+        raise _without_weights(folder)
+    return folder, config
+
+
 def load(folder: str | Path, device: str = "cpu") -> Run:
     """The best weights of a run so far, ready to evaluate.
 
@@ -72,10 +85,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         run = memspan.load("runs/book")
         output = run.model(tokens)
     """
-    folder = run_folder(folder)
-    config = load_config(folder)
-    if not (folder / WEIGHTS).exists():
-        raise _without_weights(folder)
+    folder, config = trained(folder)
     tokenizer = load_tokenizer(folder)
     stored, header = load_tensors(folder / WEIGHTS)
     weights = widened(stored)

@@ -11,10 +11,20 @@ Importing this module registers the model ``memspan`` with the harness::
 ``memspan[lm-eval]``; without it the import raises :class:`memspan.MemspanError`.
 """
 
+import sys
+
+from memspan.errors import MemspanError
 from memspan.integrations.installed import require
 
-require("lm-eval")
+try:
+    require("lm-eval")
+except MemspanError as error:
+    # While ``python -m`` looks for __main__, which could say it in one line, argv says so.
+    if sys.argv[:1] != ["-m"]:
+        raise
+    print(f"memspan: {error}", file=sys.stderr)
+    sys.exit(2)
 
-from memspan.integrations.lm_eval.model import MemspanLM  # noqa: E402
+from memspan.integrations.lm_eval.model import MemspanLM
 
 __all__ = ["MemspanLM"]
