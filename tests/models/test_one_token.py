@@ -6,10 +6,10 @@ import pytest
 import torch
 from test_laws import assert_memories_equal, some_memory, text
 
-from architectures import Case, compressive, transformer_xl
+from architectures import compressive, transformer_xl
 from golden import assert_same
 from memspan.models.language_model import Reader
-from memspan.ops.native import compiler
+from memspan.ops.native import compiler, threads
 from memspan.ops.relative_step import compiled as relative_step
 
 CASES = {
@@ -44,7 +44,7 @@ def _a_compiler() -> None:
         pytest.skip("no C compiler")
 
 
-def in_pytorch(case: Case, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
+def in_pytorch(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """A reader that reads on from the same memory without the step in C."""
     pytorch = reader._model.reader(reader.memory)
     monkeypatch.setattr(pytorch._backbone, "_compiles", lambda: False)
@@ -66,7 +66,7 @@ def test_as_the_model_and_as_pytorch(
     memory = some_memory(model, 5)
     reader = model.reader(memory)
     assert reader._backbone._step is not None
-    pytorch = in_pytorch(case, reader, monkeypatch)
+    pytorch = in_pytorch(reader, monkeypatch)
     assert pytorch._backbone._step is None
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     for n, part in enumerate(tokens.split(PARTS, 1)):
@@ -99,3 +99,16 @@ def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
     monkeypatch.setenv("MEMSPAN_COMPILE", "0")
     model.reader().read(text(1, 1))
+
+
+@torch.no_grad()
+def test_rows_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows of different ages, each thread with its own."""
+    monkeypatch.setattr(threads, "LEAST_WORK", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    model = CASES["most-used"].model()
+    reader = model.reader(some_memory(model, 15))
+    pytorch = in_pytorch(reader, monkeypatch)
+    for tokens in text(15, 6).split(1, 1):
+        assert_same(reader.read(tokens), pytorch.read(tokens), 1e-12, "logits")
+    assert_memories_equal(reader.memory, pytorch.memory, 1e-12)

@@ -20,6 +20,10 @@ _INTEGERS = (
 )  # fmt: skip
 
 
+ROWS_AT_ONCE = 6
+"""Rows that use a weight when it is read."""
+
+
 class _Layer(ctypes.Structure):
     """``Layer`` in ``stack.h``, field by field; likewise the next."""
 
@@ -68,6 +72,7 @@ class PackedStack:
         code = compiler.functions(source, first["output"].dtype)
         assert code is not None
         self.code = code
+        self.n_weights = sum(t.numel() for layer in layers for t in layer.values())
         d_model, attended = first["output"].shape
         # C has the addresses of biases and norms: they must live as long as this.
         self._tensors = [*(t for layer in layers for t in layer.values()), *final_norm]

@@ -31,19 +31,21 @@ INLINE void attend(
     add_rows(attended, p, values, K, n, K);
 }
 
-/* The heads of layer l, from t->inside to t->attended, with p [most + 1] for scores. */
-INLINE void attention_of(const Step *s, const Scratch *t, REAL *p, long l, const long K) {
-    const Stack *stack = &s->stack;
-    long B = stack->batch, H = stack->n_heads, C = s->columns;
-    for (long r = 0; r < B * H; r++) {
-        long b = r / H, h = r % H, n = s->used[b] + 1, first = s->end + 1 - n;
-        const REAL *q = t->inside + b * 3 * H * K + h * K;
+/* The heads of rows first .. end - 1 in layer l, from t->inside to t->attended, with p [most + 1] for
+   scores. */
+INLINE void attention_of(
+    const Step *s, const Scratch *t, REAL *p, long l, long first, long end, const long K
+) {
+    long B = s->stack.batch, H = s->stack.n_heads, C = s->columns;
+    for (long r = first * H; r < end * H; r++) {
+        long b = r / H, h = r % H, n = s->used[b] + 1, oldest = s->end + 1 - n;
+        const REAL *q = t->inside + (b - first) * 3 * H * K + h * K;
         REAL *keys = s->keys + (l * B * H + r) * C * K, *values = s->values + (l * B * H + r) * C * K;
         long distances = (l * H + h + 1) * s->covered - n;
         memcpy(keys + s->end * K, q + H * K, K * sizeof(REAL));
         memcpy(values + s->end * K, q + 2 * H * K, K * sizeof(REAL));
         attend(
-            t->attended + r * K, p, q, keys + first * K, values + first * K,
+            t->attended + (r - first * H) * K, p, q, keys + oldest * K, values + oldest * K,
             s->position_keys + distances * K, s->position_scores + distances, s->scale, n, K
         );
         if (!s->received) continue;
@@ -52,29 +54,30 @@ INLINE void attention_of(const Step *s, const Scratch *t, REAL *p, long l, const
     }
 }
 
-/* False if out of memory. */
-int step(const Step *s, const Matrices *matrices) {
-    const Stack *stack = &s->stack;
-    long B = stack->batch, D = stack->d_model;
-    Scratch t = new_scratch(stack);
+/* Rows first .. end - 1; false if out of memory. */
+int step(const Step *s, const Matrices *matrices, long first, long end) {
+    Stack stack = s->stack;
+    long B = stack.batch, D = stack.d_model;
+    stack.x += first * D, stack.batch = end - first;
+    Scratch t = new_scratch(&stack);
     REAL *p = malloc((size_t)(s->most + 1) * sizeof(REAL));
     int can = t.z && p;
-    for (long l = 0; can && l < stack->n_layers; l++) {
-        for (long b = 0; b < B; b++)
+    for (long l = 0; can && l < stack.n_layers; l++) {
+        for (long b = first; b < end; b++)
             memcpy(
-                s->hidden + ((l * B + b) * s->columns + s->end) * D, stack->x + b * D,
+                s->hidden + ((l * B + b) * s->columns + s->end) * D, s->stack.x + b * D,
                 D * sizeof(REAL)
             );
-        project(stack, matrices, &t, l);
-        /* A width known at compile time halves the time. */
-        switch (stack->width) {
-            case 32: attention_of(s, &t, p, l, 32); break;
-            case 64: attention_of(s, &t, p, l, 64); break;
-            default: attention_of(s, &t, p, l, stack->width);
+        project(&stack, matrices, &t, l);
+        /* Faster where the compiler knows the width. */
+        switch (stack.width) {
+            case 32: attention_of(s, &t, p, l, first, end, 32); break;
+            case 64: attention_of(s, &t, p, l, first, end, 64); break;
+            default: attention_of(s, &t, p, l, first, end, stack.width);
         }
-        after_attention(stack, matrices, &t, l);
+        after_attention(&stack, matrices, &t, l);
     }
-    if (can) final_norm(stack, &t);
+    if (can) final_norm(&stack, &t);
     free(t.z);
     free(p);
     return can;

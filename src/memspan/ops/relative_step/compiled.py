@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from memspan.ops.native import compiler
-from memspan.ops.native.stack import PackedStack, Stack
+from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
+from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 _INTEGERS = ("columns", "end", "covered", "most")
@@ -54,7 +55,8 @@ class CompiledStep:
         positions: tuple[Tensor, Tensor],
         received: Tensor | None = None,
     ) -> None:
-        """Read ``x [B, 1, D]``, contiguous, and replace it by the output.
+        """Read ``x [B, 1, D]``, contiguous, and replace it by the output; many rows in as many threads
+        as PyTorch may use.
 
         All tensors but ``used`` are contiguous and of the weights' type.
 
@@ -79,4 +81,12 @@ class CompiledStep:
         step.position_keys, step.position_scores = (t.data_ptr() for t in positions)
         step.covered = positions[0].shape[2]
         step.received = None if received is None else received.data_ptr()
-        compiler.refuse_without_memory(self._stack.code.step(self._at, self._stack.matrices))
+        # Fewer rows than the products take at once would only read the weights twice.
+        rows, run, matrices = len(x), self._stack.code.step, self._stack.matrices
+        groups = max(1, rows // ROWS_AT_ONCE)
+
+        def share(first: int, end: int) -> int:
+            edges = (ctypes.c_long(rows * edge // groups) for edge in (first, end))
+            return run(self._at, matrices, *edges)
+
+        in_shares(share, groups, rows * self._stack.n_weights)
