@@ -33,12 +33,14 @@ class Ratio:
     high: float
 
 
-def seconds_per_call(work: Callable[[], object], calls: int) -> float:
-    """CPU seconds of this process: other processes on the machine disturb it little."""
-    start = time.process_time()
+def seconds_per_call(
+    work: Callable[[], object], calls: int, clock: Callable[[], float] = time.process_time
+) -> float:
+    """By default CPU seconds of this process: other processes on the machine disturb it little."""
+    start = clock()
     for _ in range(calls):
         work()
-    return (time.process_time() - start) / calls
+    return (clock() - start) / calls
 
 
 def no_setting(side: object) -> AbstractContextManager[object]:
@@ -51,18 +53,20 @@ def interleaved(
     rounds: int,
     seconds: float = 0.3,
     within: Callable[[Key], AbstractContextManager[object]] = no_setting,
+    clock: Callable[[], float] = time.process_time,
 ) -> dict[Key, list[float]]:
     """Seconds per call of every side, one value per round.
 
     Sides take turns in every round, so that other work on the machine affects all of
     them; a turn lasts about ``seconds``, or a tenth of the slowest side's call if that is more. The
     order is reversed in every other round. Where a single call takes ten seconds, there are at most
-    five rounds. ``within`` is entered for each turn, outside of what is timed.
+    five rounds. ``within`` is entered for each turn, outside of what is timed. ``clock``: where sides
+    have several threads, ``time.perf_counter``.
     """
 
     def turn(name: Key, calls: int) -> float:
         with within(name):
-            return seconds_per_call(sides[name], calls)
+            return seconds_per_call(sides[name], calls, clock)
 
     once = {name: turn(name, 1) for name in sides}
     slowest = max(once.values())

@@ -29,7 +29,9 @@ class AutoregressiveModel(nn.Module):
 
 
 class LabmlFeedback(Side):
-    """It has no memory between calls and cannot continue token by token. Here single tokens are read by
+    """Embeddings are not dropped, as ours are.
+
+    It has no memory between calls and cannot continue token by token. Here single tokens are read by
     the body of its own loop over time, from its stacks as a segment leaves them."""
 
     same_function = True
@@ -38,9 +40,11 @@ class LabmlFeedback(Side):
         super().__init__(size)
         layer = FeedbackTransformerLayer(
             d_model=size.d_model,
-            attn=FeedbackAttention(size.n_heads, size.d_model, 0.0, is_kv_precomputed=True),
-            feed_forward=FeedForward(size.d_model, size.d_ff, 0.0),
-            dropout_prob=0.0,
+            attn=FeedbackAttention(
+                size.n_heads, size.d_model, size.dropout, is_kv_precomputed=True
+            ),
+            feed_forward=FeedForward(size.d_model, size.d_ff, size.dropout),
+            dropout_prob=size.dropout,
         )
         stack = FeedbackTransformerKV(layer, size.n_layers, size.d_model, size.n_heads)
         self.model = AutoregressiveModel(VOCAB_SIZE, size.d_model, stack)

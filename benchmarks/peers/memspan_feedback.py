@@ -30,6 +30,8 @@ class MemspanFeedback(Side):
                 memory_length=size.memory_length,
                 attention_bias=True,
                 memory_norm=False,
+                dropout=size.dropout,
+                attention_dropout=size.dropout,
             ),
             EmbeddingConfig(tie=False, scale=False),
         )

@@ -29,6 +29,8 @@ class Size:
     """Compressed slots, each of four tokens."""
     auxiliary_loss: bool = True
     """Whether training adds the compression's own loss, where there is one."""
+    dropout: float = 0.0
+    """Of everything that a side can drop, in training."""
     alone: bool = False
     """memspan alone: peers would take too long."""
 

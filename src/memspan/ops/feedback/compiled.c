@@ -1,9 +1,10 @@
-/* The Feedback Transformer's loop over tokens, forward and backward, for some rows of the batch: rows do
-   not depend on each other, so every thread takes its own through all tokens.
+/* The Feedback Transformer's loop over tokens, forward and backward, for some rows of the batch: rows
+   do not depend on each other, so every thread takes its own through all tokens.
 
-   It fills the same buffers as the loops in steps.py, in the same layouts, except that keys, values and
-   their gradients are width first, [2, G, H * B, K, N], so that the scores of many slots are computed at
-   once. Functions that allocate return null or 0 if out of memory. docs/annotated/feedback_backward.md derives it. */
+   docs/annotated/feedback_backward.md derives it. It fills the same buffers as the loops in steps.py, in
+   the same layouts, except that keys, values and their gradients are width first, [2, G, H * B, K, N],
+   so that the scores of many slots are computed at once. Functions that allocate return null or 0 if
+   out of memory. */
 
 #include "loop.h"
 
@@ -27,9 +28,9 @@ typedef struct {
     REAL *d_scores; /* laid out as probabilities */
 } Loop;
 
-/* ----- Norm, activation, dropout, and products of vectors; what slots hold is [width, n_slots], stride apart */
+/* ----- Parts of a step */
 
-/* m[k, j] += a[k] w[j] */
+/* m[k, j] += a[k] w[j], where m holds [width, n] of what slots hold, stride apart */
 static void outer_product(
     REAL *restrict m, const REAL *restrict a, const REAL *restrict w, long stride, long width,
     long n
@@ -61,9 +62,9 @@ static REAL gelu_slope(REAL x) {
     return (REAL)(0.5 * (1 + erf(x * M_SQRT1_2)) + x * phi);
 }
 
-/* out[i] = scale x[i] where kept, else 0. A product, so that NaN stays. */
-static void drop(const REAL *x, const unsigned char *kept, REAL scale, REAL *out, long n) {
-    for (long i = 0; i < n; i++) out[i] = x[i] * (scale * kept[i]);
+/* x[i] = scale x[i] where kept, else 0. A product, so that NaN stays. */
+static void drop(REAL *restrict x, const unsigned char *restrict kept, REAL scale, long n) {
+    for (long i = 0; i < n; i++) x[i] *= scale * kept[i];
 }
 
 /* ----- What forward and backward share */
@@ -180,6 +181,14 @@ static const unsigned char *kept_weights_at(const Loop *f, long t, long l, long 
     return kept_at(f->kept_weights, ((t * f->n_layers + l) * R + r + 1) * f->kept_slots - n);
 }
 
+/* The n attention weights p as dropout leaves them. */
+static const REAL *dropped(Share *s, const REAL *p, const unsigned char *kept, long n) {
+    if (!kept) return p;
+    memcpy(s->slots, p, n * sizeof(REAL));
+    drop(s->slots, kept, s->f->weights_scale, n);
+    return s->slots;
+}
+
 /* ----- Forward */
 
 /* What a sub-layer is given: with post-norm x itself. */
@@ -203,7 +212,7 @@ static void add_product(
         memcpy(sum, x, n * sizeof(REAL));
     } else if (kept) {
         product(a, p->depth, p, s->rows, NULL, NULL, sum, D, 0);
-        drop(sum, kept + at, f->scale, sum, n);
+        drop(sum, kept + at, f->scale, n);
         for (long i = 0; i < n; i++) sum[i] += x[i];
     } else {
         product(a, p->depth, p, s->rows, NULL, x, sum, D, 0);
@@ -233,17 +242,17 @@ static void read_slots(Share *s, long l, long t, long h, long b, const REAL *q) 
         for (long j = step.low; j < f->n_old; j++)
             p[j - step.low] += f->additive_mask[b * f->n_old + j];
     softmax(p, step.n);
-    if (kept) drop(p, kept, f->weights_scale, s->slots, step.n);
-    memset(s->read, 0, K * sizeof(REAL));
     const REAL *values = f->kv + (f->groups * R + at) * K * N + step.low;
-    add_dots(s->read, kept ? s->slots : p, values, N, K, step.n);
+    memset(s->read, 0, K * sizeof(REAL));
+    add_dots(s->read, dropped(s, p, kept, step.n), values, N, K, step.n);
 }
 
 static void attention(Share *s, long l, long t) {
     const Loop *f = s->f;
     long D = f->d_model, H = f->n_heads, K = f->width, HK = H * K;
     const REAL *x = f->states + rows_at(s, l, t) * D;
-    REAL *attended = f->attended + rows_at(s, l, t) * (HK + 1), *middle = f->middles + rows_at(s, l, t) * D;
+    REAL *attended = f->attended + rows_at(s, l, t) * (HK + 1);
+    REAL *middle = f->middles + rows_at(s, l, t) * D;
     if (!s->steps[t].n) {
         add_product(s, l, t, 0, NULL, NULL, x, middle);
         return;
@@ -275,7 +284,7 @@ static void feed_forward(Share *s, long l, long t) {
     }
     for (long i = 0; f->kept_activated && i < n; i++) {
         REAL *row = activated + i * (F + 1);
-        drop(row, f->kept_activated + (at + i) * F, f->scale, row, F);
+        drop(row, f->kept_activated + (at + i) * F, f->scale, F);
     }
     add_product(
         s, l, t, 1, activated, s->w->outer + l, middle, f->states + rows_at(s, l + 1, t) * D
@@ -360,18 +369,17 @@ static const REAL *back_through_sum(
         const REAL *mean = moments_at(s, l, t, part), *gain = f->gains + (part * f->n_layers + l) * D;
         for (long i = 0; i < n; i += D)
             for (long d = 0; d < D; d++) s->z[i + d] = g[i + d] * gain[d];
+        /* Nothing passes beside the norm. */
         memset(s->d_sum, 0, n * sizeof(REAL));
         back_through_norm(s->z, sum, mean, mean + f->batch, s->d_sum, s->d_sum, s->rows, D);
         g = s->d_sum;
     }
-    if (kept)
-        drop(g, kept + at, f->scale, d_added, n);
-    else if (g != d_added)
-        memcpy(d_added, g, n * sizeof(REAL));
+    if (g != d_added) memcpy(d_added, g, n * sizeof(REAL));
+    if (kept) drop(d_added, kept + at, f->scale, n);
     return g;
 }
 
-/* out = residual + the gradient of what x was given as: d_product p, and with pre-norm through the norm. */
+/* out = residual + the gradient of x, which a sub-layer was given: d_product p, through any norm before. */
 static void back_through_given(
     Share *s, long l, long t, int part, const REAL *d_product, const Packed *p, const REAL *x,
     const REAL *residual, REAL *out
@@ -396,8 +404,7 @@ static void back_feed_forward(Share *s, long l, long t) {
     if (f->gelu) {
         const REAL *before = f->before + at * F;
         for (long i = 0; i < n * F; i++) d_inner[i] *= gelu_slope(before[i]);
-        if (f->kept_activated)
-            drop(d_inner, f->kept_activated + at * F, f->scale, d_inner, n * F);
+        if (f->kept_activated) drop(d_inner, f->kept_activated + at * F, f->scale, n * F);
     } else {
         /* What was dropped is not above 0 either. */
         const REAL *activated = f->activated + at * (F + 1);
@@ -423,7 +430,7 @@ static void back_read_slots(Share *s, long l, long t, long h, long b, const REAL
     REAL *ds = f->d_scores + step.at + (l * R + r) * step.n, sum = 0;
     memset(ds, 0, step.n * sizeof(REAL));
     add_rows(ds, d_o, f->kv + (f->groups * R + at) * K * N + step.low, N, K, step.n);
-    if (kept) drop(ds, kept, f->weights_scale, ds, step.n);
+    if (kept) drop(ds, kept, f->weights_scale, step.n);
     for (long j = 0; j < step.n; j++) sum += p[j] * ds[j];
     for (long j = 0; j < step.n; j++) ds[j] = p[j] * (ds[j] - sum);
     add_dots(dq, ds, f->kv + at * K * N + step.low, N, K, step.n);
@@ -453,7 +460,7 @@ static void back_attention(Share *s, long l, long t, REAL *below) {
     back_through_given(s, l, t, 0, d_query, s->w->query + l, x, d_sum, below);
 }
 
-/* What step t adds to the gradients of the keys and values in the slots from .. to of the head h of row i. */
+/* What step t adds to the gradients of the keys and values in the slots from .. to, for a row's head h. */
 static void add_to_slots(Share *s, long t, long h, long i, long from, long to) {
     const Loop *f = s->f;
     long K = f->width, N = f->kv_stride, R = f->n_heads * f->batch, r = h * f->batch + s->first + i;
@@ -461,19 +468,18 @@ static void add_to_slots(Share *s, long t, long h, long i, long from, long to) {
     for (long l = 0; l < f->n_layers; l++) {
         long at = (f->groups > 1 ? l : 0) * R + r, slot = from - step.low;
         long weights = step.at + (l * R + r) * step.n + slot;
-        const REAL *q = f->queries + ((t * f->n_layers + l) * R + r) * K, *p = f->probabilities + weights;
+        const REAL *q = f->queries + ((t * f->n_layers + l) * R + r) * K;
+        const REAL *p = f->probabilities + weights;
         const REAL *d_o =
             s->d_read + ((t % BLOCK * f->n_layers + l) * f->n_heads * s->rows + h * s->rows + i) * K;
         const unsigned char *kept = kept_weights_at(f, t, l, r, step.n);
-        if (kept) drop(p, kept + slot, f->weights_scale, s->slots, to - from);
+        p = dropped(s, p, kept_at(kept, slot), to - from);
         outer_product(f->d_kv + at * K * N + from, q, f->d_scores + weights, N, K, to - from);
-        outer_product(
-            f->d_kv + (f->groups * R + at) * K * N + from, d_o, kept ? s->slots : p, N, K, to - from
-        );
+        outer_product(f->d_kv + (f->groups * R + at) * K * N + from, d_o, p, N, K, to - from);
     }
 }
 
-/* To this block's slots at once, since the next steps need them; to all earlier ones at the block's end. */
+/* This block's slots at once, since the next steps need them; all earlier ones at the block's end. */
 static void keys_and_values(Share *s, long t) {
     const Loop *f = s->f;
     long first = t / BLOCK * BLOCK, border = f->n_old + first;
@@ -497,7 +503,8 @@ int backward(const Loop *f, const Weights *w, long first, long end) {
         REAL *d_state = f->d_states + rows_at(&s, L - 1, t) * D;
         for (long i = 0; i < s.rows * D; i++) d_state[i] = d_out[i] + f->mix[L] * dm[i];
         for (long l = L - 1; l >= 0; l--) {
-            REAL *below = l ? f->d_states + rows_at(&s, l - 1, t) * D : f->d_first + rows_at(&s, 0, t) * D;
+            REAL *below =
+                l ? f->d_states + rows_at(&s, l - 1, t) * D : f->d_first + rows_at(&s, 0, t) * D;
             back_feed_forward(&s, l, t);
             back_attention(&s, l, t, below);
             for (long i = 0; i < s.rows * D; i++) below[i] += f->mix[l] * dm[i];
