@@ -511,6 +511,18 @@ def test_other_rows_are_untouched(case: Case) -> None:
 
 
 @every_case
+def test_rows_of_one_age_after_rows_of_two(case: Case) -> None:
+    """Nothing is left of the masks that an empty row needed beside a full one."""
+    model = case.shared_model()
+    _, full = read(model, text(2, 9), [9])
+    reader = model.reader(full.reset([False, True]))
+    reader.read(text(2, 1))
+    reader.replace([1, 0], full)
+    expected = model(text(2, 1), full.select([1, 0])).logits
+    assert_same(reader.read(text(2, 1)), expected, 1e-9, "logits")
+
+
+@every_case
 def test_what_is_not_finite_leaves_with_its_stream(case: Case) -> None:
     model = case.shared_model()
     memory = some_memory(model, 2).map(

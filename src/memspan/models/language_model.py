@@ -226,6 +226,9 @@ _version = attrgetter("_version")
 class Reader:
     """A position in a stream of tokens: :meth:`read` returns the model's output and moves on.
 
+    Each row is a stream of its own: :meth:`reset` and :meth:`replace` end some of them while the others
+    go on (docs/guides/many-streams.md).
+
     Results equal those of ``model(tokens, memory)`` in evaluation mode. What is cached between calls,
     such as projected keys and values of memory, is valid for these weights only, so reading on after a
     change of weights is refused.
