@@ -140,9 +140,9 @@ def main() -> None:
         table.add_column(f"{column} / read", justify="right")
     for architecture in options.architectures:
         for rows in options.rows:
-            console.print(f"{architecture}: {rows} rows")
             row = measure(architecture, rows, options.rounds)
             found.append(row)
+            console.print(f"{architecture}, {rows} rows: {row['tokens_per_second']:,} tokens/s")
             table.add_row(*(v if isinstance(v, str) else f"{v:,}" for v in row.values()))
     Console(width=None if console.is_terminal else 110).print(table)
     write(options.json, found)
