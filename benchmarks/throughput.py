@@ -74,6 +74,9 @@ SIZES: dict[str, dict[str, Size]] = {
         "M": M,
         "L": L,
         "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+        "S-batch16": replace(S, generate_batch=16, works=("generate",)),
+        "M-batch16": replace(M, generate_batch=16, works=("generate",)),
+        "L-batch16": replace(L, generate_batch=16, works=("generate",)),
         "paper": PAPER,
     },
     "compressive": {

@@ -82,13 +82,16 @@ def test_as_the_model_and_as_pytorch(
 
 @torch.no_grad()
 def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Post-norm, autocast, documents, and MEMSPAN_COMPILE=0 are left to PyTorch."""
+    """Post-norm, adapters, autocast, documents, and MEMSPAN_COMPILE=0 are left to PyTorch."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("the step in C was called")
 
     monkeypatch.setattr(relative_step.CompiledStep, "read", refuse)
     transformer_xl(normalisation="post").model().reader().read(text(1, 1))
+    adapted = transformer_xl().model()
+    torch.nn.utils.parametrizations.weight_norm(adapted.backbone.layers[1].feed_forward.inner)
+    adapted.reader().read(text(1, 1))
     model = transformer_xl().model(torch.float32)
     reader = model.reader()
     reader.read(text(1, 1), starts=torch.ones(1, 1, dtype=torch.bool))

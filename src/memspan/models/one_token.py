@@ -33,6 +33,25 @@ class Layer(Protocol):
         """Before the feed-forward sub-layer; its epsilon is that of all norms."""
 
 
+def is_plain(layers: Iterable[Layer], final_norm: nn.Module) -> bool:
+    """Whether the modules are torch's own, so that their parameters are all there is to them: not where
+    an adapter or a parametrisation has taken the place of one."""
+    parts = [
+        part
+        for layer in layers
+        for part in (
+            layer.attention.output,
+            layer.feed_forward.inner,
+            layer.feed_forward.outer,
+            layer.attention_norm,
+            layer.feed_forward_norm,
+        )
+    ]
+    return all(
+        type(part) in (nn.Linear, nn.LayerNorm, nn.Identity) for part in [*parts, final_norm]
+    )
+
+
 def packed_stack(
     source: Path,
     layers: Iterable[Layer],

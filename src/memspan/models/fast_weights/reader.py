@@ -17,7 +17,7 @@ from memspan.models.fast_weights.model import (
     can_look,
     listed,
 )
-from memspan.models.one_token import packed_stack
+from memspan.models.one_token import is_plain, packed_stack
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -46,6 +46,7 @@ class FastWeightsReader:
         """Whether the loop in C supports these options and can run here."""
         config = self.backbone.config
         supported = config.rule != "outer-product" and config.feature_map == "dpfp"
+        supported = supported and is_plain(self.backbone.stack(), self.backbone.final_norm)
         one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
         can = (
             supported and one_type and config.normalisation != "attention" and config.norm != "post"

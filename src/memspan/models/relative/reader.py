@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
-from memspan.models.one_token import packed_stack
+from memspan.models.one_token import is_plain, packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, documents_of
@@ -175,9 +175,11 @@ class RelativeReader(ABC, Generic[M]):
 
     def _compiles(self) -> bool:
         """Whether the step in C supports these options and can run here."""
-        dtypes = {p.dtype for p in self.backbone.parameters()}
-        pre_norm = self.backbone.config.normalisation == "pre"
-        return pre_norm and len(dtypes) == 1 and relative_step.available(self._hidden)
+        backbone = self.backbone
+        dtypes = {p.dtype for p in backbone.parameters()}
+        plain = is_plain(self._attention.layers, backbone.final_norm) and len(dtypes) == 1
+        pre_norm = backbone.config.normalisation == "pre"
+        return plain and pre_norm and relative_step.available(self._hidden)
 
     def _compiled_step(self) -> CompiledStep:
         projections = [
