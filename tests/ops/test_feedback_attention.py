@@ -180,6 +180,7 @@ MEMORIES = [("empty", 1), ("empty", 20), ("full", 1), ("full", 20), ("rows", 2),
     [
         *(pytest.param(o, *m, id=f"{i}-{m}") for i, o in OPTIONS.items() for m in MEMORIES),
         *(pytest.param(o, "empty", 20, id=f"{i}-empty") for i, o in AFTER.items()),
+        pytest.param(AFTER["dropout-post"], "empty", 1, id="dropout-post-one-token"),
         *(pytest.param(o, "rows", 33, id=f"{i}-rows") for i, o in AFTER.items()),
     ],
 )
@@ -311,6 +312,28 @@ def test_the_fast_paths_at_an_ordinary_size(options: dict[str, Any], implementat
         assert_same(out.memory.vectors, expected.memory.vectors, tolerance, "vectors")
 
 
+def single_precision(options: dict[str, Any], implementation: str) -> dict[str, Tensor]:
+    """Outputs and gradients of 7 rows in float32."""
+    torch.manual_seed(0)
+    model = ordinary_model(**options)
+    x = torch.randn(7, 21, 72).requires_grad_()
+    memory = model(x[:, :5].detach()).memory.detach().reset(torch.arange(7) == 1)
+    out = model(x, memory, implementation=implementation)
+    loss = out.hidden.sin().sum() + out.memory.vectors.cos().sum()
+    named = dict(model.named_parameters()) | {"x": x}
+    found = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+    return found | {"hidden": out.hidden, "vectors": out.memory.vectors}
+
+
+@fast
+@pytest.mark.parametrize("options", [AFTER["dropout"], AFTER["dropout-post"]], ids=["pre", "post"])
+def test_dropout_in_single_precision(options: dict[str, Any], implementation: Any) -> None:
+    """Each gradient by itself, since a large one would hide a small one."""
+    expected = single_precision(options, "reference")
+    for name, found in single_precision(options, implementation).items():
+        assert_same(found, expected[name], 2e-5, name)
+
+
 @pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one thread, and with 7 rows and 6 pairs of a layer and a head in 2 and in 4."""
@@ -319,16 +342,9 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2, 4):
         # Only of the loops: PyTorch's own products may add in another order.
         monkeypatch.setattr(threads.torch, "get_num_threads", lambda n=n: n)
-        torch.manual_seed(0)
-        model = ordinary_model(**AFTER["dropout"])
-        x = torch.randn(7, 21, 72).requires_grad_()
-        memory = model(x[:, :5].detach()).memory.detach().reset(torch.arange(7) == 1)
-        out = model(x, memory, implementation="compiled")
-        loss = out.hidden.sin().sum() + out.memory.vectors.cos().sum()
-        found = torch.autograd.grad(loss, [x, *model.parameters()])
-        results.append([out.hidden, out.memory.vectors, *found])
+        results.append(single_precision(AFTER["dropout"], "compiled"))
     for result in results[1:]:
-        assert all(map(torch.equal, result, results[0]))
+        assert all(map(torch.equal, result.values(), results[0].values()))
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

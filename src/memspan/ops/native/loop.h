@@ -74,7 +74,8 @@ static void product(
         for (long i = 0, n; i < rows; i += n) {
             REAL sum[6 * PANEL];
             const REAL *from = a + i * a_stride;
-            if (rows - i >= 6)
+            /* Eight as twice four: two rows have too few sums, and wait for each. */
+            if (rows - i >= 6 && rows - i != 8)
                 few_rows(from, a_stride, panel, p->depth, sum, n = 6);
             else if (rows - i >= 4)
                 few_rows(from, a_stride, panel, p->depth, sum, n = 4);
