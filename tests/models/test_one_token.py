@@ -63,6 +63,8 @@ def test_as_the_model_and_as_pytorch(
     """Rows of different ages, single tokens between segments, past the ends of memory and buffer."""
     case = CASES[name]
     model, tokens = case.model(dtype), text(5, sum(PARTS))
+    outer = model.backbone.layers[0].feed_forward.outer.weight
+    outer.data = outer.data.t().contiguous().t()
     memory = some_memory(model, 5)
     reader = model.reader(memory)
     assert reader._backbone._step is not None

@@ -75,8 +75,9 @@ class PackedStack:
         self.n_weights = sum(t.numel() for layer in layers for t in layer.values())
         d_model, attended = first["output"].shape
         # C has the addresses of biases and norms: they must live as long as this.
-        self._tensors = [*(t for layer in layers for t in layer.values()), *final_norm]
-        assert all(t.is_contiguous() for t in self._tensors)
+        layers = [{name: t.contiguous() for name, t in layer.items()} for layer in layers]
+        final_norm = [t.contiguous() for t in final_norm]
+        self._tensors = layers, final_norm
         pointers = [{name: t.data_ptr() for name, t in layer.items()} for layer in layers]
         self._layers = (_Layer * len(layers))(*(_Layer(**each) for each in pointers))
         gain, bias = [t.data_ptr() for t in final_norm] or (None, None)

@@ -11,7 +11,7 @@ typedef struct {
     long covered;      /* distances that are projected */
     long most;         /* the largest number of slots that a row attends to */
     double scale;      /* of the scores */
-    const long *used;  /* slots before end that a row attends to, [B] */
+    const long long *used; /* slots before end that a row attends to, [B] */
     REAL *hidden, *keys, *values;
     const REAL *position_keys, *position_scores; /* farthest first, [L, H, covered, K] and without K */
     REAL *received; /* may be null; [L, B, most + 1]: the attention that each slot gets is added */
