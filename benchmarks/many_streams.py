@@ -7,7 +7,7 @@ A language model of 256 tokens, width 128 and 6 layers, with a memory of 64 slot
 64 compressed ones, one for four), reads one token per row and call. `read`: rows of the same age,
 memory full. `serve`: a stream leaves after 16 tokens, its memory is saved, and another goes on from
 its own, of 1 to 256 tokens; rows change at different times. `reset`, `replace` and `save`
-(`reader.memory.select`) of one row are given as a share of one read of all rows. CPU time on one
+(`reader.select`) of one row are given as a share of one read of all rows. CPU time on one
 thread, median of interleaved rounds. Written: results/many-streams.json.
 """
 
@@ -74,7 +74,7 @@ def works(model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
         readers["serve"].read(tokens)
         # Rows whose turn ends now, at least one in TURN calls.
         if leaving := list(range(step % TURN, rows, TURN)):
-            readers["serve"].memory.select(leaving)
+            readers["serve"].select(leaving)
             # Always the same ones, so that the mixture of ages stays.
             coming = [streams[(step + n) % WAITING] for n in range(len(leaving))]
             readers["serve"].replace(leaving, joined(coming))
@@ -85,7 +85,7 @@ def works(model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
         "serve": serve,
         "reset": lambda: readers["reset"].reset(mask),
         "replace": lambda: readers["replace"].replace([rows // 2], streams[-1]),
-        "save": lambda: readers["save"].memory.select([rows // 2]),
+        "save": lambda: readers["save"].select([rows // 2]),
     }
 
 

@@ -227,6 +227,18 @@ class Rows(Generic[M]):
             raise MemspanError(f"{wanted}, not {list(found.shape)}")
         return found
 
+    def numbers(self, rows: Tensor | list[int]) -> Tensor:
+        """``rows`` as int64 ``[B']`` on the CPU, in any order, repeated or not.
+
+        Raises:
+            MemspanError: a row does not exist.
+        """
+        wanted = f"select needs row numbers in 0 .. {self.count - 1}"
+        found = per_row(rows, torch.int64, wanted, "cpu")
+        if ((found < 0) | (found >= self.count)).any():
+            raise MemspanError(f"{wanted}, not {found.tolist()}")
+        return found
+
     def replacement(self, rows: Tensor | list[int], memory: Memory) -> tuple[Tensor, M]:
         """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may take their place.
 

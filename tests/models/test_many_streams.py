@@ -61,7 +61,7 @@ def served(model: LanguageModel, texts: Tensor) -> tuple[Tensor, list[Memory]]:
             for row, stream in enumerate(rows)
             if stream < 0 or done[stream] == TURNS or chance.random() < 0.5
         ]
-        kept, coming = reader.memory.select(leaving), []
+        kept, coming = reader.select(leaving), []
         for place, row in enumerate(leaving):
             if (stream := rows[row]) >= 0:
                 saved[stream] = kept.select([place])

@@ -114,6 +114,7 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         ),
         "select out of range": (lambda: memory.select([0, 2]), "0 .. 1, not [0, 2]"),
         "select -1": (lambda: memory.select([-1]), "select needs row numbers in 0 .. 1, not [-1]"),
+        "a reader's row 2": (lambda: reader.select([0, 2]), "numbers in 0 .. 1, not [0, 2]"),
         "select with floats": (lambda: memory.select([0.5]), "numbers in 0 .. 1, not float32 [1]"),
         "select with bools": (lambda: memory.select([True, False]), "in 0 .. 1, not bool [2]"),
         "no targets": (lambda: model(TOKENS).loss, "no loss without targets"),

@@ -307,6 +307,18 @@ class Reader:
                 return self._model.head(hidden)
             return self._model._losses(hidden, targets)
 
+    def select(self, rows: Tensor | list[int]) -> Memory:
+        """The memory of some rows: ``reader.memory.select(rows)``, without a copy of the others.
+
+        Args:
+            rows: int64 ``[B']``, in any order, repeated or not. Nothing waits for the device if they
+                are on the CPU.
+
+        Raises:
+            MemspanError: a row does not exist.
+        """
+        return self._backbone.select(rows)
+
     def reset(self, mask: Tensor | list[bool]) -> None:
         """Begin anew in the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
 
@@ -329,7 +341,7 @@ class Reader:
 
         Args:
             rows: int64 ``[B']``, each row at most once.
-            memory: ``B'`` rows of this model's, such as ``reader.memory.select(rows)`` or what
+            memory: ``B'`` rows of this model's, such as ``reader.select(rows)`` or what
                 ``model.load_memory`` returns; of as many slots as this reader was made with. It is
                 not changed.
 
@@ -340,7 +352,7 @@ class Reader:
 
         Example::
 
-            waiting = reader.memory.select([3])
+            waiting = reader.select([3])
             reader.replace([3], next_memory)
         """
         self._refuse_stale()

@@ -41,6 +41,15 @@ class BackboneReader(Protocol[M_co]):
         """
         ...
 
+    def select(self, rows: Tensor | list[int]) -> M_co:
+        """``memory.select(rows)``, without a copy of the other rows. Nothing waits for the device if
+        ``rows``, int64 ``[B']``, are on the CPU.
+
+        Raises:
+            MemspanError: a row does not exist.
+        """
+        ...
+
     def reset(self, mask: Tensor | list[bool]) -> None:
         """Begin anew in the rows where ``mask`` (bool ``[B]``) is true, as :meth:`Memory.reset` does.
 
@@ -87,6 +96,10 @@ class TokenReader(Protocol):
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
         """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats."""
+        ...
+
+    def select(self, rows: Tensor | list[int]) -> Memory:
+        """See :meth:`BackboneReader.select`."""
         ...
 
     def reset(self, mask: Tensor | list[bool]) -> None:
@@ -288,6 +301,10 @@ class MemoryReader(Generic[M]):
 
     def __init__(self, memory: M) -> None:
         self.memory = memory
+
+    def select(self, rows: Tensor | list[int]) -> M:
+        """See :meth:`BackboneReader.select`."""
+        return self.memory.select(rows)
 
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:

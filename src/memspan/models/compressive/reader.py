@@ -41,22 +41,20 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
     def _slots(memory: CompressiveMemory) -> Tensor:
         return in_one_row(memory)
 
-    @property
-    def memory(self) -> CompressiveMemory:
-        """The memory after the last token: a copy, which reading on does not change."""
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> CompressiveMemory:
         length, compressed = (
-            sent(self._counts[name], self._device) for name in ("length", "compressed_length")
+            sent(self._counts[name][rows], self._device) for name in ("length", "compressed_length")
         )
         # Columns of each row's compressed slots.
         older = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
         recent = slice(self._end - self.slots, self._end)
-        hidden = torch.stack([h[:, recent] for h in self._hidden], 1)
-        compressed_hidden = torch.stack([ops.pick(h, older) for h in self._hidden], 1)
+        hidden = torch.stack([h[at, recent] for h in self._hidden], 1)
+        compressed_hidden = torch.stack([ops.pick(h[at], older) for h in self._hidden], 1)
         valid = in_use(self.slots, length)[:, None, :, None]
         compressed_valid = in_use(self.compressed_slots, compressed)[:, None, :, None]
         zero = hidden.new_zeros(())
         return CompressiveMemory(
-            tokens_seen=self._tokens_seen,
+            tokens_seen=self._tokens_seen[at],
             hidden=hidden.where(valid, zero),
             compressed=compressed_hidden.where(compressed_valid, zero),
             length=length,

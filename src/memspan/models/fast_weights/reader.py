@@ -69,11 +69,18 @@ class FastWeightsReader:
     @property
     def memory(self) -> FastWeightsMemory:
         """The memory after the last token: a copy, which reading on does not change."""
+        return self._memory(slice(None))
+
+    def select(self, rows: Tensor | list[int]) -> FastWeightsMemory:
+        """See :meth:`BackboneReader.select`."""
+        return self._memory(sent(self._rows.numbers(rows), self._tokens_seen.device))
+
+    def _memory(self, at: Tensor | slice) -> FastWeightsMemory:
         return FastWeightsMemory(
-            tokens_seen=self._tokens_seen,
-            weights=torch.stack(self._weights, 1),
-            key_sum=torch.stack(self._key_sums, 1),
-            feature_map=self._feature_map,
+            tokens_seen=self._tokens_seen[at],
+            weights=torch.stack([w[at] for w in self._weights], 1),
+            key_sum=torch.stack([z[at] for z in self._key_sums], 1),
+            feature_map=self._feature_map[at],
         )
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:

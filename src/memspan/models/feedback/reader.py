@@ -54,11 +54,20 @@ class FeedbackReader:
     @property
     def memory(self) -> FeedbackMemory:
         """The memory after the last token: a copy, which reading on does not change."""
+        return self._memory(slice(None), slice(None))
+
+    def select(self, rows: Tensor | list[int]) -> FeedbackMemory:
+        """See :meth:`BackboneReader.select`."""
+        numbers = self._rows.numbers(rows)
+        return self._memory(numbers, sent(numbers, self._device))
+
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> FeedbackMemory:
+        """Of ``rows``, counted on the CPU, and ``at`` the same on the device."""
         recent = self._vectors[self._end - self.span : self._end]
         return FeedbackMemory(
-            tokens_seen=self._tokens_seen + self._count,
-            vectors=recent.transpose(0, 1).clone(memory_format=torch.contiguous_format),
-            length=sent(self._length(), self._device),
+            tokens_seen=self._tokens_seen[at] + self._count,
+            vectors=recent.transpose(0, 1)[at].clone(memory_format=torch.contiguous_format),
+            length=sent(self._length()[rows], self._device),
         )
 
     @torch.no_grad()

@@ -225,6 +225,20 @@ class RelativeReader(ABC, Generic[M]):
         self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
         self._count(**{name: count.index_fill(0, rows, 0) for name, count in self._counts.items()})
 
+    @property
+    def memory(self) -> M:
+        """The memory after the last token: a copy, which reading on does not change."""
+        return self._memory(slice(None), slice(None))
+
+    def select(self, rows: Tensor | list[int]) -> M:
+        """See :meth:`BackboneReader.select`."""
+        numbers = self._rows.numbers(rows)
+        return self._memory(numbers, sent(numbers, self._device))
+
+    @abstractmethod
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
+        """The memory of ``rows``, counted on the CPU, and ``at`` the same on the device."""
+
     @torch.no_grad()
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""

@@ -23,15 +23,13 @@ class TransformerXLReader(RelativeReader[TransformerXLMemory]):
     def _slots(memory: TransformerXLMemory) -> Tensor:
         return memory.hidden
 
-    @property
-    def memory(self) -> TransformerXLMemory:
-        """The memory after the last token: a copy, which reading on does not change."""
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> TransformerXLMemory:
         recent = slice(self._end - self.n_slots, self._end)
-        hidden = torch.stack([h[:, recent] for h in self._hidden], 1)
-        length = sent(self._counts["length"], self._device)
+        hidden = torch.stack([h[at, recent] for h in self._hidden], 1)
+        length = sent(self._counts["length"][rows], self._device)
         valid = in_use(self.n_slots, length)[:, None, :, None]
         return TransformerXLMemory(
-            tokens_seen=self._tokens_seen,
+            tokens_seen=self._tokens_seen[at],
             # Slots that are not valid are zero.
             hidden=hidden.where(valid, hidden.new_zeros(())),
             length=length,
