@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,11 +15,14 @@ from memspan.ops.native.stack import PackedStack
 
 
 class Layer(Protocol):
-    """A layer of a stack: two norms, of which either may be an identity, and two sub-layers."""
+    """A layer of a stack: two norms, of which the first may be an identity, and two sub-layers."""
 
     @property
     def attention(self) -> Any:
         """With its last product as ``output``."""
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The layer and all that it consists of."""
 
     @property
     def feed_forward(self) -> FeedForward:
@@ -34,22 +38,47 @@ class Layer(Protocol):
 
 
 def is_plain(layers: Iterable[Layer], final_norm: nn.Module) -> bool:
-    """Whether the modules are torch's own, so that their parameters are all there is to them: not where
-    an adapter or a parametrisation has taken the place of one."""
-    parts = [
-        part
+    """Whether a step in C can compute what these modules do: they are torch's own, so that weights and
+    biases are all there is to them, and alike in all layers. Not where an adapter, a parametrisation
+    or a norm without gain or bias has taken the place of one."""
+    layers = list(layers)
+    if any(type(layer.feed_forward) is not FeedForward for layer in layers):
+        return False
+    products = [
+        (layer.attention.output, layer.feed_forward.inner, layer.feed_forward.outer)
         for layer in layers
-        for part in (
-            layer.attention.output,
-            layer.feed_forward.inner,
-            layer.feed_forward.outer,
-            layer.attention_norm,
-            layer.feed_forward_norm,
-        )
     ]
-    return all(
-        type(part) in (nn.Linear, nn.LayerNorm, nn.Identity) for part in [*parts, final_norm]
+    norms = [layer.feed_forward_norm for layer in layers]
+    may_lack = [layer.attention_norm for layer in layers] + [final_norm]
+    norms += [norm for norm in may_lack if type(norm) is not nn.Identity]
+    if not all(_is_affine(part, nn.Linear) for parts in products for part in parts):
+        return False
+    if not all(_is_affine(norm, nn.LayerNorm) and norm.bias is not None for norm in norms):
+        return False
+    sizes = {tuple(part.weight.shape for part in parts) for parts in products}
+    activations = {layer.feed_forward.activation for layer in layers}
+    return len(sizes) == len({norm.eps for norm in norms}) == len(
+        activations
+    ) == 1 and activations <= {torch.relu_, F.gelu}
+
+
+def _is_affine(part: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether ``part`` is a ``kind`` with a weight, perhaps a bias, and nothing else. Quantised weights
+    are no parameters of torch's own; some libraries replace a module's ``forward``."""
+    parameters = dict(part.named_parameters())
+    return (
+        type(part) is kind
+        and "forward" not in vars(part)
+        and {"weight"} <= parameters.keys() <= {"weight", "bias"}
+        and all(type(parameter) is nn.Parameter for parameter in parameters.values())
     )
+
+
+def hooks(layers: Iterable[Layer], final_norm: nn.Module) -> list[dict[int, Any]]:
+    """The tables of hooks of all modules. As long as ``any`` finds none filled, nothing is lost where a
+    step in C does not call them; looking takes a microsecond per token."""
+    modules = [*(part for layer in layers for part in layer.modules()), final_norm]
+    return [t for part in modules for t in (part._forward_pre_hooks, part._forward_hooks)]
 
 
 def packed_stack(

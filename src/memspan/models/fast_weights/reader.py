@@ -17,7 +17,7 @@ from memspan.models.fast_weights.model import (
     can_look,
     listed,
 )
-from memspan.models.one_token import is_plain, packed_stack
+from memspan.models.one_token import hooks, is_plain, packed_stack
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -40,6 +40,7 @@ class FastWeightsReader:
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
         self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
+        self._hooks = hooks(backbone.stack(), backbone.final_norm)
         self._step = self._compiled_step() if self._compiles() else None
 
     def _compiles(self) -> bool:
@@ -138,13 +139,15 @@ class FastWeightsReader:
         h = backbone.add_positions(x, self._tokens_seen)
         self._tokens_seen = self._tokens_seen + x.shape[1]
         self._feature_map = backbone.feature_id.repeat(len(x))
-        if self._step is not None and x.shape[1] == 1:
+        # Both shortcuts for a single token pass layers or their parts by, with their hooks.
+        one = x.shape[1] == 1 and not any(self._hooks)
+        if self._step is not None and one:
             # A copy, since it is overwritten.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
             if not self._step.read(h):
                 refuse_non_finite(h)
             return h
-        one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
+        one = one and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
             if one:
                 h = layer.after_attention(h, self._read_one(n, layer, h))

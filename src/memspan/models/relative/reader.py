@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
-from memspan.models.one_token import is_plain, packed_stack
+from memspan.models.one_token import hooks, is_plain, packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, documents_of
@@ -126,6 +126,7 @@ class RelativeReader(ABC, Generic[M]):
         self._rows, self._device = Rows.of(memory), hidden.device
         self._tokens_seen = memory.tokens_seen
         self._attention = ReaderAttention(backbone, span)
+        self._hooks = hooks(self._attention.layers, backbone.final_norm)
         self._attention.cover(self.n_slots + 1, self.n_slots)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
         dtype = backbone.content_bias.dtype
@@ -199,8 +200,9 @@ class RelativeReader(ABC, Generic[M]):
         )
 
     def _suits(self, x: Tensor) -> bool:
-        """Whether the step in C computes what is asked for: not under autocast."""
-        return x.dtype == self._hidden.dtype and not torch.is_autocast_enabled("cpu")
+        """Whether the step in C computes what is asked for: no hooks, and not under autocast."""
+        autocast = torch.is_autocast_enabled("cpu")
+        return x.dtype == self._hidden.dtype and not autocast and not any(self._hooks)
 
     def _read_one(self, step: CompiledStep, x: Tensor) -> Tensor:
         most, used, received = self._most, self._used, None
