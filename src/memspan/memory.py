@@ -176,8 +176,7 @@ class Memory:
             )
         for name, wanted in {} if like is None else like.tensors().items():
             found = tensors[name]
-            kinds = (found.is_floating_point(), wanted.is_floating_point())
-            if found.shape != wanted.shape or (found.dtype != wanted.dtype and not all(kinds)):
+            if found.shape != wanted.shape or not _alike(found.dtype, wanted.dtype):
                 raise MemspanError(
                     f"the memory's {name} is {found.dtype} {list(found.shape)}, and this model's "
                     f"{wanted.dtype} {list(wanted.shape)}: use it with the run that wrote it"
@@ -195,6 +194,26 @@ class Memory:
         """For each field that counts a row's valid slots, the number of slots there are."""
         return {}
 
+    def counts(self) -> dict[str, Tensor]:
+        """The fields that :meth:`slots` names, checked and on the CPU: loops in C trust them.
+
+        Raises:
+            MemspanError: one is not int64 ``[B]``, or counts slots that there are not.
+        """
+        found = {}
+        for name, most in self.slots().items():
+            count: Tensor = getattr(self, name)
+            wanted = f"the memory's {name} must be int64 [{self.batch_size}], in 0 .. {most:,}"
+            if count.dtype != torch.int64 or count.shape != (self.batch_size,) or count.is_meta:
+                raise MemspanError(f"{wanted}, not {_form(count)}: use this model's memory")
+            found[name] = count.cpu()
+            if ((found[name] < 0) | (found[name] > most)).any():
+                least, largest = int(count.min()), int(count.max())
+                raise MemspanError(
+                    f"{wanted}, not {least:,} .. {largest:,}: use this model's memory"
+                )
+        return found
+
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -206,14 +225,14 @@ class Rows(Generic[M]):
 
     kind: type[M]
     count: int
-    sizes: dict[str, torch.Size]
-    """Of one row, by field."""
+    forms: dict[str, tuple[torch.Size, torch.dtype]]
+    """The size of one row and the type, by field."""
 
     @classmethod
     def of(cls, memory: M) -> Rows[M]:
         """The rows of ``memory``."""
-        sizes = {name: tensor.shape[1:] for name, tensor in memory.tensors().items()}
-        return cls(type(memory), memory.batch_size, sizes)
+        forms = {name: (t.shape[1:], t.dtype) for name, t in memory.tensors().items()}
+        return cls(type(memory), memory.batch_size, forms)
 
     def mask(self, mask: Tensor | list[bool], device: torch.device | str = "cpu") -> Tensor:
         """``mask`` as bool ``[B]`` on the device.
@@ -244,7 +263,7 @@ class Rows(Generic[M]):
 
         Raises:
             MemspanError: a row does not exist or is named twice; the memory has other rows, is of
-                another architecture or has other sizes.
+                another architecture, has other sizes or types, or counts that cannot be.
         """
         wanted = f"replace needs row numbers in 0 .. {self.count - 1}, each at most once"
         found = per_row(rows, torch.int64, wanted, "cpu")
@@ -261,13 +280,16 @@ class Rows(Generic[M]):
                 f"the memory has {memory.batch_size} rows, to replace {len(found)}: give as many, "
                 "memory.select picks rows"
             )
-        for name, size in self.sizes.items():
-            other = getattr(memory, name).shape[1:]
-            if other != size:
+        for name, (size, dtype) in self.forms.items():
+            other, wanted_shape = getattr(memory, name), (len(found), *size)
+            dense = not other.is_meta and other.layout == torch.strided
+            if other.shape != wanted_shape or not dense or not _alike(other.dtype, dtype):
                 raise MemspanError(
-                    f"a row of the memory's {name} is {list(other)}, and of what it is to replace "
-                    f"{list(size)}: give a memory of this model, of the same length"
+                    f"the memory's {name} is {_form(other)}, and what it is to replace "
+                    f"{_named(dtype)} {list(wanted_shape)}: give a memory of this model, of the same "
+                    "length"
                 )
+        memory.counts()
         assert isinstance(memory, self.kind)
         return found, memory
 
@@ -280,10 +302,27 @@ def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.devic
         raise MemspanError(f"{wanted}, not {values!r}") from None
     # An empty list has no type of its own.
     found = found if found.numel() else found.to(dtype)
-    if found.dtype != dtype or found.dim() != 1:
-        kind = str(found.dtype).removeprefix("torch.")
-        raise MemspanError(f"{wanted}, not {kind} {list(found.shape)}")
+    has_values = found.layout == torch.strided and (
+        not found.is_meta or torch.device(device).type == "meta"
+    )
+    if found.dtype != dtype or found.dim() != 1 or not has_values:
+        raise MemspanError(f"{wanted}, not {_form(found)}")
     return sent(found, device)
+
+
+def _alike(found: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether the types are the same or both floating-point."""
+    return found == wanted or (found.is_floating_point and wanted.is_floating_point)
+
+
+def _form(tensor: Tensor) -> str:
+    """Type and size for a message, and what keeps the values from being read."""
+    kept = "meta " if tensor.is_meta else "" if tensor.layout == torch.strided else "sparse "
+    return f"{kept}{_named(tensor.dtype)} {list(tensor.shape)}"
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def sent(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:

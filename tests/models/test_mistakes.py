@@ -40,6 +40,10 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
     bad[1, 2] = VOCABULARY
     starts = torch.zeros(2, 3, dtype=torch.bool)
     reader, one = model.reader(memory), model.initial_memory(1)
+    d, vectors = model.backbone.config.d_model, model.backbone.reader(memory, 2)
+    x = torch.zeros(2, 1, d, dtype=torch.float64)
+    of_vectors = f"x must be a floating-point tensor [2, length, {d}] on cpu, the reader's, not a"
+    meta = torch.ones(2, dtype=torch.bool, device="meta")
     wanted = "tokens must be an int64 tensor [rows, length], not "
     target = f"target {VOCABULARY} in row 1, column 2 is not in the vocabulary: ids lie in 0 .. "
     both = {
@@ -112,6 +116,23 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
             lambda: reader.replace([0], foreign.initial_memory(1)),
             "give a memory of this model, of the same length",
         ),
+        "replace by meta": (lambda: reader.replace([0], one.to("meta")), "is meta int64 [1], and"),
+        "replace by integers": (
+            lambda: reader.replace([0], one.map(torch.Tensor.long)),
+            "and what it is to replace float64 [1, ",
+        ),
+        "a meta mask": (lambda: reader.reset(meta), "per row, [2], not meta bool [2]"),
+        "a sparse mask": (
+            lambda: reader.reset(torch.tensor([True, False]).to_sparse()),
+            "per row, [2], not sparse bool [2]",
+        ),
+        "vectors of another width": (lambda: vectors.read(x[..., 1:]), f"{of_vectors} tensor of"),
+        "vectors of 1 row": (lambda: vectors.read(x[:1]), f"float64 [1, 1, {d}] on cpu"),
+        "vectors of 3 rows": (lambda: vectors.read(x[[0, 1, 1]]), f"float64 [3, 1, {d}] on cpu"),
+        "one vector per row": (lambda: vectors.read(x[:, 0]), f"float64 [2, {d}] on cpu"),
+        "vectors of integers": (lambda: vectors.read(x.long()), f"int64 [2, 1, {d}] on cpu"),
+        "vectors on meta": (lambda: vectors.read(x.to("meta")), f"float64 [2, 1, {d}] on meta"),
+        "vectors as a list": (lambda: vectors.read(x.tolist()), f"{of_vectors} list"),
         "select out of range": (lambda: memory.select([0, 2]), "0 .. 1, not [0, 2]"),
         "select -1": (lambda: memory.select([-1]), "select needs row numbers in 0 .. 1, not [-1]"),
         "a reader's row 2": (lambda: reader.select([0, 2]), "numbers in 0 .. 1, not [0, 2]"),
@@ -119,6 +140,17 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "select with bools": (lambda: memory.select([True, False]), "in 0 .. 1, not bool [2]"),
         "no targets": (lambda: model(TOKENS).loss, "no loss without targets"),
     }
+    for field, slots in one.slots().items():
+        for count in (-3, slots + 1, 10**6):
+            bad_one = dataclasses.replace(one, **{field: getattr(one, field) + count})
+            said = f"the memory's {field} must be int64 [1], in 0 .. {slots}, not {count:,} .. "
+            found |= {
+                f"{field} {count}": ((lambda bad=bad_one: model.reader(bad)), said),
+                f"{field} {count}, replace": ((lambda bad=bad_one: reader.replace([0], bad)), said),
+                f"{field} {count}, value": ((lambda bad=bad_one: memory.replace([0], bad)), said),
+            }
+        short = dataclasses.replace(one, **{field: getattr(one, field)[:0]})
+        found[f"no {field}"] = ((lambda bad=short: model.reader(bad)), "not int64 [0]: use this")
     for label, ((call, reads), said) in both.items():
         found |= {label: (call, said), f"{label}, reader": (reads, said)}
     for label, (values, said) in lengths.items():
@@ -141,11 +173,17 @@ def test_a_reader_survives_mistakes(name: str) -> None:
     model = CASES[ARCHITECTURES.get(name, name)].model()
     other = CASES["lstm" if name != "lstm" else "feedback"].model()
     reader, expected = (model.reader(model(TOKENS).memory) for _ in range(2))
+    one = model.initial_memory(1)
+    damaged = [dataclasses.replace(one, **{k: t[:0]}) for k, t in one.tensors().items()]
+    damaged += [dataclasses.replace(one, **{k: t.bool()}) for k, t in one.tensors().items()]
+    damaged += [dataclasses.replace(one, **{k: getattr(one, k) - 1}) for k in one.slots()]
     mistakes = (
         lambda: reader.reset([True]),
         lambda: reader.replace([0, 0], model.initial_memory(2)),
         lambda: reader.replace([0], model.initial_memory(2)),
         lambda: reader.replace([0], other.initial_memory(1)),
+        *((lambda bad=memory: reader.replace([1], bad)) for memory in damaged),
+        lambda: reader._backbone.read(torch.zeros(1, 1, 8, dtype=torch.float64)),
     )
     for mistake in mistakes:
         with pytest.raises(MemspanError):

@@ -45,6 +45,24 @@ def check_segment(
                 )
 
 
+def check_vectors(x: Tensor, rows: int, width: int, device: torch.device) -> None:
+    """Refuse what a reader of vectors cannot read: anything but floating-point ``[B, T, D]``, with its
+    ``rows`` B and ``width`` D, on its device."""
+    if not (
+        isinstance(x, Tensor)
+        and len(shape := x.shape) == 3
+        and shape[0] == rows
+        and shape[2] == width
+        and x.is_floating_point()
+        and x.device == device
+    ):
+        where = f" on {x.device}" if isinstance(x, Tensor) else ""
+        raise MemspanError(
+            f"x must be a floating-point tensor [{rows}, length, {width}] on {device}, the reader's, "
+            f"not {_described(x)}{where}"
+        )
+
+
 def _check(name: str, value: Tensor | None, dtype: torch.dtype, shape: torch.Size) -> None:
     if value is None:
         return

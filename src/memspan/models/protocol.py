@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from memspan.memory import Memory
+from memspan.models.inputs import check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.segments import Padding
@@ -38,6 +39,10 @@ class BackboneReader(Protocol[M_co]):
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
 
         ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
+
+        Raises:
+            MemspanError: ``x`` has other rows or another width, is no floating-point tensor, or is on
+                another device than the memory. The reader stays as it was.
         """
         ...
 
@@ -327,6 +332,8 @@ class PassReader(MemoryReader[M]):
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
+        width, rows = self._backbone.config.d_model, self.memory.batch_size
+        check_vectors(x, rows, width, self.memory.tokens_seen.device)
         output: BackboneOutput[M] = self._backbone(x, self.memory, starts=starts)
         self.memory = output.memory
         return output.hidden

@@ -17,6 +17,7 @@ from memspan.models.fast_weights.model import (
     can_look,
     listed,
 )
+from memspan.models.inputs import check_vectors
 from memspan.models.one_token import hooks, is_plain, packed_stack
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
@@ -91,6 +92,7 @@ class FastWeightsReader:
             NonFiniteError: the output is not finite. On a GPU, where checking would wait for the
                 device, it is returned as it is.
         """
+        check_vectors(x, self._rows.count, self.backbone.config.d_model, self._tokens_seen.device)
         if not x.shape[1]:
             return self.backbone.final_norm(x)
         if starts is None:

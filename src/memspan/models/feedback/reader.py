@@ -8,6 +8,7 @@ from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
 from memspan.models.feedback.model import Feedback, FeedbackMemory
+from memspan.models.inputs import check_vectors
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.compiled import CompiledReader
@@ -28,7 +29,7 @@ class FeedbackReader:
         self._batch, self.span, _ = memory.vectors.shape
         self._rows, self._device = Rows.of(memory), memory.vectors.device
         self._n_heads = backbone.config.n_heads
-        self._begin(memory.tokens_seen, memory.length.cpu())
+        self._begin(memory.tokens_seen, memory.counts()["length"])
         self._count = 0
         weights = backbone.fold(self.span)
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
@@ -73,6 +74,7 @@ class FeedbackReader:
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
+        check_vectors(x, self._batch, self.backbone.config.d_model, self._device)
         if starts is None or not starts.numel():
             return self._read(x)
         pieces, starts = [], starts.cpu()
@@ -100,13 +102,14 @@ class FeedbackReader:
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
         numbers, given = self._rows.replacement(rows, memory)
+        # Whatever may fail comes before the first change.
         at = sent(numbers, self._device)
+        seen = sent(given.tokens_seen, self._device) - self._count
         vectors = sent(given.vectors, self._device, self._vectors.dtype).transpose(0, 1)
-        self._vectors[self._end - self.span : self._end].index_copy_(1, at, vectors)
         with torch.autocast(self._device.type, enabled=False):
             kv = self._projected(vectors).unflatten(2, (self._n_heads, len(at)))
+        self._vectors[self._end - self.span : self._end].index_copy_(1, at, vectors)
         self._recent_kv().index_copy_(3, at, kv)
-        seen = sent(given.tokens_seen, self._device) - self._count
         self._begin(
             self._tokens_seen.index_copy(0, at, seen),
             self._length().index_copy(0, numbers, given.length.cpu()) - self._count,

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
+from memspan.models.inputs import check_vectors
 from memspan.models.one_token import hooks, is_plain, packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
@@ -121,6 +122,7 @@ class RelativeReader(ABC, Generic[M]):
     """Whether :meth:`_advance` needs the attention that each slot received."""
 
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
+        counts = memory.counts()
         hidden = self._slots(memory)
         self.backbone, self.n_slots = backbone, hidden.shape[2]
         self._rows, self._device = Rows.of(memory), hidden.device
@@ -134,10 +136,11 @@ class RelativeReader(ABC, Generic[M]):
         self._keys, self._values = self._keys_and_values(self._hidden)
         # One past the newest column.
         self._end = self.n_slots
-        self._count(**{name: getattr(memory, name).cpu() for name in memory.slots()})
+        self._count(**counts)
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
+        check_vectors(x, self._rows.count, self.backbone.config.d_model, self._device)
         if not x.numel():
             return self.backbone.final_norm(x)
         n_new, span = x.shape[1], self._attention.span
@@ -245,13 +248,14 @@ class RelativeReader(ABC, Generic[M]):
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
         numbers, given = self._rows.replacement(rows, memory)
+        # Whatever may fail comes before the first change.
+        seen = sent(given.tokens_seen, self._device)
+        hidden = sent(self._slots(given), self._device, self._hidden.dtype).transpose(0, 1)
+        computed = hidden, *self._keys_and_values(hidden)
         at = self._emptied(numbers)
         slots = slice(self._end - self.n_slots, self._end)
-        hidden = sent(self._slots(given), self._device, self._hidden.dtype).transpose(0, 1)
-        buffers = self._hidden, self._keys, self._values
-        for buffer, new in zip(buffers, (hidden, *self._keys_and_values(hidden)), strict=True):
+        for buffer, new in zip((self._hidden, self._keys, self._values), computed, strict=True):
             buffer[..., slots, :].index_copy_(1, at, new.to(buffer.dtype))
-        seen = sent(given.tokens_seen, self._device)
         self._tokens_seen = self._tokens_seen.index_copy(0, at, seen)
         self._count(
             **{
