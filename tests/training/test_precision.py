@@ -210,7 +210,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {
     name: (name, {}, EmbeddingConfig()) for name in MODELS
 } | {
     "transformer-xl, narrow embedding": ("transformer-xl", {}, EmbeddingConfig(d_embed=6)),
-    "feedback, reference": ("feedback", {"normalisation": "post"}, EmbeddingConfig()),
+    "feedback, reference": ("feedback", {"adaptive_span": 1e-3}, EmbeddingConfig()),
 }
 
 

@@ -49,6 +49,7 @@ IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
 ``models/feedback/model.py``."""
 
 
+# Nine parameters: ``Call`` groups the options, but is made here, where the mask of old slots is known.
 def recurrence(
     x: Tensor,
     old: Tensor,
@@ -224,7 +225,8 @@ def _weight_gradients(saved: Saved, w: Folded, g: Gradients, eps: float) -> Fold
 
 
 # ----- The same as one operation of a graph, for torch.compile. ``given``: x, old and the weights;
-# ``masks`` and ``scales``: of ``Call.masks``. Eagerly the function above costs less.
+# ``masks`` and ``scales``: of ``Call.masks``. Eagerly the function above costs less. An operation takes
+# tensors and plain values only, so what ``Call`` groups is many parameters here.
 
 
 def _graph_forward(
