@@ -139,14 +139,14 @@ def test_slow_bfloat16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {
         name: Precision("bfloat16").notices(CPU, case.model().train().float32_part())
         for name, case in CASES.items()
-        if name in ("xl-segment", "compressive", "feedback", "feedback-mean-post", "fast-delta")
+        if name in ("xl-segment", "compressive", "feedback", "feedback-last-post", "fast-delta")
     }
     assert {name: len(lines) for name, lines in said.items()} == {
         "xl-segment": 0,
         "compressive": 0,
         "feedback": 1,
-        # In training all of the reference is bfloat16.
-        "feedback-mean-post": 0,
+        # Learned spans: in training all of the reference is bfloat16.
+        "feedback-last-post": 0,
         "fast-delta": 1,
     }
 
