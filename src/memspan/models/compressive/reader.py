@@ -149,5 +149,5 @@ def _put_in_front(buffer: Tensor, new: Tensor, older: Tensor, at: Tensor, moved:
     """
     flat = buffer.view(-1, buffer.shape[-1])
     kept = flat.index_select(0, older.flatten())
-    flat.index_copy_(0, at.flatten(), new.flatten(0, -2))
+    flat.index_copy_(0, at.flatten(), new.flatten(0, -2).to(flat.dtype))
     flat.index_copy_(0, moved.flatten(), kept)
