@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ TIMEOUT = timedelta(hours=12)
 """How long a process waits for the others: one of them may be scoring or writing meanwhile."""
 PARENT_CHECK_SECONDS = 0.2
 """How often a process checks that its launcher still runs."""
+LETTING_GO_SECONDS = 5.0
+"""How long a process that ends waits for its own threads at most."""
 
 T = TypeVar("T")
 
@@ -221,7 +224,7 @@ def joined() -> Iterator[Processes]:
             warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")
             processes = Processes(rank, size)
             yield processes
-            processes.wait()
+            _wait_for_all()
         dist.destroy_process_group()
     except RuntimeError as error:
         if is_loss(error):
@@ -230,6 +233,19 @@ def joined() -> Iterator[Processes]:
                 "on from the last checkpoint"
             ) from error
         raise
+
+
+def _wait_for_all() -> None:
+    """Wait for the other processes, and until gloo's thread has let go of the last tensor.
+
+    For that it needs the interpreter, and aborts the process if that is ending by then.
+    """
+    x = torch.zeros(1)
+    dist.all_reduce(x)
+    last, end = weakref.ref(x), time.monotonic() + LETTING_GO_SECONDS
+    del x
+    while last() is not None and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 def _rendezvous() -> tuple[Store, int, int]:
