@@ -1,10 +1,12 @@
 """What `memspan train --dry-run` says beforehand, against the same training: memory and speed.
 
     python benchmarks/dry_run.py --text tiny-shakespeare.txt
+    python benchmarks/dry_run.py --text tiny-shakespeare.txt --measure memory
 
 Every side is a command of its own, with one thread in each process: a dry run, then the training of a
-few updates. Peaks are the largest resident size of a process; speed is that of the records in
-metrics.jsonl, wall clock, the first left out. Written: results/dry-run.json.
+few updates. Peaks are the largest resident size of a process, with a save before the last update;
+other work on the machine does not matter to them. Speed is that of the records in metrics.jsonl, wall
+clock, the first left out. Written: results/dry-run.json, of which what is not measured stays.
 """
 
 from __future__ import annotations
@@ -53,52 +55,71 @@ def memspan(options: list[str]) -> tuple[str, float]:
     return said, int(peak) * 1024 / 1e6
 
 
-def row(options: list[str], n_processes: int, steps: int) -> dict[str, Any]:
-    """Both sides of one training."""
-    options = [*options, "--nproc", str(n_processes), "--train.device", "cpu"]
+def both(options: list[str], steps: int, save_every: int) -> tuple[str, list[float], float]:
+    """What a dry run says; the speeds that training then has, and its largest process's megabytes."""
     said, _ = memspan([*options, "--dry-run"])
-    number, unit = re.search(r"memory +([\d.,]+) (MB|GB)", said).groups()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        more = [
-            "--train.steps",
-            str(steps),
-            "--train.evaluate-every",
-            "0",
-            "--train.save-every",
-            "0",
-        ]
-        more += ["--train.evaluate-tokens", "1024", "--train.sample-tokens", "0"]
-        _, peak = memspan([*options, *more, "--out", str(out)])
+        more = {
+            "--train.steps": steps,
+            "--train.evaluate-every": 0,
+            "--train.save-every": save_every,
+            "--train.evaluate-tokens": 1024,
+            "--train.sample-tokens": 0,
+            "--out": out,
+        }
+        _, peak = memspan([*options, *(str(part) for pair in more.items() for part in pair)])
         records = metrics.read(out / "metrics.jsonl")
-    speeds = [r["tokens_per_second"] for r in records if "tokens_per_second" in r]
+    return said, [r["tokens_per_second"] for r in records if "tokens_per_second" in r], peak
+
+
+def memory(options: list[str], steps: int) -> dict[str, Any]:
+    """Both sides of what one training takes."""
+    # Several processes write while they train on: that takes most.
+    said, _, peak = both(options, steps, save_every=steps - 1)
+    number, unit = re.search(r"memory +([\d.,]+) (MB|GB)", said).groups()
+    estimated = float(number.replace(",", "")) * UNITS[unit] / 1e6
+    parts = re.search(r"memory .*? \((.*?)\)", said)[1]
     return {
-        "processes": n_processes,
-        "estimated_megabytes": round(float(number.replace(",", "")) * UNITS[unit] / 1e6),
+        "estimated_megabytes": round(estimated),
         "peak_megabytes": round(peak),
-        "estimated_tokens_per_second": float(
-            re.search(r"speed +([\d,]+)", said)[1].replace(",", "")
-        ),
+        "parts": parts,
+    }
+
+
+def speed(options: list[str], steps: int) -> dict[str, Any]:
+    """Both sides of how fast one training is."""
+    said, speeds, _ = both(options, steps, save_every=0)
+    estimated = re.search(r"speed +([\d,]+)", said)[1]
+    return {
+        "estimated_tokens_per_second": float(estimated.replace(",", "")),
         "tokens_per_second": round(median(speeds[1:]), 1),
         "probe": re.search(r"speed .*?: (.*)", said)[1],
     }
+
+
+MEASURES = {"memory": memory, "speed": speed}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", required=True, help="Tiny Shakespeare, a file")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--measure", nargs="+", choices=MEASURES, default=list(MEASURES))
     arguments = parser.parse_args()
-    rows = []
-    for name in arguments.models:
-        for n_processes in (1, 2):
-            options = [*MODELS[name], "--data.corpus", arguments.text]
-            rows.append({"model": name, **row(options, n_processes, arguments.steps)})
-            print(rows[-1], flush=True)
+    path = RESULTS / "dry-run.json"
+    report = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.measure:
+        rows = []
+        for model, given in MODELS.items():
+            for n in (1, 2):
+                options = [*given, "--data.corpus", arguments.text, "--train.device", "cpu"]
+                measured = MEASURES[name]([*options, "--nproc", str(n)], arguments.steps)
+                rows.append({"model": model, "processes": n, **measured})
+                print(rows[-1], flush=True)
+        report[name] = {"machine": machine(), "rows": rows}
     RESULTS.mkdir(exist_ok=True)
-    report = {"machine": machine(), "rows": rows}
-    (RESULTS / "dry-run.json").write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel, sizes
 from memspan.models.registry import MODELS
 from memspan.models.transformer.config import TransformerConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.training import estimate as estimates
 from memspan.training.estimate import estimate, vocabulary
 from memspan.training.options import TrainConfig
 from memspan.training.sample import Sample, line
-from memspan.training.sizes import Sampled, sampled
+from memspan.training.sizes import ENDING, Sampled, needs, sampled
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
 TRAIN = TrainConfig(steps=10, batch_size=4, segment_length=8, device="cpu")
@@ -116,6 +117,24 @@ def test_processes_share_what_training_shares(untimed: None) -> None:
     for wrong, words in ((3, "cannot be shared by 3 processes evenly"), (1, "add --nproc")):
         with pytest.raises(MemspanError, match=words):
             estimate(sharded, n_processes=wrong)
+
+
+def test_what_saves_and_the_end_of_a_run_take_on_top() -> None:
+    wide = dataclasses.replace(tiny("transformer-xl"), model=TransformerXLConfig(d_model=2048))
+    sharded = dataclasses.replace(wide, train=dataclasses.replace(TRAIN, parallel="fsdp"))
+    found = [
+        needs(config, 256, 2, n, 0.0, 0, CPU)
+        for config, n in ((wide, 1), (wide, 2), (wide, 4), (sharded, 4))
+    ]
+    # One process writes its tensors as they are; of several, each copies its state, and its part twice.
+    assert found[0].saving == 0
+    assert found[0].ending == ENDING
+    state = 3 * found[0].weights
+    for need, copies in zip(found[1:], (1 + 2 / 2, 1 + 2 / 4, 3 / 4), strict=True):
+        assert need.saving == copies * state + 2 * need.memory
+        assert need.ending == 0
+    on_gpu = needs(wide, 256, 2, 4, 0.0, 0, torch.device("cuda"))
+    assert on_gpu.saving == on_gpu.ending == 0
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2"])

@@ -12,7 +12,9 @@ from memspan.errors import MemspanError
 from memspan.files.folders import sync_folder
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes], *, replace: bool = True) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, replace: bool = True
+) -> None:
     """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
 
     Args:

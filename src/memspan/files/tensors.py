@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from memspan.errors import MemspanError
@@ -20,32 +21,52 @@ MOST_TENSORS = 1 << 16
 """Maximum number in one file: each takes time to read, however small."""
 HEADER_LIMIT = 1 << 25
 """Maximum size of a file's list of tensors, in bytes."""
+TYPES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""How safetensors calls types, in the order in which it writes tensors."""
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and values, sorted by name."""
     total = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        _add(total, name, tensors[name])
     return total.hexdigest()
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
     """Write ``tensors`` atomically, with ``header`` and a checksum of both in the file's metadata.
 
+    Each is looked up several times and held only while it is used: those of a mapping that reads or
+    copies them when asked need not all be in memory.
+
     Returns:
         The checksum.
 
     Raises:
-        MemspanError: the disk is full or the folder cannot be written.
+        MemspanError: the disk is full, the folder cannot be written, or a tensor's type is not one of
+            :data:`TYPES`.
     """
-    copies = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    sealed = _seal(header, copies)
+    sealed = _seal(header, tensors)
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
     metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
-    write_atomically(path, save(copies, metadata))
+    write_atomically(path, _content(tensors, metadata))
     return sealed
 
 
@@ -55,6 +76,19 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         MemspanError: the file is missing, not safetensors, truncated or altered.
     """
+    tensors, header = _checked(path)
+    # Cloned to be aligned: in the file, tensors begin at any address, and sums over unaligned ones may
+    # round differently, so that a resumed run would differ.
+    return {name: tensor.clone() for name, tensor in tensors.items()}, header
+
+
+def checked_header(path: Path) -> dict[str, str]:
+    """As :func:`load_tensors`, without its tensors, which are read from disk and not kept."""
+    return _checked(path)[1]
+
+
+def _checked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors in a file, as they lie in it, and its header; refuses what is altered."""
     if not path.is_file():
         raise MemspanError(f"{path} is missing: check the path, or restore the file")
     try:
@@ -70,9 +104,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise MemspanError(
             f"{path} is damaged (its checksum is wrong): restore it or write it again"
         )
-    # Cloned to be aligned: in the file, tensors begin at any address, and sums over unaligned ones may
-    # round differently, so that a resumed run would differ.
-    return {name: tensor.clone() for name, tensor in tensors.items()}, header
+    return tensors, header
 
 
 def load_foreign(path: Path) -> dict[str, Tensor]:
@@ -122,6 +154,43 @@ def _check_list(path: Path) -> None:
         raise ValueError(f"it lists more than {MOST_TENSORS:,} tensors")
     if len(listed) == HEADER_LIMIT:
         raise ValueError(f"its list of tensors is longer than {HEADER_LIMIT:,} bytes")
+
+
+def _add(total: Any, name: str, tensor: Tensor) -> None:
+    total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+    total.update(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's values, copied only where they are on another device or not contiguous."""
+    plain = tensor.detach().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _content(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """The pieces of a file equal to what safetensors writes, which copies all tensors first."""
+    listed: dict[str, object] = {"__metadata__": metadata}
+    forms = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
+    for name, (dtype, _) in forms.items():
+        if dtype not in TYPES:
+            raise MemspanError(
+                f"{name} is of type {dtype}, which files do not have: convert it, such as to float32"
+            )
+    rank = {dtype: number for number, dtype in enumerate(TYPES)}
+    names = sorted(forms, key=lambda name: (rank[forms[name][0]], name))
+    end = 0
+    for name in names:
+        dtype, shape = forms[name]
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        listed[name] = {"dtype": TYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode()
+    # Values begin at a multiple of eight.
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield _bytes(tensors[name])
 
 
 def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:

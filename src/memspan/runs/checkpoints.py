@@ -21,7 +21,7 @@ from pathlib import Path
 from memspan.errors import MemspanError
 from memspan.files.bytes import link_atomically, read_limited, write_atomically
 from memspan.files.folders import sync_folder
-from memspan.files.tensors import load_tensors, save_tensors
+from memspan.files.tensors import checked_header, save_tensors
 from memspan.runs import shards, state_file, tensor_files
 from memspan.runs.binding import bound_files, header, refuse_changes
 from memspan.runs.claim import Claim
@@ -227,7 +227,7 @@ def _publish(source: Path, published: Path) -> None:
         link_atomically(source / WEIGHTS, published)
     else:
         state = state_file.read(source)
-        weights = shards.read(source, state).weights
+        weights = shards.opened(source, state).weights
         save_tensors(published, weights, header(state, bound_files(state)))
 
 
@@ -250,7 +250,7 @@ def recover(folder: Path, state: State) -> None:
     step = state["step"] if best is None else best
     source, published = _step_folder(folder, step), folder / WEIGHTS
     with contextlib.suppress(MemspanError):
-        about = load_tensors(published)[1]
+        about = checked_header(published)
         refuse_changes(folder, about)
         if about.get("step") == str(step):
             return
@@ -260,7 +260,7 @@ def recover(folder: Path, state: State) -> None:
     try:
         if (source / WEIGHTS).exists() or not (source / SHARDS).is_dir():
             # Refuses damaged ones.
-            load_tensors(source / WEIGHTS)
+            checked_header(source / WEIGHTS)
         _publish(source, published)
     except MemspanError as error:
         raise MemspanError(
@@ -292,7 +292,7 @@ def export(folder: Path) -> list[int]:
         if WEIGHTS in state["files"]:
             continue
         bound = bound_files(state)
-        files = bound | tensor_files.write(source, shards.read(source, state), bound)
+        files = bound | tensor_files.write(source, shards.opened(source, state), bound)
         # Once this is written, the new files count and the shards do not.
         state_file.write(source, state, files)
         converted.append(step)

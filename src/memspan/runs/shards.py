@@ -11,8 +11,9 @@ import hashlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ WEIGHT = "model/"
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Name, shape and type of a saved tensor to the tensor that it is read into: a DTensor to read only
 this process's part."""
+Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Fills tensors, by name, and returns them."""
 
 
 def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) -> Future[None]:
@@ -50,9 +53,10 @@ def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) 
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    weights = {f"{WEIGHT}{name}": tensor for name, tensor in checkpoint.weights.items()}
+    tensors = {f"{WEIGHT}{name}": tensor for name, tensor in checkpoint.weights.items()}
+    tensors |= checkpoint.training
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    saving = async_save(weights | checkpoint.training, storage_writer=writer, process_group=group)
+    saving = async_save(tensors, storage_writer=writer, process_group=group)
     assert isinstance(saving, Future)
     return saving
 
@@ -82,6 +86,28 @@ def read(
     Raises:
         MemspanError: a shard is missing or damaged.
     """
+    _refuse_damaged(folder, state, verify)
+    tensors = load_shards(folder / SHARDS, target or _complete)
+    return _checkpoint(tensors, tensors.__getitem__, state)
+
+
+def opened(folder: Path, state: State) -> Checkpoint:
+    """As :func:`read`, but each tensor is read whenever it is looked up, and not kept.
+
+    Raises:
+        MemspanError: a shard is missing or damaged; looking a tensor up raises this, too.
+    """
+    _refuse_damaged(folder, state, verify=True)
+    load, entries = _loader(folder / SHARDS)
+
+    def tensor(name: str) -> Tensor:
+        entry = entries[name]
+        return load({name: _complete(name, entry.size, entry.properties.dtype)})[name]
+
+    return _checkpoint(entries, tensor, state)
+
+
+def _refuse_damaged(folder: Path, state: State, verify: bool) -> None:
     wanted = {n: check for n, check in state["files"].items() if n.startswith(f"{SHARDS}/")}
     if not wanted or not (folder / SHARDS).is_dir():
         raise MemspanError(f"{folder / SHARDS} is missing: restore it")
@@ -91,10 +117,6 @@ def read(
             if wanted.get(name) != found.get(name):
                 how = "damaged" if name in found else "missing"
                 raise MemspanError(f"{folder / name} is {how}: restore it")
-    tensors = load_shards(folder / SHARDS, target or _complete)
-    weights = {n.removeprefix(WEIGHT): t for n, t in tensors.items() if n.startswith(WEIGHT)}
-    training = {n: t for n, t in tensors.items() if not n.startswith(WEIGHT)}
-    return Checkpoint(weights, training, state)
 
 
 def load_shards(folder: Path, target: Target) -> dict[str, Tensor]:
@@ -103,26 +125,71 @@ def load_shards(folder: Path, target: Target) -> dict[str, Tensor]:
     Raises:
         MemspanError: something is missing or inconsistent.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
+    load, entries = _loader(folder)
+    with _naming(folder):
+        wanted = {n: target(n, entry.size, entry.properties.dtype) for n, entry in entries.items()}
+    return load(wanted)
+
+
+class _Tensors(Mapping[str, Tensor]):
+    """Tensors that a function returns, by their names there."""
+
+    def __init__(self, names: Mapping[str, str], tensor: Callable[[str], Tensor]) -> None:
+        self._names, self._tensor = names, tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensor(self._names[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _checkpoint(names: Iterable[str], tensor: Callable[[str], Tensor], state: State) -> Checkpoint:
+    names = list(names)
+    weights = {name.removeprefix(WEIGHT): name for name in names if name.startswith(WEIGHT)}
+    training = {name: name for name in names if not name.startswith(WEIGHT)}
+    return Checkpoint(_Tensors(weights, tensor), _Tensors(training, tensor), state)
+
+
+def _loader(folder: Path) -> tuple[Load, Mapping[str, TensorStorageMetadata]]:
+    """What fills given tensors, by name, from a folder of shards; and what tensors there are."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    reader = HuggingFaceStorageReader(str(folder))
+    with _naming(folder):
+        metadata = reader.read_metadata()
+        entries = _entries(metadata)
+    # For each load it would be read again.
+    reader.read_metadata = lambda: metadata  # type: ignore[method-assign]
+    # Reading without a process group is intended. The filter stays: filters are process-wide, and
+    # this may be a thread.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+
+    def loaded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        with _naming(folder):
+            load(tensors, storage_reader=reader, no_dist=True)
+        return tensors
+
+    return loaded, entries
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Turn errors in reading shards into one that names their ``folder``."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
-        metadata = HuggingFaceStorageReader(str(folder)).read_metadata()
-        tensors = {}
-        for name, entry in _entries(metadata).items():
-            tensors[name] = target(name, entry.size, entry.properties.dtype)
-        # Reading without a process group is intended. The filter stays: filters are process-wide, and
-        # this may be a thread.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        yield
     except (
         *(SafetensorError, CheckpointException, AssertionError, AttributeError),
         *(OSError, LookupError, TypeError, ValueError, RuntimeError),
     ) as error:
         reason = " ".join(str(error).split())[:200]
         raise MemspanError(f"{folder} is damaged ({reason}): restore it") from None
-    return tensors
 
 
 def _complete(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

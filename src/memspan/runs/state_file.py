@@ -62,9 +62,9 @@ TYPES: dict[str, tuple[type, ...]] = {
 class Checkpoint:
     """Everything that training continues from."""
 
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     """By name, see :func:`memspan.runs.weights.weights_of`."""
-    training: dict[str, Tensor]
+    training: Mapping[str, Tensor]
     """Optimiser, carried memory and random states, by name."""
     state: State
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -47,7 +48,7 @@ def widened(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_fit(
-    folder: Path, config: RunConfig[BackboneConfig], vocab_size: int, weights: dict[str, Tensor]
+    folder: Path, config: RunConfig[BackboneConfig], vocab_size: int, weights: Mapping[str, Tensor]
 ) -> None:
     """Refuse weights of another model, before a model of these options takes memory or time.
 
@@ -94,5 +95,5 @@ def _misfit(folder: Path, reason: object) -> MemspanError:
     )
 
 
-def _forms(weights: dict[str, Tensor]) -> dict[str, str]:
+def _forms(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in weights.items()}

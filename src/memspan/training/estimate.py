@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -238,7 +239,12 @@ def _timed(room: _Room, processes: Processes) -> tuple[float, str]:
     """
     operations = room.sampled.operations
     n_layers, all_rows, first = room.config.model.n_layers, room.rows, min(operations)
-    once = _seconds_per_update(room, first, 1, processes)
+
+    @functools.cache
+    def seconds(layers: int, rows: int) -> float:
+        return _seconds_per_update(room, layers, rows, processes)
+
+    once = seconds(first, 1)
 
     def is_quick(layers: int, rows: int) -> bool:
         cost = once * rows * line(operations, layers) / operations[first]
@@ -249,7 +255,7 @@ def _timed(room: _Room, processes: Processes) -> tuple[float, str]:
     if rows:
         # Half as many are timed, too: what an update takes whatever its rows is not multiplied.
         sizes = {rows} if rows in (1, all_rows) else {rows // 2, rows}
-        times = {n: _seconds_per_update(room, n_layers, n, processes) for n in sorted(sizes)}
+        times = {n: seconds(n_layers, n) for n in sorted(sizes)}
         share = "" if rows == all_rows else f" with {rows} of its {all_rows} rows"
         probe = f"updates of the model itself{share}"
         return _per_second(room, all_rows, processes) / line(times, all_rows), probe
@@ -258,7 +264,7 @@ def _timed(room: _Room, processes: Processes) -> tuple[float, str]:
     layers = max(first, _most(fewer, lambda layers: is_quick(layers, 1)))
     layers = processes.of_first(layers)
     sizes = {layers} if layers == 1 else {max(first, layers // 2), layers}
-    times = {n: _seconds_per_update(room, n, 1, processes) for n in sorted(sizes)}
+    times = {n: seconds(n, 1) for n in sorted(sizes)}
     probe = f"updates of {layers} of the {n_layers} layers with 1 of {all_rows} rows, scaled"
     return _per_second(room, 1, processes) / line(times, n_layers), probe
 

@@ -7,6 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class Sample:
         implementation = None if model.backbone.compiled_loops() is None else "reference"
         tokens = self._tokens(1)
         with torch.no_grad(), _countable():
-            memory = self._memory(tokens)
+            memory = self._memory(1)
             with CountedProducts() as counted:
                 model(tokens, memory, targets=tokens, implementation=implementation)
         return counted.operations / tokens.shape[1]
@@ -128,7 +129,7 @@ class Sample:
     def peak_bytes(self, rows: int) -> int | None:
         """What a segment's forward and backward take at most, gradients included (None: unknown)."""
         model, tokens = self.model.train(), self._tokens(rows)
-        memory = self._memory(tokens)
+        memory = self._memory(rows)
         before = _reset_peak(self._device)
         with self._precision.float32_products():
             with self._precision.autocast(self._device):
@@ -138,11 +139,15 @@ class Sample:
         model.zero_grad(set_to_none=True)
         return None if before is None or peak is None else peak - before
 
+    def _memory(self, rows: int) -> Memory:
+        """After a segment: the next one displaces what is in it. The same in all rows."""
+        return self._read.select([0] * rows)
+
+    @cached_property
     @torch.no_grad()
-    def _memory(self, tokens: Tensor) -> Memory:
-        """After a segment: the next one displaces what is in it."""
+    def _read(self) -> Memory:
         with self._precision.applied(self._device):
-            return self.model(tokens, self.model.initial_memory(len(tokens))).memory
+            return self.model(self._tokens(1), self.model.initial_memory(1)).memory
 
     def _tokens(self, rows: int) -> Tensor:
         length = self._config.train.segment_length

@@ -25,6 +25,9 @@ from memspan.training.sample import Sample, line, resident_bytes, sampled_layers
 MEASURED_FROM = 0.01
 """Share of the device's memory from which on a lower bound is not enough to tell that training fits."""
 
+ENDING = 70_000_000
+"""Bytes of the compressor that the final score is compared with, for a text of up to 1 MB."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -62,8 +65,11 @@ class Needs:
     process: int
     """Python and its libraries."""
     saving: int
-    """On a CPU, a checkpoint while it is written: the moments twice. What gradients and activations
-    took is free by then, but the system has not got it back."""
+    """On a CPU, what several processes copy of their state in order to write it while training goes on:
+    one copy of all, two of the part that each writes. One process copies nothing."""
+    ending: int
+    """On a CPU, see :data:`ENDING`: it comes after the last save, so that only the larger counts. What
+    gradients and activations took is free by then, but the system has not got it back."""
 
     @property
     def total(self) -> int:
@@ -105,6 +111,12 @@ def needs(
     buckets = config.train.parallel == "ddp" and n_processes > 1
     if activations is not None:
         activations *= config.train.gradient_segments
+    saving = 0
+    if n_processes > 1 and device.type == "cpu":
+        part = 3 * BYTES * sizes.parameters // n_processes + sizes.memory_bytes
+        # Fields of a memory may share tensors, so that rows are copied once more.
+        saving = 3 * BYTES * own + 2 * sizes.memory_bytes + 2 * part
+    ending = ENDING if device.type == "cpu" else 0
     return Needs(
         weights=BYTES * held,
         gradients=BYTES * own * (1 + buckets),
@@ -112,8 +124,8 @@ def needs(
         activations=None if activations is None else round(activations),
         memory=2 * sizes.memory_bytes,
         process=process,
-        # Processes write a part each.
-        saving=4 * BYTES * sizes.parameters // n_processes if device.type == "cpu" else 0,
+        saving=saving if saving > ending else 0,
+        ending=ending if ending >= saving else 0,
     )
 
 
@@ -154,6 +166,8 @@ def sampled(
         # The run's own random numbers do not depend on samples.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             sample = Sample(part, vocab_size, device)
+            # Not counted: it leaves the heap as all later passes find it.
+            sample.peak_bytes(1)
             found = [sample.peak_bytes(n) for n in range(1, most_rows + 1)]
             operations[n_layers] = sample.operations_per_token()
         if peaks is None or None in found:

@@ -91,6 +91,8 @@ def train(
     state = TrainingState(config, prepared, device, processes, source)
     if state.warm_start is not None:
         console.print(state.warm_start.summary())
+    # Its weights would stay in memory for as long as this trains.
+    del source
     with _claimed(folder, processes) as claimed:
         if claimed is not None:
             create(claimed, config, prepared.tokenizer)
@@ -181,6 +183,8 @@ def _resume(
     if claimed is not None:
         history.record(claimed, training.step, changed, to_toml(config).encode())
     _report_differences(saved, training.environment(), folder, console)
+    # As in train().
+    del saved
     saves = Saves(training, folder, claimed, console)
     Trainer(training, saves, console).fit()
     return saves.folder
