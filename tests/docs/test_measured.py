@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "measured").glob("*.md"))
-RESULTS = ("latest", "no-compiler", "one-token", "feedback-dropout", "feedback-options")
+RESULTS = ("latest", "no-compiler", "one-token", "feedback-dropout", "feedback-options", "paper")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor
 from architectures import CASES, Case
 from golden import assert_same
 from memspan.memory import Memory
-from memspan.models import LanguageModel
+from memspan.models import FastWeights, LanguageModel
 
 ROWS, TURNS = 16, 3
 CUTS = [5, 1]
@@ -47,8 +48,12 @@ def bytes_model(case: Case) -> LanguageModel:
     return sized
 
 
-def served(model: LanguageModel, texts: Tensor) -> tuple[Tensor, list[Memory]]:
-    """All texts read in turns of random order, 16 at once: logits ``[N, T, V]`` and last memories."""
+def served(model: LanguageModel, texts: Tensor, folder: Path) -> tuple[Tensor, list[Memory]]:
+    """All texts read in turns of random order, 16 at once: logits ``[N, T, V]`` and last memories.
+
+    The memory of every fifth waits in a file.
+    """
+    fingerprint, path = model.fingerprint(), folder / "memory.pt"
     chance, turn = random.Random(0), sum(CUTS)
     n_streams, reader = len(texts), model.reader(batch_size=ROWS)
     logits = texts.new_zeros(n_streams, texts.shape[1], 256, dtype=torch.float64)
@@ -64,7 +69,11 @@ def served(model: LanguageModel, texts: Tensor) -> tuple[Tensor, list[Memory]]:
         kept, coming = reader.select(leaving), []
         for place, row in enumerate(leaving):
             if (stream := rows[row]) >= 0:
-                saved[stream] = kept.select([place])
+                memory = kept.select([place])
+                if stream % 5 == 0:
+                    memory.save(path, fingerprint)
+                    memory = model.load_memory(path)
+                saved[stream] = memory
                 if done[stream] < TURNS:
                     waiting.append(stream)
         for row in leaving:
@@ -91,14 +100,14 @@ def served(model: LanguageModel, texts: Tensor) -> tuple[Tensor, list[Memory]]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_streams_in_turn_equal_each_alone(name: str) -> None:
+def test_streams_in_turn_equal_each_alone(name: str, tmp_path: Path) -> None:
     """Texts that go on from their saved memories, among others, as if each were read alone."""
     thorough = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
     # A thousand streams of every architecture take ten seconds.
     count = 1000 if thorough or name == "compressive" else 100
     model, texts = bytes_model(CASES[EVERY[name]]), books(count)
     with torch.no_grad():
-        logits, memories = served(model, texts)
+        logits, memories = served(model, texts, tmp_path)
     assert len(memories) == count
     reader = model.reader(batch_size=count)
     expected = torch.cat([reader.read(part) for part in texts.split(CUTS * TURNS, 1)], 1)
@@ -110,3 +119,33 @@ def test_streams_in_turn_equal_each_alone(name: str) -> None:
         own = [alone.read(part) for part in texts[[stream]].split(CUTS * TURNS, 1)]
         assert_same(torch.cat(own, 1), logits[[stream]], 1e-9, "logits alone")
         assert_memories_equal(memories[stream], alone.memory, 1e-9)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_waits_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values on device ``meta`` do not exist, so whatever waited for one would fail."""
+    # It is no device of torch.autocast.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    model = bytes_model(CASES[EVERY[name]])
+    memory = model.initial_memory(4)
+    given, counts = memory.select([3, 0]), memory.counts()
+    model.to("meta")
+    with monkeypatch.context() as patch:
+        # Once, when it is made, a reader may wait.
+        patch.setattr(type(memory), "counts", lambda _: counts)
+        patch.setattr(FastWeights, "check_feature_map", lambda *_: None)
+        reader = model.reader(memory.to("meta"))
+
+    def read(length: int) -> None:
+        logits = reader.read(torch.zeros(4, length, dtype=torch.int64, device="meta"))
+        with pytest.raises(RuntimeError, match="meta"):
+            logits.sum().item()
+
+    read(7)
+    reader.reset([True, False, False, True])
+    read(1)
+    reader.replace([2, 0], given)
+    for length in (3, 1, 1, 1, 1, 1):
+        read(length)
+    assert reader.select([1, 2]).tokens_seen.is_meta
+    assert reader.memory.batch_size == 4

@@ -133,6 +133,10 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "vectors of integers": (lambda: vectors.read(x.long()), f"int64 [2, 1, {d}] on cpu"),
         "vectors on meta": (lambda: vectors.read(x.to("meta")), f"float64 [2, 1, {d}] on meta"),
         "vectors as a list": (lambda: vectors.read(x.tolist()), f"{of_vectors} list"),
+        "starts of vectors": (
+            lambda: vectors.read(x, starts[:, 0]),
+            "starts must be a tensor of bool [2, 1]",
+        ),
         "select out of range": (lambda: memory.select([0, 2]), "0 .. 1, not [0, 2]"),
         "select -1": (lambda: memory.select([-1]), "select needs row numbers in 0 .. 1, not [-1]"),
         "a reader's row 2": (lambda: reader.select([0, 2]), "numbers in 0 .. 1, not [0, 2]"),

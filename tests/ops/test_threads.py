@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import signal
 import threading
 import time
+from ctypes import c_long
 
 import pytest
 import torch
@@ -16,67 +20,110 @@ from memspan.ops.native.threads import in_shares
 
 @pytest.fixture(autouse=True)
 def _three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    if threads._parallel()[1] is None:
+        pytest.skip("PyTorch has no GNU OpenMP")
     monkeypatch.setattr(threads, "LEAST_WORK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 
-def test_an_interrupt_waits_for_the_other_shares() -> None:
-    ended = []
+def test_shares_run_at_once() -> None:
+    read, all_here = [], threading.Barrier(3, timeout=60)
 
-    def run(first: int, end: int) -> int:
-        if not first:
-            raise KeyboardInterrupt
-        time.sleep(0.05)
-        ended.append(first)
+    def run(given: str, first: c_long, end: c_long) -> int:
+        all_here.wait()
+        read.append((given, first.value, end.value))
         return 1
 
-    with pytest.raises(KeyboardInterrupt):
-        in_shares(run, 3, 3)
-    assert sorted(ended) == [1, 2]
+    in_shares(run, ("given",), 7, 7)
+    assert sorted(read) == [("given", 0, 2), ("given", 2, 4), ("given", 4, 7)]
+
+
+def test_shares_have_enough_items() -> None:
+    read = []
+
+    def run(first: c_long, end: c_long) -> int:
+        read.append((first.value, end.value))
+        return 1
+
+    in_shares(run, (), 7, 7, least=3)
+    assert sorted(read) == [(0, 3), (3, 7)]
+
+
+def test_no_interrupt_is_lost() -> None:
+    """They come at any time, also when a thread is about to begin."""
+    caller, sleep = threading.get_ident(), ctypes.CDLL(None).usleep
+
+    def interrupt(after: float, begun: threading.Event, sent: threading.Event) -> None:
+        begun.wait()
+        time.sleep(after)
+        signal.pthread_kill(caller, signal.SIGINT)
+        sent.set()
+
+    def call_on(begun: threading.Event, sent: threading.Event) -> None:
+        begun.set()
+        while not sent.is_set():
+            # It returns 0.
+            with contextlib.suppress(MemspanError):
+                in_shares(sleep, (), 900, 900)
+
+    for n in range(60):
+        events = threading.Event(), threading.Event()
+        thread = threading.Thread(target=interrupt, args=(0.002 + n * 1e-5, *events))
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            call_on(*events)
+        thread.join()
 
 
 def test_an_interrupt_while_waiting_waits_on() -> None:
-    caller, ended = threading.get_ident(), []
+    caller, ended, both_here = threading.get_ident(), [], threading.Barrier(2, timeout=60)
 
-    def run(first: int, end: int) -> int:
-        if first:
+    def run(first: c_long, end: c_long) -> int:
+        both_here.wait()
+        if threading.get_ident() != caller:
             time.sleep(0.05)
             signal.pthread_kill(caller, signal.SIGINT)
             time.sleep(0.05)
-            ended.append(first)
+            ended.append(True)
         return 1
 
     with pytest.raises(KeyboardInterrupt):
-        in_shares(run, 2, 2)
-    assert ended == [1]
+        in_shares(run, (), 2, 2)
+    assert ended == [True]
 
 
-def test_without_another_thread_the_caller_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, start = [], threading.Thread.start
+@pytest.mark.parametrize("n_threads", [0, 1])
+def test_without_other_threads_the_caller_takes_all_shares(
+    monkeypatch: pytest.MonkeyPatch, n_threads: int
+) -> None:
+    """No OpenMP, or fewer threads than were asked for."""
+    parallel = [None, lambda body, calls, *_: body(calls)][n_threads]
+    monkeypatch.setattr(threads, "_parallel", lambda: (os.getpid(), parallel))
+    read = []
 
-    def start_first(thread: threading.Thread) -> None:
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        start(thread)
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    def run(first: int, end: int) -> int:
-        read.append((threading.current_thread() is threading.main_thread(), first, end))
+    def run(first: c_long, end: c_long) -> int:
+        is_main = threading.current_thread() is threading.main_thread()
+        read.append((is_main, first.value, end.value))
         return 1
 
-    monkeypatch.setattr(threading.Thread, "start", start_first)
-    in_shares(run, 6, 6)
-    assert sorted(read) == [(False, 2, 4), (True, 0, 2), (True, 4, 6)]
+    in_shares(run, (), 6, 6)
+    assert read == [(True, 0, 2), (True, 2, 4), (True, 4, 6)]
 
 
-def test_what_a_thread_raises_is_raised() -> None:
-    def run(first: int, end: int) -> int:
-        if first:
-            raise ValueError("in a thread")
-        return 1
-
-    with pytest.raises(ValueError, match="in a thread"):
-        in_shares(run, 2, 2)
+def test_a_share_out_of_memory() -> None:
     with pytest.raises(MemspanError, match="memory is full"):
-        in_shares(lambda first, end: int(not first), 2, 2)
+        in_shares(lambda first, end: int(not first.value), (), 2, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_without_its_parents_threads() -> None:
+    usleep = ctypes.CDLL(None).usleep
+    with pytest.raises(MemspanError):
+        in_shares(usleep, (), 3, 3)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        with contextlib.suppress(MemspanError):
+            in_shares(usleep, (), 3, 3)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -45,9 +45,11 @@ def check_segment(
                 )
 
 
-def check_vectors(x: Tensor, rows: int, width: int, device: torch.device) -> None:
+def check_vectors(
+    x: Tensor, starts: Tensor | None, rows: int, width: int, device: torch.device
+) -> None:
     """Refuse what a reader of vectors cannot read: anything but floating-point ``[B, T, D]``, with its
-    ``rows`` B and ``width`` D, on its device."""
+    ``rows`` B and ``width`` D, on its device, and ``starts`` ``[B, T]``."""
     if not (
         isinstance(x, Tensor)
         and len(shape := x.shape) == 3
@@ -61,6 +63,7 @@ def check_vectors(x: Tensor, rows: int, width: int, device: torch.device) -> Non
             f"x must be a floating-point tensor [{rows}, length, {width}] on {device}, the reader's, "
             f"not {_described(x)}{where}"
         )
+    _check("starts", starts, torch.bool, x.shape[:2])
 
 
 def _check(name: str, value: Tensor | None, dtype: torch.dtype, shape: torch.Size) -> None:
@@ -69,7 +72,7 @@ def _check(name: str, value: Tensor | None, dtype: torch.dtype, shape: torch.Siz
     if not (isinstance(value, Tensor) and value.dtype == dtype and value.shape == shape):
         kind = str(dtype).removeprefix("torch.")
         raise MemspanError(
-            f"{name} must be a tensor of {kind} {list(shape)}, to go with the tokens, not "
+            f"{name} must be a tensor of {kind} {list(shape)}, to go with the input, not "
             f"{_described(value)}"
         )
 

@@ -333,7 +333,7 @@ class PassReader(MemoryReader[M]):
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
         width, rows = self._backbone.config.d_model, self.memory.batch_size
-        check_vectors(x, rows, width, self.memory.tokens_seen.device)
+        check_vectors(x, starts, rows, width, self.memory.tokens_seen.device)
         output: BackboneOutput[M] = self._backbone(x, self.memory, starts=starts)
         self.memory = output.memory
         return output.hidden

@@ -216,7 +216,8 @@ class CompressiveLayer(RelativeLayer):
         """Of ``[B, n, D]``, per head, with weights that get no gradient."""
         norm, attention = self.attention_norm, self.attention
         if self.pre:
-            gain, shift = norm.weight.detach(), norm.bias.detach()
+            # A user's norm may lack them.
+            gain, shift = (p if p is None else p.detach() for p in (norm.weight, norm.bias))
             compressed = F.layer_norm(compressed, norm.normalized_shape, gain, shift, norm.eps)
         bias = attention.value.bias
         keys = F.linear(compressed, attention.key.weight.detach())

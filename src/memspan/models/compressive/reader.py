@@ -18,7 +18,8 @@ from memspan.models.compressive.model import (
 )
 from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
-from memspan.models.segments import Documents, count_after, in_use
+from memspan.models.segments import Documents, in_use
+from memspan.ops.relative_step.compiled import CompiledStep
 
 
 class CompressiveReader(RelativeReader[CompressiveMemory]):
@@ -65,7 +66,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         """Count the new tokens, and compress the slots that no longer fit."""
         added: int | Tensor = n_new
         length, compressed = self._counts["length"], self._counts["compressed_length"]
-        self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
+        self._count_tokens(n_new, documents)
         if documents is None and max(length.tolist()) + n_new <= self.slots:
             # Nothing leaves memory.
             self._count(length=length + n_new, compressed_length=compressed)
@@ -83,11 +84,14 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         )
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
-            self._compress(after, runs, received)
+            step = self._step if n_new == 1 and self._suits(self._hidden) else None
+            self._compress(after, runs, received, step)
         self._count(length=after.length, compressed_length=after.compressed_length)
 
-    def _compress(self, after: ops.Append, runs: int, received: list[Tensor]) -> None:
-        """Compress in the rows that are due, ``runs`` runs at most."""
+    def _compress(
+        self, after: ops.Append, runs: int, received: list[Tensor], step: CompiledStep | None
+    ) -> None:
+        """Compress in the rows that are due: ``runs`` runs at most, one with ``step``."""
         rows = after.n_compressed.nonzero().flatten()
         at, n_compressed, total, length = (
             sent(t, self._device)
@@ -114,6 +118,13 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
                 use = ops.pick(received[n][at], (sources - attended).clamp(min=0))
             compressed.append(compression(old[n].flatten(0, 1), use))
         hidden = torch.stack(compressed)
+        if step is not None:
+            column = self._end - after.length - 1
+            kept = self._counts["compressed_length"].clamp(max=self.compressed_slots - 1)
+            older = self._end - after.total - kept
+            buffers = self._hidden, self._keys, self._values
+            step.insert(hidden.squeeze(2), buffers, rows, *(t[rows] for t in (column, older, kept)))
+            return
         keys, values = self._keys_and_values(hidden)
         _put_in_front(self._hidden, hidden, *(self._places(at, c, 1) for c in (older, new, moved)))
         n_heads = self.backbone.config.n_heads

@@ -92,7 +92,9 @@ class FastWeightsReader:
             NonFiniteError: the output is not finite. On a GPU, where checking would wait for the
                 device, it is returned as it is.
         """
-        check_vectors(x, self._rows.count, self.backbone.config.d_model, self._tokens_seen.device)
+        check_vectors(
+            x, starts, self._rows.count, self.backbone.config.d_model, self._tokens_seen.device
+        )
         if not x.shape[1]:
             return self.backbone.final_norm(x)
         if starts is None:

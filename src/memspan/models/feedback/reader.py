@@ -74,7 +74,7 @@ class FeedbackReader:
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
-        check_vectors(x, self._batch, self.backbone.config.d_model, self._device)
+        check_vectors(x, starts, self._batch, self.backbone.config.d_model, self._device)
         if starts is None or not starts.numel():
             return self._read(x)
         pieces, starts = [], starts.cpu()

@@ -15,7 +15,7 @@ from memspan.models.inputs import check_vectors
 from memspan.models.one_token import hooks, is_plain, packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
-from memspan.models.segments import Documents, documents_of
+from memspan.models.segments import Documents, count_after, documents_of
 from memspan.ops.relative_attention import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.ops.relative_step.compiled import CompiledStep
@@ -126,7 +126,8 @@ class RelativeReader(ABC, Generic[M]):
         hidden = self._slots(memory)
         self.backbone, self.n_slots = backbone, hidden.shape[2]
         self._rows, self._device = Rows.of(memory), hidden.device
-        self._tokens_seen = memory.tokens_seen
+        # What rows had read before, and what all of them have read since: no operation per token.
+        self._seen_before, self._n_read = memory.tokens_seen, 0
         self._attention = ReaderAttention(backbone, span)
         self._hooks = hooks(self._attention.layers, backbone.final_norm)
         self._attention.cover(self.n_slots + 1, self.n_slots)
@@ -140,7 +141,7 @@ class RelativeReader(ABC, Generic[M]):
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
-        check_vectors(x, self._rows.count, self.backbone.config.d_model, self._device)
+        check_vectors(x, starts, self._rows.count, self.backbone.config.d_model, self._device)
         if not x.numel():
             return self.backbone.final_norm(x)
         n_new, span = x.shape[1], self._attention.span
@@ -198,7 +199,7 @@ class RelativeReader(ABC, Generic[M]):
                 projections,
                 backbone.final_norm,
                 n_heads=backbone.config.n_heads,
-                batch=len(self._tokens_seen),
+                batch=self._rows.count,
             )
         )
 
@@ -227,7 +228,8 @@ class RelativeReader(ABC, Generic[M]):
         """See :meth:`BackboneReader.reset`."""
         rows = self._rows.mask(mask).nonzero().flatten()
         at = self._emptied(rows)
-        self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
+        self._seen_before = self._tokens_seen.index_fill(0, at, 0)
+        self._n_read = 0
         self._count(**{name: count.index_fill(0, rows, 0) for name, count in self._counts.items()})
 
     @property
@@ -256,7 +258,7 @@ class RelativeReader(ABC, Generic[M]):
         slots = slice(self._end - self.n_slots, self._end)
         for buffer, new in zip((self._hidden, self._keys, self._values), computed, strict=True):
             buffer[..., slots, :].index_copy_(1, at, new.to(buffer.dtype))
-        self._tokens_seen = self._tokens_seen.index_copy(0, at, seen)
+        self._seen_before, self._n_read = self._tokens_seen.index_copy(0, at, seen), 0
         self._count(
             **{
                 name: count.index_copy(0, numbers, getattr(given, name).cpu())
@@ -290,6 +292,18 @@ class RelativeReader(ABC, Generic[M]):
         ``received``: with ``counts_attention``, the attention that each attended column received, per
         layer ``[B, N + T]``.
         """
+
+    @property
+    def _tokens_seen(self) -> Tensor:
+        return self._seen_before + self._n_read
+
+    def _count_tokens(self, n_new: int, documents: Documents | None) -> None:
+        """Count ``n_new`` tokens, of which a row's last document alone counts."""
+        if documents is not None:
+            self._seen_before = count_after(self._tokens_seen, n_new, documents)
+            self._n_read = 0
+        else:
+            self._n_read += n_new
 
     def _count(self, **counts: Tensor) -> None:
         """Set the fields of memory that count valid slots, int64 ``[B]`` each: on the CPU, since shapes

@@ -36,7 +36,7 @@ class TransformerXLReader(RelativeReader[TransformerXLMemory]):
         )
 
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
-        self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
+        self._count_tokens(n_new, documents)
         if documents is None and self._equal and self._most == self.n_slots:
             return
         length = self._counts["length"]

@@ -277,13 +277,9 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
             setattr(loop, name, tensor.data_ptr())
         else:
             setattr(loop, name, _View(tensor.data_ptr(), *tensor.stride()[:3]))
-    run, total = getattr(code, function), batch * n_heads
+    total = batch * n_heads
     work = total * steps * n_features * value_width
-
-    def share(first: int, end: int) -> int:
-        return run(ctypes.byref(loop), ctypes.c_long(first), ctypes.c_long(end))
-
-    in_shares(share, total, work)
+    in_shares(getattr(code, function), (ctypes.byref(loop),), total, work)
 
 
 # ----- Single tokens

@@ -105,13 +105,9 @@ class CompiledLoop:
 
     def _in_shares(self, function: Any, *given: Any, total: int | None = None) -> None:
         """Call a function for its share of the rows, or of ``total`` others."""
-
-        def share(first: int, end: int) -> int:
-            return function(self._at, *given, ctypes.c_long(first), ctypes.c_long(end))
-
         rows = self._loop.batch
         work = rows * self._loop.steps * self._products
-        in_shares(share, rows if total is None else total, work)
+        in_shares(function, (self._at, *given), rows if total is None else total, work)
 
 
 def forward(saved: Saved, w: Folded, call: Call) -> None:

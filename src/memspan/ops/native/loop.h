@@ -44,23 +44,25 @@ static Packed pack(const REAL *a, long depth, long columns, long row_stride, lon
     return p;
 }
 
-/* sum[r, :] = a[r, :] panel, two vectors wide and up to six rows high: enough independent sums to keep
-   the processor busy. */
+/* sum[r, :] = a[r, :] times adjacent panels, each two vectors wide: rows * panels, six at most, are
+   enough independent sums to keep the processor busy. */
 INLINE void few_rows(
-    const REAL *a, long a_stride, const REAL *panel, long depth, REAL *sum, const long rows
+    const REAL *a, long a_stride, const REAL *panel, long depth, REAL *sum, const long rows,
+    const long panels
 ) {
     Vector s[6][2] = {0};
-    for (long k = 0; k < depth; k++) {
-        Vector w0 = *(const Vector *)(panel + k * PANEL);
-        Vector w1 = *(const Vector *)(panel + k * PANEL + WIDE);
-        KEEP(w0);
-        KEEP(w1);
-        for (long r = 0; r < rows; r++) {
-            REAL x = a[r * a_stride + k];
-            s[r][0] += x * w0, s[r][1] += x * w1;
+    for (long k = 0; k < depth; k++)
+        for (long u = 0; u < panels; u++) {
+            const REAL *w = panel + (u * depth + k) * PANEL;
+            Vector w0 = *(const Vector *)w, w1 = *(const Vector *)(w + WIDE);
+            KEEP(w0);
+            KEEP(w1);
+            for (long r = 0; r < rows; r++) {
+                REAL x = a[r * a_stride + k];
+                s[r * panels + u][0] += x * w0, s[r * panels + u][1] += x * w1;
+            }
         }
-    }
-    memcpy(sum, s, rows * PANEL * sizeof(REAL));
+    memcpy(sum, s, rows * panels * PANEL * sizeof(REAL));
 }
 
 /* c[i, :] = a[i, :] p + bias + residual[i, :], bias and residual unless null, then relu if set. */
@@ -68,25 +70,43 @@ static void product(
     const REAL *a, long a_stride, const Packed *p, long rows, const REAL *bias,
     const REAL *residual, REAL *c, long c_stride, int relu
 ) {
-    for (long j = 0; j < p->columns; j += PANEL) {
+    for (long j = 0, width; j < p->columns; j += width) {
         const REAL *panel = p->panels + j * p->depth;
-        long used = p->columns - j < PANEL ? p->columns - j : PANEL;
+        long depth = p->depth, left = p->columns - j, panels = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+        if (left <= (panels - 1) * PANEL) panels = 1;
+        width = panels * PANEL;
+        long used = left < width ? left : width;
         for (long i = 0, n; i < rows; i += n) {
             REAL sum[6 * PANEL];
             const REAL *from = a + i * a_stride;
-            /* Eight as twice four: two rows have too few sums, and wait for each. */
-            if (rows - i >= 6 && rows - i != 8)
-                few_rows(from, a_stride, panel, p->depth, sum, n = 6);
-            else if (rows - i >= 4)
-                few_rows(from, a_stride, panel, p->depth, sum, n = 4);
-            else if (rows - i >= 2)
-                few_rows(from, a_stride, panel, p->depth, sum, n = 2);
-            else
-                few_rows(from, a_stride, panel, p->depth, sum, n = 1);
+            n = rows - i;
+            if (n > 6) n = n > 8 ? 6 : 4;
+            switch (n) {
+                case 6: few_rows(from, a_stride, panel, depth, sum, 6, 1); break;
+                case 5: few_rows(from, a_stride, panel, depth, sum, 5, 1); break;
+                case 4: few_rows(from, a_stride, panel, depth, sum, 4, 1); break;
+                case 3:
+                    if (panels == 2)
+                        few_rows(from, a_stride, panel, depth, sum, 3, 2);
+                    else
+                        few_rows(from, a_stride, panel, depth, sum, 3, 1);
+                    break;
+                case 2:
+                    if (panels == 2)
+                        few_rows(from, a_stride, panel, depth, sum, 2, 2);
+                    else
+                        few_rows(from, a_stride, panel, depth, sum, 2, 1);
+                    break;
+                default:
+                    if (panels == 4)
+                        few_rows(from, a_stride, panel, depth, sum, 1, 4);
+                    else
+                        few_rows(from, a_stride, panel, depth, sum, 1, 1);
+            }
             for (long r = 0; r < n; r++) {
                 REAL *out = c + (i + r) * c_stride + j;
                 for (long u = 0; u < used; u++) {
-                    REAL x = sum[r * PANEL + u];
+                    REAL x = sum[r * width + u];
                     if (bias) x += bias[j + u];
                     if (residual) x += residual[(i + r) * p->columns + j + u];
                     /* NaN is not below 0, so it stays. */

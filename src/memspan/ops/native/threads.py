@@ -2,72 +2,69 @@
 
 from __future__ import annotations
 
-import threading
+import ctypes
+import functools
+import itertools
+import os
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from memspan.ops.native.compiler import refuse_without_memory
 
 LEAST_WORK = 1 << 20
-"""Multiplications of a thread at least: starting one costs about 50 microseconds."""
+"""Multiplications of a thread at least: calling one costs some ten microseconds."""
+
+_Body = ctypes.CFUNCTYPE(None, ctypes.py_object)
 
 
-def in_shares(run: Callable[[int, int], int], total: int, work: int) -> None:
-    """Call ``run(first, end)`` for the shares of ``range(total)``, at once, in as many threads as
-    PyTorch may use. None still runs when this returns or raises: the caller may free its buffers.
+def in_shares(
+    function: Callable[..., int], given: tuple[Any, ...], total: int, work: int, least: int = 1
+) -> None:
+    """Call ``function(*given, first, end)`` for the shares of ``range(total)``, at once, in as many
+    threads as PyTorch may use. None still runs when this returns or raises: the caller may free its
+    buffers.
+
+    The threads are PyTorch's own. After its operations they wait for the next one without sleeping for
+    some milliseconds, in which others would have to share the cores with them.
 
     Args:
-        run: a function in C; it returns 0 if out of memory. What it raises in a thread is raised here.
+        function: one in C; it returns 0 if out of memory.
+        given: its first arguments.
         total: the items, which do not depend on each other.
         work: multiplications in all.
+        least: items of a share.
 
     Raises:
         MemspanError: there is not enough memory.
     """
-    n_threads = max(1, min(torch.get_num_threads(), total, work // LEAST_WORK))
-    edges = [total * n // n_threads for n in range(n_threads + 1)]
-    done, raised = [0] * n_threads, []
-
-    def share(n: int) -> None:
-        done[n] = run(edges[n], edges[n + 1])
-
-    def in_thread(n: int, finished: threading.Event) -> None:
-        try:
-            share(n)
-        except BaseException as error:
-            raised.append(error)
-        finally:
-            finished.set()
-
-    started: list[threading.Event] = []
-    try:
-        for n in range(1, n_threads):
-            finished = threading.Event()
-            try:
-                threading.Thread(target=in_thread, args=(n, finished)).start()
-            except RuntimeError:
-                # The system has no thread left: the caller's takes what remains.
-                break
-            started.append(finished)
-        for n in [0, *range(len(started) + 1, n_threads)]:
-            share(n)
-    finally:
-        _wait(started)
-    if raised:
-        raise raised[0]
+    n_threads = max(1, min(torch.get_num_threads(), total // least, work // LEAST_WORK))
+    edges = [ctypes.c_long(total * n // n_threads) for n in range(n_threads + 1)]
+    # Threads take turns at calls: there may be fewer of them than shares. They run no Python code, in
+    # which a signal's handler might be called: what it raises, as for Ctrl-C, would be lost there.
+    calls = itertools.starmap(function, [(*given, *pair) for pair in itertools.pairwise(edges)])
+    done: deque[int] = deque()
+    if n_threads > 1:
+        process, parallel = _parallel()
+        # Of its parent's threads a forked process has none, and OpenMP would wait for them.
+        if parallel is not None and process == os.getpid():
+            parallel(_Body(done.extend), calls, n_threads, 0)
+    done.extend(calls)
+    assert len(done) == n_threads
     refuse_without_memory(all(done))
 
 
-def _wait(events: list[threading.Event]) -> None:
-    """Wait for all, even if the user interrupts that; the interrupt is raised afterwards."""
-    # Not Thread.join: interrupted, it takes a thread that still runs for stopped, up to Python 3.12.
-    interrupt = None
-    for event in events:
-        while not event.is_set():
-            try:
-                event.wait()
-            except BaseException as error:
-                interrupt = error
-    if interrupt is not None:
-        raise interrupt
+@functools.cache
+def _parallel() -> tuple[int, Callable[..., None] | None]:
+    """The process that asked first, and the function with which PyTorch's OpenMP runtime calls another
+    in each of its threads; None where it has no such function, as on macOS."""
+    try:
+        function = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return os.getpid(), None
+    function.argtypes = [_Body, ctypes.py_object, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    parallel: Callable[..., None] = function
+    return os.getpid(), parallel

@@ -1,5 +1,5 @@
 /* One token of every row through a stack with relative positions, without gradients: the reader's step of
-   Transformer-XL and the Compressive Transformer. README.md says what it reads where. */
+   Transformer-XL and the Compressive Transformer, and what it does to the latter's compressed slots. README.md says what it reads where. */
 
 #include "stack.h"
 
@@ -22,10 +22,11 @@ INLINE void attend(
     REAL *attended, REAL *p, const REAL *q, const REAL *keys, const REAL *values,
     const REAL *position_keys, const REAL *position_scores, REAL scale, long n, const long K
 ) {
-    memcpy(p, position_scores, n * sizeof(REAL));
-    add_dots(p, q, position_keys, K, n, K);
-    add_dots(p, q, keys, K, n, K);
-    for (long j = 0; j < n; j++) p[j] *= scale;
+    for (long j = 0; j < n; j++, keys += K, position_keys += K) {
+        REAL sum = 0;
+        for (long k = 0; k < K; k++) sum += q[k] * (keys[k] + position_keys[k]);
+        p[j] = scale * (sum + position_scores[j]);
+    }
     softmax(p, n);
     memset(attended, 0, K * sizeof(REAL));
     add_rows(attended, p, values, K, n, K);
@@ -81,4 +82,55 @@ int step(const Step *s, const Matrices *matrices, long first, long end) {
     free(t.z);
     free(p);
     return can;
+}
+
+/* Compressed slots made after a token, one in each of n rows. */
+typedef struct {
+    long n;
+    const long long *rows, *columns; /* [n]: columns they are put at */
+    const long long *older, *kept;   /* [n]: the older ones' first column, and their number */
+    const REAL *hidden;              /* [L, n, D] */
+} Compressed;
+
+/* Slots of one row and head, or of all of its hidden state: the older ones move in front of the new. */
+static void put_in_front(REAL *slots, const Compressed *c, long i, const REAL *new, long width) {
+    memmove(
+        slots + (c->columns[i] - c->kept[i]) * width, slots + c->older[i] * width,
+        c->kept[i] * width * sizeof(REAL)
+    );
+    memcpy(slots + c->columns[i] * width, new, width * sizeof(REAL));
+}
+
+/* Write compressed slots, with their keys and values, into the buffers; false if out of memory. */
+int insert(const Step *s, const Matrices *matrices, const Compressed *c) {
+    Stack stack = s->stack;
+    long D = stack.d_model, H = stack.n_heads, K = stack.width, C = s->columns, P = stack.d_projected;
+    /* Queries are not needed, but panels are whole. */
+    long skipped = H * K / PANEL * PANEL, n = c->n;
+    stack.batch = n;
+    Scratch t = new_scratch(&stack);
+    if (!t.z) return 0;
+    for (long l = 0; l < stack.n_layers; l++) {
+        const Layer *layer = stack.layers + l;
+        const REAL *hidden = c->hidden + l * n * D;
+        Packed keys_and_values = matrices[l].projections;
+        keys_and_values.panels += skipped * D;
+        keys_and_values.columns -= skipped;
+        affine_norm(&stack, hidden, t.z, t.moments, layer->norm_weight, layer->norm_bias);
+        product(
+            t.z, D, &keys_and_values, n, layer->projections_bias + skipped, NULL,
+            t.inside + skipped, P, 0
+        );
+        for (long i = 0; i < n; i++) {
+            long row = l * s->stack.batch + c->rows[i];
+            put_in_front(s->hidden + row * C * D, c, i, hidden + i * D, D);
+            for (long h = 0; h < H; h++) {
+                const REAL *key = t.inside + i * P + (H + h) * K;
+                put_in_front(s->keys + (row * H + h) * C * K, c, i, key, K);
+                put_in_front(s->values + (row * H + h) * C * K, c, i, key + H * K, K);
+            }
+        }
+    }
+    free(t.z);
+    return 1;
 }

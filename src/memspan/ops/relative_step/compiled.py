@@ -29,6 +29,14 @@ class _Step(ctypes.Structure):
     )
 
 
+class _Compressed(ctypes.Structure):
+    """``Compressed`` in C, field by field."""
+
+    _fields_ = [("n", ctypes.c_long)] + [
+        (name, ctypes.c_void_p) for name in ("rows", "columns", "older", "kept", "hidden")
+    ]
+
+
 def available(like: Tensor) -> bool:
     """Whether the step can run on tensors such as ``like``."""
     return compiler.available(SOURCE, like)
@@ -76,17 +84,46 @@ class CompiledStep:
         """
         step, used = self._step, used.contiguous()
         step.stack.x, step.used = x.data_ptr(), used.data_ptr()
-        step.hidden, step.keys, step.values = (buffer.data_ptr() for buffer in buffers)
-        step.columns, step.end, step.most = buffers[0].shape[2], end, most
+        self._point_at(buffers)
+        step.end, step.most = end, most
         step.position_keys, step.position_scores = (t.data_ptr() for t in positions)
         step.covered = positions[0].shape[2]
         step.received = None if received is None else received.data_ptr()
         # Fewer rows than the products take at once would only read the weights twice.
-        rows, run, matrices = len(x), self._stack.code.step, self._stack.matrices
-        groups = max(1, rows // ROWS_AT_ONCE)
+        rows, code = len(x), self._stack.code
+        given = self._at, self._stack.matrices
+        in_shares(code.step, given, rows, rows * self._stack.n_weights, least=ROWS_AT_ONCE)
 
-        def share(first: int, end: int) -> int:
-            edges = (ctypes.c_long(rows * edge // groups) for edge in (first, end))
-            return run(self._at, matrices, *edges)
+    def insert(
+        self,
+        hidden: Tensor,
+        buffers: tuple[Tensor, Tensor, Tensor],
+        rows: Tensor,
+        columns: Tensor,
+        older: Tensor,
+        kept: Tensor,
+    ) -> None:
+        """Put a new compressed slot into each of some rows, with its keys and values, behind the older
+        ones, which move to stand in front of it.
 
-        in_shares(share, groups, rows * self._stack.n_weights)
+        Args:
+            hidden: the slots, of the weights' type, ``[L, n, D]``.
+            buffers: as in :meth:`read`.
+            rows: int64 ``[n]`` on the CPU, like the other three.
+            columns: where the new slots are put.
+            older: the column of the oldest slot that is kept.
+            kept: how many are.
+
+        Raises:
+            MemspanError: there is not enough memory.
+        """
+        self._point_at(buffers)
+        tensors = [t.contiguous() for t in (rows, columns, older, kept, hidden)]
+        given = _Compressed(len(rows), *(t.data_ptr() for t in tensors))
+        code, matrices = self._stack.code, self._stack.matrices
+        compiler.refuse_without_memory(code.insert(self._at, matrices, ctypes.byref(given)))
+
+    def _point_at(self, buffers: tuple[Tensor, Tensor, Tensor]) -> None:
+        step = self._step
+        step.hidden, step.keys, step.values = (buffer.data_ptr() for buffer in buffers)
+        step.columns = buffers[0].shape[2]
