@@ -41,6 +41,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """A test draws the same numbers alone, in another order and among other workers."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def own_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -221,8 +221,10 @@ def test_a_reader_reads_single_tokens_as_the_model_does(
         pytest.skip("no C compiler")
     model = FastWeights(FastWeightsConfig(**SMALL | options)).to(dtype).eval()
     with torch.no_grad():
+        # Without normalisation the rule diverges where keys are long.
+        alpha = 0.1 if model.config.normalisation == "none" else 0.3
         for p in model.parameters():
-            p.add_(torch.randn_like(p), alpha=0.3 if p.dim() > 1 else 0.1)
+            p.add_(torch.randn_like(p), alpha=alpha if p.dim() > 1 else 0.1)
         x = torch.randn(5, 40, model.config.d_model, dtype=dtype)
         memory = model(x[:, :9]).memory
         before = memory.weights.clone()
