@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-import torch.nn.functional as F
 from test_laws import assert_memories_equal, some_memory, text
-from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch import Tensor
 
-from architectures import Case, compressive, fast_weights, transformer_xl
+from architectures import compressive, transformer_xl
 from golden import assert_same
 from memspan.models.language_model import Reader
 from memspan.ops.native import compiler, threads
@@ -110,80 +105,6 @@ def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
     monkeypatch.setenv("MEMSPAN_COMPILE", "0")
     model.reader().read(text(1, 1))
-
-
-class Doubled(nn.Sequential):
-    """An adapter in the place of a module."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 2 * self[0](x)
-
-
-def _two_wide(layer: Any) -> None:
-    layer.feed_forward.inner, layer.feed_forward.outer = nn.Linear(8, 2), nn.Linear(2, 8)
-
-
-def _patch(layer: Any) -> None:
-    inner = layer.feed_forward.inner.forward
-    layer.feed_forward.inner.forward = lambda x: 2 * inner(x)
-
-
-CHANGES: dict[str, Callable[[Any], object]] = {
-    "pruned": lambda layer: prune.l1_unstructured(layer.feed_forward.inner, "weight", 0.5),
-    "weight norm": lambda layer: nn.utils.weight_norm(layer.feed_forward.inner),
-    "no gain": lambda layer: setattr(
-        layer, "attention_norm", nn.LayerNorm(8, elementwise_affine=False)
-    ),
-    "no bias": lambda layer: setattr(layer, "attention_norm", nn.LayerNorm(8, bias=False)),
-    "no norm": lambda layer: setattr(layer, "feed_forward_norm", nn.Identity()),
-    "epsilon": lambda layer: setattr(layer.attention_norm, "eps", 0.5),
-    "no product": lambda layer: setattr(layer.attention, "output", nn.Identity()),
-    "adapter": lambda layer: setattr(layer, "feed_forward", Doubled(layer.feed_forward)),
-    "activation": lambda layer: setattr(layer.feed_forward, "activation", F.silu),
-    "width": _two_wide,
-    "forward": _patch,
-    "hook": lambda layer: layer.feed_forward.inner.register_forward_hook(lambda m, x, y: 2 * y),
-    "earlier hook": lambda layer: layer.attention_norm.register_forward_pre_hook(
-        lambda m, x: (x[0].clamp(0),)
-    ),
-}
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("case", [transformer_xl(), compressive(), fast_weights()])
-def test_changed_modules_compute_what_they_are_changed_to(case: Case, change: str) -> None:
-    model = case.model()
-    CHANGES[change](model.backbone.layers[-1])
-    model.to(torch.float64)
-    tokens = text(2, 4)
-    reader = model.reader(batch_size=2)
-    found = torch.cat([reader.read(token) for token in tokens.split(1, 1)], 1)
-    assert_same(found, model(tokens).logits, 1e-12, "logits")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("case", "names"),
-    [
-        # Its reader calls the parts of a layer, not the layer.
-        (transformer_xl(), ["feed_forward.inner"]),
-        (fast_weights(), ["attention", "feed_forward.inner", ""]),
-    ],
-)
-def test_hooks_added_while_reading_are_called(case: Case, names: list[str]) -> None:
-    model, calls = case.model(), []
-    hooked = [model.backbone.layers[0].get_submodule(name) for name in names]
-    reader = model.reader()
-    reader.read(text(1, 1))
-    handles = [part.register_forward_hook(lambda m, x, y: calls.append(m)) for part in hooked]
-    reader.read(text(1, 1))
-    assert calls == hooked
-    for handle in handles:
-        handle.remove()
-    reader.read(text(1, 1))
-    assert calls == hooked
 
 
 @torch.no_grad()

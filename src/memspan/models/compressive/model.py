@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
@@ -214,17 +214,18 @@ class CompressiveLayer(RelativeLayer):
 
     def frozen_keys_and_values(self, compressed: Tensor) -> tuple[Tensor, Tensor]:
         """Of ``[B, n, D]``, per head, with weights that get no gradient."""
-        norm, attention = self.attention_norm, self.attention
+        attention = self.attention
         if self.pre:
-            # A user's norm may lack them.
-            gain, shift = (p if p is None else p.detach() for p in (norm.weight, norm.bias))
-            compressed = F.layer_norm(compressed, norm.normalized_shape, gain, shift, norm.eps)
-        bias = attention.value.bias
-        keys = F.linear(compressed, attention.key.weight.detach())
-        values = F.linear(
-            compressed, attention.value.weight.detach(), None if bias is None else bias.detach()
-        )
-        return attention.heads(keys), attention.heads(values)
+            compressed = _frozen(self.attention_norm, compressed)
+        keys = attention.heads(_frozen(attention.key, compressed))
+        return keys, attention.heads(_frozen(attention.value, compressed))
+
+
+def _frozen(part: nn.Module, x: Tensor) -> Tensor:
+    """``part(x)``, without a gradient for its parameters."""
+    parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
+    output: Tensor = functional_call(part, parameters, (x,))
+    return output
 
 
 class Compressive(RelativeBackbone[CompressiveMemory]):

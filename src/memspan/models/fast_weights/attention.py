@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.plain import are_products, has_bias
 from memspan.ops.delta_rule.feature_maps import (
     DPFP,
     elu_plus_one,
@@ -58,18 +59,28 @@ class FastWeightsAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values ``[B, H, T, K]``; with the delta rule, beta's logits ``[B, H, T]``."""
-        inner = self.key.out_features
-        widths = [inner] * (2 + hasattr(self, "query")) + [self.n_heads] * hasattr(self, "beta")
-        parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
+        weight = self.fused_weight()
+        if weight is None:
+            parts = [projection(x) for projection in self._projections()]
+        else:
+            widths = [projection.out_features for projection in self._projections()]
+            parts = list(F.linear(x, weight).split(widths, -1))
         if self.config.rule == "outer-product":
             parts.insert(0, x)
         q, k, v = (self.heads(part) for part in parts[:3])
         return q, k, v, parts[3].transpose(1, 2) if len(parts) > 3 else None
 
-    def fused_weight(self) -> Tensor:
-        """The weights of all projections as one matrix, in the order query, key, value, beta."""
+    def fused_weight(self) -> Tensor | None:
+        """The weights of all projections as one matrix, in the order query, key, value, beta. None
+        where one has become more than its weight, as with an adapter."""
+        projections = self._projections()
+        if not are_products(projections) or any(has_bias(p) for p in projections):
+            return None
+        return torch.cat([projection.weight for projection in projections])
+
+    def _projections(self) -> list[nn.Linear]:
         names = ("query", "key", "value", "beta")
-        return torch.cat([getattr(self, n).weight for n in names if hasattr(self, n)])
+        return [getattr(self, name) for name in names if hasattr(self, name)]
 
     def feature_map(self) -> Callable[[Tensor], Tensor]:
         """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""

@@ -18,7 +18,8 @@ from memspan.models.fast_weights.model import (
     listed,
 )
 from memspan.models.inputs import check_vectors
-from memspan.models.one_token import hooks, is_plain, packed_stack
+from memspan.models.one_token import is_plain, packed_stack
+from memspan.models.plain import hooks
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -40,14 +41,17 @@ class FastWeightsReader:
         # Copies, since they are updated in place.
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
-        self._projections = [layer.attention.fused_weight() for layer in backbone.stack()]
-        self._hooks = hooks(backbone.stack(), backbone.final_norm)
+        self._projections = _fused_weights(backbone)
+        self._hooks = hooks(
+            [*(part for layer in backbone.stack() for part in layer.modules()), backbone.final_norm]
+        )
         self._step = self._compiled_step() if self._compiles() else None
 
     def _compiles(self) -> bool:
         """Whether the loop in C supports these options and can run here."""
         config = self.backbone.config
         supported = config.rule != "outer-product" and config.feature_map == "dpfp"
+        supported = supported and bool(self._projections)
         supported = supported and is_plain(self.backbone.stack(), self.backbone.final_norm)
         one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
         can = (
@@ -144,7 +148,7 @@ class FastWeightsReader:
         self._tokens_seen = self._tokens_seen + x.shape[1]
         self._feature_map = backbone.feature_id.repeat(len(x))
         # Both shortcuts for a single token pass layers or their parts by, with their hooks.
-        one = x.shape[1] == 1 and not any(self._hooks)
+        one = x.shape[1] == 1 and bool(self._projections) and not any(self._hooks)
         if self._step is not None and one:
             # A copy, since it is overwritten.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
@@ -192,6 +196,17 @@ class FastWeightsReader:
                 z.add_(k[:, 0])
                 y = y / ((q * z[:, None]).sum(-1, keepdim=True) + config.epsilon)
         return attention.output(y.view(batch, 1, -1).to(h.dtype))
+
+
+def _fused_weights(backbone: FastWeights) -> list[Tensor]:
+    """Of each layer; none at all where one's projections must be called."""
+    weights = []
+    for layer in backbone.stack():
+        weight = layer.attention.fused_weight()
+        if weight is None:
+            return []
+        weights.append(weight)
+    return weights
 
 
 def refuse_non_finite(output: Tensor) -> None:

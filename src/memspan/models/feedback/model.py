@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_sizes
 from memspan.models.output import BackboneOutput
+from memspan.models.plain import are_plain, has_bias, hooks, is_affine
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer
@@ -248,8 +249,10 @@ class Feedback(Backbone[FeedbackMemory]):
             x: ``[B, T, D]``.
             memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
             implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
-                one autograd function, without learned spans; ``compiled``, that function with its loops
-                in C, on a CPU with a C compiler. None: the last that can run.
+                one autograd function of the weights, without learned spans; ``compiled``, that function
+                with its loops in C, on a CPU with a C compiler. None: the last that can run. That is
+                the reference where a module has a hook or has become more than its weights, as with an
+                adapter.
 
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
@@ -267,7 +270,7 @@ class Feedback(Backbone[FeedbackMemory]):
             h = vectors = x.to(self.dtype)
         else:
             x, kept = self.dropout(x), self._draw(x, memory, n_old)
-            if implementation == "reference" or not self.can_fuse():
+            if implementation == "reference" or not (self.can_fuse() and self.is_plain()):
                 h, vectors = self._reference(x, memory, kept)
             else:
                 h, vectors = self._fused(x, memory, n_old, kept, implementation)
@@ -350,6 +353,11 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"the {wanted} implementation supports no adaptive spans: drop them, or use the "
                 "reference"
             )
+        if wanted in IMPLEMENTATIONS and not self.is_plain():
+            raise MemspanError(
+                f"the {wanted} implementation computes with weights alone, and a module has a hook "
+                "or an adapter: remove it, merge it into the weights, or use the reference"
+            )
 
     def _fused(
         self,
@@ -374,8 +382,29 @@ class Feedback(Backbone[FeedbackMemory]):
         )
 
     def can_fuse(self) -> bool:
-        """Whether the fused implementation can compute this model."""
+        """Whether the fused implementation can compute these options."""
         return self.config.adaptive_span is None
+
+    def is_plain(self) -> bool:
+        """Whether modules do no more than their weights say, which alone the fused implementation
+        takes."""
+        layers = list(self.stack())
+        norms: list[nn.Module] = [] if type(self.memory_norm) is nn.Identity else [self.memory_norm]
+        for layer in layers:
+            norms += layer.attention_norm, layer.feed_forward_norm
+        products = [(layer.query, layer.output) for layer in layers]
+        if not are_plain(products, norms, [layer.feed_forward for layer in layers]):
+            return False
+        if not all(is_affine(part, nn.Linear) for part in (*self.key, *self.value)):
+            return False
+        if any(has_bias(layer.query) or not has_bias(layer.feed_forward.inner) for layer in layers):
+            return False
+        return not any(self.hooks())
+
+    def hooks(self) -> list[dict[int, Any]]:
+        """The tables of hooks of what is called for each token."""
+        parts = [part for layer in self.stack() for part in layer.modules()]
+        return hooks([*parts, *self.key, *self.value, self.memory_norm])
 
     def float32_part(self) -> str | None:
         """What is computed in float32 even under bfloat16 autocast."""

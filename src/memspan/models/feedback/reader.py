@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
@@ -31,19 +30,12 @@ class FeedbackReader:
         self._n_heads = backbone.config.n_heads
         self._begin(memory.tokens_seen, memory.counts()["length"])
         self._count = 0
-        weights = backbone.fold(self.span)
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
-        self._step = self._compiled = None
-        activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
-        if backbone.can_fuse() and feedback_loop.available(weights.mix):
-            self._compiled = CompiledReader(weights, self._batch, self.span, activation, eps)
-        elif backbone.can_fuse():
-            self._step = TokenStep(weights, self._batch, activation, eps)
-        self._memory_weight, self._memory_bias = weights.memory.t(), weights.memory_bias
-        self._groups, self._norms_memory, self._eps = weights.n_groups, weights.norms_memory, eps
+        self._hooks = backbone.hooks()
+        self._compiled, self._step = self._whole_steps()
         # self._end: one past the newest column.
         # A copy, since rows are replaced in place.
-        vectors = memory.vectors.to(weights.mix.dtype).transpose(0, 1)
+        vectors = memory.vectors.to(backbone.dtype).transpose(0, 1)
         self._vectors = vectors.clone(memory_format=torch.contiguous_format)
         with torch.autocast(backbone.device.type, enabled=False):
             self._kv = self._projected(self._vectors)
@@ -51,6 +43,18 @@ class FeedbackReader:
                 # The loop in C needs the columns contiguous; shapes stay the same.
                 self._kv = self._kv.transpose(3, 4).contiguous().transpose(3, 4)
         self._end = self.span
+
+    def _whole_steps(self) -> tuple[CompiledReader | None, TokenStep | None]:
+        """What takes a token through all layers at once, with a copy of their weights: the loop in C,
+        or without a compiler the step. Neither where a layer's parts must be called."""
+        backbone = self.backbone
+        if not (backbone.can_fuse() and backbone.is_plain()):
+            return None, None
+        weights = backbone.fold(self.span)
+        activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
+        if feedback_loop.available(weights.mix):
+            return CompiledReader(weights, self._batch, self.span, activation, eps), None
+        return None, TokenStep(weights, self._batch, activation, eps)
 
     @property
     def memory(self) -> FeedbackMemory:
@@ -130,12 +134,14 @@ class FeedbackReader:
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        if self._compiled is not None and x.shape[1]:
+        # What takes all layers at once passes the parts of one by, with their hooks.
+        whole = not any(self._hooks)
+        if whole and self._compiled is not None and x.shape[1]:
             return self._read_compiled(x)
         with torch.autocast(x.device.type, enabled=False):
             h = torch.empty_like(x)
             for t, x_t in enumerate(x.unbind(1)):
-                h[:, t] = self._read_one(x_t)
+                h[:, t] = self._read_one(x_t, self._step if whole else None)
             return self.backbone.final_norm(h)
 
     def _read_compiled(self, x: Tensor) -> Tensor:
@@ -153,7 +159,7 @@ class FeedbackReader:
         # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
 
-    def _read_one(self, x: Tensor) -> Tensor:
+    def _read_one(self, x: Tensor, step: TokenStep | None) -> Tensor:
         # Rows of equal length need no mask: only their valid columns are read.
         valid = min(self._longest + self._count, self.span)
         kv = self._kv[:, :, :, self._end - valid : self._end]
@@ -162,9 +168,9 @@ class FeedbackReader:
             slot = torch.arange(self.span - valid, self.span, device=x.device)
             absent = slot < self.span - sent(self._length(), self._device)[:, None]
         vector, column = self._vectors[self._end], self._kv[:, :, :, self._end]
-        if self._step is not None:
+        if step is not None:
             column = column.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
-            h = self._step(x, kv, absent, vector, column)
+            h = step(x, kv, absent, vector, column)
         else:
             h = self._by_layers(x, kv, absent, vector, column)
         self._end += 1
@@ -174,7 +180,7 @@ class FeedbackReader:
     def _by_layers(
         self, x: Tensor, kv: Tensor, absent: Tensor | None, vector: Tensor, column: Tensor
     ) -> Tensor:
-        """The reference's step, for options that :class:`TokenStep` does not support."""
+        """The reference's step, for what :class:`TokenStep` does not support."""
         visible = x.new_ones(self._batch, kv.shape[3], dtype=torch.bool)
         if absent is not None:
             visible = ~absent
@@ -182,7 +188,7 @@ class FeedbackReader:
         grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
         states = [x]
         for n, layer in enumerate(self.backbone.stack()):
-            keys, values = grouped[:, n if self._groups > 1 else 0].unbind(0)
+            keys, values = grouped[:, n if len(self.backbone.key) > 1 else 0].unbind(0)
             states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
         vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
         column.copy_(self._projected(vector[None]).squeeze(3))
@@ -190,11 +196,15 @@ class FeedbackReader:
 
     def _projected(self, vectors: Tensor) -> Tensor:
         """Keys and values of ``[N, B, D]``: ``[2, G, H * B, N, K]``, where ``G`` counts projections."""
-        if self._norms_memory:
-            vectors = F.layer_norm(vectors, vectors.shape[-1:], eps=self._eps)
-        kv = F.linear(vectors, self._memory_weight, self._memory_bias)
-        kv = kv.unflatten(-1, (2, self._groups, -1, self.backbone.config.head_width))
-        return kv.permute(2, 3, 4, 1, 0, 5).flatten(2, 3)
+        backbone = self.backbone
+        vectors = backbone.memory_norm(vectors)
+        projected = [
+            torch.stack([projection(vectors) for projection in projections])
+            for projections in (backbone.key, backbone.value)
+        ]
+        # [2, G, N, B, H * K]
+        kv = torch.stack(projected).unflatten(-1, (self._n_heads, -1))
+        return kv.permute(0, 1, 4, 3, 2, 5).flatten(2, 3)
 
     def _length(self) -> Tensor:
         return (self._old_length + self._count).clamp(max=self.span)

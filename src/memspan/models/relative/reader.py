@@ -8,11 +8,12 @@ from typing import Generic
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from memspan.memory import Memory, Rows, sent
 from memspan.models.inputs import check_vectors
-from memspan.models.one_token import hooks, is_plain, packed_stack
+from memspan.models.one_token import is_plain, packed_stack
+from memspan.models.plain import are_products, has_bias, hooks
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
@@ -30,9 +31,13 @@ class ReaderAttention:
 
     def __init__(self, backbone: RelativeBackbone[M], span: Span) -> None:
         self.layers, self.backbone, self.span = list(backbone.stack()), backbone, span
+        self.content_biases = [backbone.biases(n)[0] for n in range(len(self.layers))]
+        # None where a layer's projections must be called.
         self.weights = [
-            _fused_projection(layer, backbone.biases(n)[0]) for n, layer in enumerate(self.layers)
+            _fused_projection(layer, bias)
+            for layer, bias in zip(self.layers, self.content_biases, strict=True)
         ]
+        self._hooks = [hooks(_projections(layer)) for layer in self.layers]
         # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
         # nearest first, and both again farthest first, which is the order of the keys.
         self._nearest_first: tuple[Tensor, Tensor]
@@ -41,9 +46,14 @@ class ReaderAttention:
 
     def project(self, n: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Layer ``n``'s queries, keys and values of ``x [B, T, D]``, ``[B, H, T, K]`` each."""
-        layer = self.layers[n]
-        projected = F.linear(layer.normalise_context(x), *self.weights[n])
-        q, k, v = layer.attention.heads(projected).chunk(3, 1)
+        layer, weights = self.layers[n], self.weights[n]
+        attention, x = layer.attention, layer.normalise_context(x)
+        if weights is not None and not any(self._hooks[n]):
+            q, k, v = attention.heads(F.linear(x, *weights)).chunk(3, 1)
+            return q, k, v
+        query = attention.query(x) + self.content_biases[n].flatten()
+        parts = query, attention.key(x), attention.value(x)
+        q, k, v = (attention.heads(part) for part in parts)
         return q, k, v
 
     def keys_and_values(self, n: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +139,9 @@ class RelativeReader(ABC, Generic[M]):
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
         self._attention = ReaderAttention(backbone, span)
-        self._hooks = hooks(self._attention.layers, backbone.final_norm)
+        self._hooks = hooks(
+            [*(part for layer in backbone.stack() for part in layer.modules()), backbone.final_norm]
+        )
         self._attention.cover(self.n_slots + 1, self.n_slots)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
         dtype = backbone.content_bias.dtype
@@ -182,14 +194,16 @@ class RelativeReader(ABC, Generic[M]):
         """Whether the step in C supports these options and can run here."""
         backbone = self.backbone
         dtypes = {p.dtype for p in backbone.parameters()}
-        plain = is_plain(self._attention.layers, backbone.final_norm) and len(dtypes) == 1
+        plain = None not in self._attention.weights and len(dtypes) == 1
+        plain = plain and is_plain(self._attention.layers, backbone.final_norm)
         pre_norm = backbone.config.normalisation == "pre"
         return plain and pre_norm and relative_step.available(self._hidden)
 
     def _compiled_step(self) -> CompiledStep:
         projections = [
-            {"projections": weight, "projections_bias": bias}
-            for weight, bias in self._attention.weights
+            {"projections": weights[0], "projections_bias": weights[1]}
+            for weights in self._attention.weights
+            if weights is not None
         ]
         backbone = self.backbone
         return CompiledStep(
@@ -330,10 +344,17 @@ class RelativeReader(ABC, Generic[M]):
         self._end = self.n_slots
 
 
-def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Query, key and value weights as one, with ``u`` as the query's bias."""
-    attention = layer.attention
-    zero = torch.zeros_like(content_bias.flatten())
-    value_bias = zero if attention.value.bias is None else attention.value.bias
-    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
-    return torch.cat(weights), torch.cat([content_bias.flatten(), zero, value_bias])
+def _projections(layer: RelativeLayer) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    return layer.attention.query, layer.attention.key, layer.attention.value
+
+
+def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Query, key and value weights as one, with ``u`` as the query's bias; None where one of the three
+    has become more than its weights."""
+    projections = _projections(layer)
+    if not are_products(projections):
+        return None
+    u = content_bias.flatten()
+    biases = [p.bias if has_bias(p) else torch.zeros_like(u) for p in projections]
+    biases[0] = biases[0] + u
+    return torch.cat([p.weight for p in projections]), torch.cat(biases)
