@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from test_laws import assert_memories_equal, some_memory, text
@@ -85,7 +87,7 @@ def test_as_the_model_and_as_pytorch(
 
 @torch.no_grad()
 def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Post-norm, adapters, autocast, documents, and MEMSPAN_COMPILE=0 are left to PyTorch."""
+    """Post-norm, adapters, float16, documents, and MEMSPAN_COMPILE=0 are left to PyTorch."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("the step in C was called")
@@ -98,13 +100,49 @@ def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformer_xl().model(torch.float32)
     reader = model.reader()
     reader.read(text(1, 1), starts=torch.ones(1, 1, dtype=torch.bool))
-    with torch.autocast("cpu"):
+    with torch.autocast("cpu", torch.float16):
         reader.read(text(1, 1))
     with pytest.raises(AssertionError, match="was called"):
         reader.read(text(1, 1))
     monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
     monkeypatch.setenv("MEMSPAN_COMPILE", "0")
     model.reader().read(text(1, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_autocast_rounds_the_weights_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that has such weights reads the same in float32. What convolutions compress is rounded
+    by PyTorch, too."""
+    model = CASES[name].model(torch.float32).backbone
+    rounded = copy.deepcopy(model)
+    for part_name, part in rounded.named_modules():
+        if part_name.split(".")[-1] in ("query", "key", "value", "output", "inner", "outer"):
+            part.weight.copy_(part.weight.bfloat16())
+    tokens = torch.randn(5, 60, model.config.d_model).split(1, 1)
+    other = rounded.reader(None, 5)
+    expected = torch.cat([other.read(token) for token in tokens], 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        reader = model.reader(None, 5)
+        monkeypatch.setattr(type(reader), "_step", None)
+        found = torch.cat([reader.read(token) for token in tokens], 1)
+    tolerance = 0.1 if name in ("convolution", "dilated") else 2e-5
+    assert_same(found, expected, tolerance, "hidden")
+    assert_memories_equal(reader.memory, other.memory, tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["xl", "xl-learned-gelu", "most-used"])
+def test_autocast_may_end_and_begin(name: str) -> None:
+    model = CASES[name].model(torch.float32).backbone
+    tokens = torch.randn(5, 30, model.config.d_model).split(1, 1)
+    expected = model.reader(None, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        reader = model.reader(None, 5)
+    for n, token in enumerate(tokens):
+        with torch.autocast("cpu", torch.bfloat16, enabled=n % 3 == 0):
+            found = reader.read(token)
+        assert_same(found, expected.read(token), 0.1, "hidden")
 
 
 @torch.no_grad()

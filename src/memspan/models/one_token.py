@@ -58,8 +58,9 @@ def packed_stack(
     *,
     n_heads: int,
     batch: int,
+    halved: bool = False,
 ) -> PackedStack:
-    """The stack's weights for the ``step`` of the C file ``source``.
+    """The stack's weights for the ``step`` of the C file ``source``; ``halved``: matrices in bfloat16.
 
     ``projections``: per layer the tensors ``projections`` and, if there is one, ``projections_bias``,
     of which the architecture says what they are.
@@ -89,4 +90,5 @@ def packed_stack(
         batch=batch,
         gelu=layer.feed_forward.activation is F.gelu,
         norm_epsilon=layer.feed_forward_norm.eps,
+        halved=halved,
     )

@@ -84,7 +84,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         )
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
-            step = self._step if n_new == 1 and self._suits(self._hidden) else None
+            step = self._step_for(self._hidden) if n_new == 1 else None
             self._compress(after, runs, received, step)
         self._count(length=after.length, compressed_length=after.compressed_length)
 
@@ -117,7 +117,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
                 attended = self._end - received[n].shape[1]
                 use = ops.pick(received[n][at], (sources - attended).clamp(min=0))
             compressed.append(compression(old[n].flatten(0, 1), use))
-        hidden = torch.stack(compressed)
+        hidden = torch.stack(compressed).to(self._hidden.dtype)
         if step is not None:
             column = self._end - after.length - 1
             kept = self._counts["compressed_length"].clamp(max=self.compressed_slots - 1)

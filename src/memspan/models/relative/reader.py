@@ -69,6 +69,12 @@ class ReaderAttention:
         """
         if n_distances <= self._covered:
             return
+        # Once for all tokens: in full precision, which the step in C needs, even under autocast.
+        with torch.autocast(self.content_biases[0].device.type, enabled=False):
+            self._project_distances(n_distances, slots)
+        self._covered = n_distances
+
+    def _project_distances(self, n_distances: int, slots: int) -> None:
         codes = self.backbone.position_codes(n_distances, slots, self.span)
         by_layer = []
         for n, layer in enumerate(self.layers):
@@ -81,7 +87,6 @@ class ReaderAttention:
         keys, scores = (torch.stack(each) for each in zip(*by_layer, strict=True))
         self._nearest_first = keys, scores
         self.farthest_first = keys.flip(2), scores.flip(2)
-        self._covered = n_distances
 
     def attend(
         self,
@@ -160,8 +165,8 @@ class RelativeReader(ABC, Generic[M]):
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
         self._attention.cover(self.n_slots + n_new, self.n_slots)
-        if n_new == 1 and documents is None and self._suits(x) and self._step is not None:
-            return self._read_one(self._step, x)
+        if n_new == 1 and documents is None and (step := self._step_for(x)) is not None:
+            return self._read_one(step, x)
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
         most, mask = self._most, None
         if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
@@ -185,10 +190,24 @@ class RelativeReader(ABC, Generic[M]):
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
+    def _step_for(self, x: Tensor) -> CompiledStep | None:
+        """The step in C, if it computes what is asked for: no hooks, and products of the weights' type
+        or, under autocast, with weights in bfloat16."""
+        if x.dtype != self._hidden.dtype or any(self._hooks):
+            return None
+        if not torch.is_autocast_enabled("cpu"):
+            return self._step
+        rounded = torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype == torch.float32
+        return self._halved_step if rounded else None
+
     @cached_property
     def _step(self) -> CompiledStep | None:
         """The step in C, with a copy of the weights: not before a single token is read."""
         return self._compiled_step() if self._compiles() else None
+
+    @cached_property
+    def _halved_step(self) -> CompiledStep | None:
+        return self._compiled_step(halved=True) if self._compiles() else None
 
     def _compiles(self) -> bool:
         """Whether the step in C supports these options and can run here."""
@@ -199,7 +218,7 @@ class RelativeReader(ABC, Generic[M]):
         pre_norm = backbone.config.normalisation == "pre"
         return plain and pre_norm and relative_step.available(self._hidden)
 
-    def _compiled_step(self) -> CompiledStep:
+    def _compiled_step(self, halved: bool = False) -> CompiledStep:
         projections = [
             {"projections": weights[0], "projections_bias": weights[1]}
             for weights in self._attention.weights
@@ -214,13 +233,9 @@ class RelativeReader(ABC, Generic[M]):
                 backbone.final_norm,
                 n_heads=backbone.config.n_heads,
                 batch=self._rows.count,
+                halved=halved,
             )
         )
-
-    def _suits(self, x: Tensor) -> bool:
-        """Whether the step in C computes what is asked for: no hooks, and not under autocast."""
-        autocast = torch.is_autocast_enabled("cpu")
-        return x.dtype == self._hidden.dtype and not autocast and not any(self._hooks)
 
     def _read_one(self, step: CompiledStep, x: Tensor) -> Tensor:
         most, used, received = self._most, self._used, None
@@ -292,6 +307,9 @@ class RelativeReader(ABC, Generic[M]):
         """Of all layers' slots ``[L, B, N, D]``: ``[L, B, H, N, K]`` each."""
         projected = [self._attention.keys_and_values(n, slots) for n, slots in enumerate(hidden)]
         keys, values = (torch.stack(each) for each in zip(*projected, strict=True))
+        if hidden.device.type == "cpu":
+            # The step in C reads all buffers as one type; under autocast these are of another.
+            keys, values = keys.to(hidden.dtype), values.to(hidden.dtype)
         return keys, values
 
     @staticmethod

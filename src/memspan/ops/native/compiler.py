@@ -71,13 +71,14 @@ def refuse_without_memory(done: object) -> None:
 
 
 @functools.cache
-def functions(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
+def functions(source: Path, dtype: torch.dtype, halved: bool = False) -> ctypes.CDLL | None:
     """The functions of the C file ``source`` for this type; None if unavailable, with the reason on
-    standard error."""
+    standard error. ``halved``: fixed matrices are kept in bfloat16."""
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
         return None
     try:
-        code = _compiled(source, (*FLAGS, f"-DREAL={TYPES[dtype]}"))
+        flags = (*FLAGS, f"-DREAL={TYPES[dtype]}", *["-DBFLOAT16"] * halved)
+        code = _compiled(source, flags)
     except MemspanError as error:
         _say(
             f"memspan: {error}. PyTorch's loops serve instead, several times slower for Feedback, Fast "

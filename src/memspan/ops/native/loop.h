@@ -27,34 +27,62 @@ typedef REAL Vector __attribute__((vector_size(32), aligned(sizeof(REAL)), may_a
 #define KEEP(vector)
 #endif
 
+/* A number of a fixed matrix: a REAL or, at half its size, a bfloat16, the upper half of a float. Sums are
+   of REAL either way. */
+#ifdef BFLOAT16
+typedef unsigned short Weight;
+typedef unsigned int Pairs __attribute__((vector_size(32), aligned(2), may_alias));
+/* Column j of a panel shares 32 bits with the one a vector further: a shift and a mask take them apart. */
+#define PLACE(j) ((j) % WIDE * 2 + (((j) / WIDE) ^ (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__)))
+INLINE void load(const Weight *row, Vector *first, Vector *second) {
+    Pairs pairs = *(const Pairs *)row;
+    *first = (Vector)(pairs << 16);
+    *second = (Vector)(pairs & 0xffff0000u);
+}
+/* To nearest, ties to even; NaN stays NaN. */
+static Weight weight(float x) {
+    unsigned int bits;
+    memcpy(&bits, &x, sizeof bits);
+    return x != x ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+#else
+typedef REAL Weight;
+#define PLACE(j) (j)
+INLINE void load(const Weight *row, Vector *first, Vector *second) {
+    *first = *(const Vector *)row;
+    *second = *(const Vector *)(row + WIDE);
+}
+static Weight weight(REAL x) { return x; }
+#endif
+
 /* A matrix [depth, columns] cut into panels of PANEL columns, each contiguous, padded with zeros. */
 typedef struct {
-    REAL *panels;
+    Weight *panels;
     long depth, columns;
 } Packed;
 
 /* Null panels if out of memory. */
 static Packed pack(const REAL *a, long depth, long columns, long row_stride, long column_stride) {
     long n = (columns + PANEL - 1) / PANEL;
-    Packed p = {calloc((size_t)(n * depth * PANEL), sizeof(REAL)), depth, columns};
+    Packed p = {calloc((size_t)(n * depth * PANEL), sizeof(Weight)), depth, columns};
     for (long k = 0; p.panels && k < depth; k++)
         for (long j = 0; j < columns; j++)
-            p.panels[(j / PANEL * depth + k) * PANEL + j % PANEL] =
-                a[k * row_stride + j * column_stride];
+            p.panels[(j / PANEL * depth + k) * PANEL + PLACE(j % PANEL)] =
+                weight(a[k * row_stride + j * column_stride]);
     return p;
 }
 
 /* sum[r, :] = a[r, :] times adjacent panels, each two vectors wide: rows * panels, six at most, are
    enough independent sums to keep the processor busy. */
 INLINE void few_rows(
-    const REAL *a, long a_stride, const REAL *panel, long depth, REAL *sum, const long rows,
+    const REAL *a, long a_stride, const Weight *panel, long depth, REAL *sum, const long rows,
     const long panels
 ) {
     Vector s[6][2] = {0};
     for (long k = 0; k < depth; k++)
         for (long u = 0; u < panels; u++) {
-            const REAL *w = panel + (u * depth + k) * PANEL;
-            Vector w0 = *(const Vector *)w, w1 = *(const Vector *)(w + WIDE);
+            Vector w0, w1;
+            load(panel + (u * depth + k) * PANEL, &w0, &w1);
             KEEP(w0);
             KEEP(w1);
             for (long r = 0; r < rows; r++) {
@@ -71,7 +99,7 @@ static void product(
     const REAL *residual, REAL *c, long c_stride, int relu
 ) {
     for (long j = 0, width; j < p->columns; j += width) {
-        const REAL *panel = p->panels + j * p->depth;
+        const Weight *panel = p->panels + j * p->depth;
         long depth = p->depth, left = p->columns - j, panels = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
         if (left <= (panels - 1) * PANEL) panels = 1;
         width = panels * PANEL;

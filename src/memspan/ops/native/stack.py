@@ -52,6 +52,7 @@ class PackedStack:
         batch: rows of a token.
         gelu: the activation; False: relu.
         norm_epsilon: of every norm.
+        halved: keep the matrices in bfloat16; the rest, and all sums, stay float32.
 
     Raises:
         MemspanError: there is not enough memory for the copy.
@@ -67,9 +68,10 @@ class PackedStack:
         batch: int,
         gelu: bool,
         norm_epsilon: float,
+        halved: bool = False,
     ) -> None:
         first = layers[0]
-        code = compiler.functions(source, first["output"].dtype)
+        code = compiler.functions(source, first["output"].dtype, halved)
         assert code is not None
         self.code = code
         self.n_weights = sum(t.numel() for layer in layers for t in layer.values())
