@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "measured").glob("*.md"))
-RESULTS = ("latest", "no-compiler", "one-token", "feedback-dropout", "feedback-options", "paper")
+RESULTS = (
+    "latest",
+    "no-compiler",
+    "one-token",
+    "one-token-avx512",
+    "feedback-dropout",
+    "feedback-options",
+    "paper",
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import cached_property
 
 import torch
@@ -85,7 +86,10 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
             step = self._step_for(self._hidden) if n_new == 1 else None
-            self._compress(after, runs, received, step)
+            # Autocast would round the compression's weights again at every call.
+            by_step = step is not None and torch.is_autocast_enabled("cpu")
+            with torch.autocast("cpu", enabled=False) if by_step else nullcontext():
+                self._compress(after, runs, received, step)
         self._count(length=after.length, compressed_length=after.compressed_length)
 
     def _compress(
@@ -117,7 +121,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
                 attended = self._end - received[n].shape[1]
                 use = ops.pick(received[n][at], (sources - attended).clamp(min=0))
             compressed.append(compression(old[n].flatten(0, 1), use))
-        hidden = torch.stack(compressed).to(self._hidden.dtype)
+        hidden = torch.stack(compressed)
         if step is not None:
             column = self._end - after.length - 1
             kept = self._counts["compressed_length"].clamp(max=self.compressed_slots - 1)
