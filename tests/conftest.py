@@ -23,8 +23,10 @@ from memspan.ops.relative_step import compiled as relative_step
 from memspan.training import metrics
 
 torch.set_num_threads(1)
-# A shell ignores interrupts in what it starts in the background; tests of Ctrl-C need them.
+# A shell ignores interrupts in what it starts in the background, nohup hang-ups; tests need both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # No power is cut here, so nothing has to reach the disk.
 os.fsync = lambda descriptor: None
 
