@@ -52,8 +52,11 @@ class FeedForward(nn.Module):
         self.activation = torch.relu_ if activation == "relu" else F.gelu
         self.dropout = dropout_layer(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[..., D] -> [..., D]``."""
+    def forward(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        """``[..., D] -> [..., D]``. ``factor``: of dropout drawn beforehand, ``[..., F]``."""
+        if factor is not None:
+            inner = self.activation(self.inner(x))
+            return self.outer(inner * factor.to(inner.dtype))  # type: ignore[no-any-return]
         return in_chunks(self._rows, x.reshape(-1, x.shape[-1])).view(x.shape)
 
     def _rows(self, x: Tensor) -> Tensor:

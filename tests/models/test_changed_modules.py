@@ -125,9 +125,9 @@ def _two_wide(layer: Any) -> None:
     layer.feed_forward.inner, layer.feed_forward.outer = nn.Linear(8, 2), nn.Linear(2, 8)
 
 
-def _patch(layer: Any) -> None:
-    inner = layer.feed_forward.inner.forward
-    layer.feed_forward.inner.forward = lambda x: 2 * inner(x)
+def _patch(part: Any) -> None:
+    forward = part.forward
+    part.forward = lambda x: 2 * forward(x)
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
@@ -145,7 +145,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "adapter": lambda layer: setattr(layer, "feed_forward", Doubled(layer.feed_forward)),
     "activation": lambda layer: setattr(layer.feed_forward, "activation", F.silu),
     "width": _two_wide,
-    "forward": _patch,
+    "forward": lambda layer: _patch(layer.feed_forward.inner),
+    "feed-forward": lambda layer: _patch(layer.feed_forward),
+    "dropout": lambda layer: setattr(layer.feed_forward, "dropout", nn.Softplus()),
     "hook": lambda layer: layer.feed_forward.inner.register_forward_hook(lambda m, x, y: 2 * y),
     "earlier hook": lambda layer: layer.attention_norm.register_forward_pre_hook(
         lambda m, x: (x[0].clamp(0),)
@@ -201,3 +203,48 @@ def test_implementations_that_take_the_weights_alone_refuse() -> None:
         MemspanError, match="a module has a hook or an adapter: remove it, merge it"
     ):
         model.backbone(x, implementation="fused")
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@every_case
+def test_hooks_on_gradients_are_called(case: Case) -> None:
+    model, called = copy.deepcopy(case.model()).train(), set()
+    # PyTorch refuses one before an activation in place, in a line of its own.
+    hooked = {name: part for name, part in products(model) if not name.endswith(".inner")}
+    for name, part in hooked.items():
+        part.register_full_backward_hook(lambda module, i, o, name=name: called.add(name))
+    out = model(text(4, 6), targets=text(4, 6, 1))
+    memory = model(text(4, 6), out.memory, targets=text(4, 6, 2))
+    (memory.losses.sum() + out.losses.sum() + memory.auxiliary_loss).backward()
+    assert called == set(hooked)
+
+
+@pytest.mark.parametrize("part", ["layer", "attention"])
+def test_replaced_forwards_are_called(part: str) -> None:
+    """As accelerate's hooks replace them."""
+    for case in (fast_weights(), feedback()):
+        model, calls = case.model(), []
+        layer = model.backbone.layers[0]
+        changed = layer if part == "layer" else getattr(layer, "attention", None) or layer.query
+        forward = changed.forward
+
+        def counted(*given: Any, f: Any = forward, calls: list[int] = calls) -> Any:
+            calls.append(1)
+            return f(*given)
+
+        changed.forward = counted
+        with torch.no_grad():
+            model(text(1, 1))
+            model.reader().read(text(1, 1))
+        assert len(calls) == 2
+
+
+def test_dropout_is_within_the_feed_forward_module() -> None:
+    model, calls = feedback(dropout=0.5).model().train(), []
+    handle = model.backbone.layers[0].feed_forward.register_forward_hook(lambda *_: calls.append(1))
+    model(text(1, 3))
+    assert len(calls) == 3
+    handle.remove()
+    model.backbone.layers[0].feed_forward = Doubled(model.backbone.layers[0].feed_forward)
+    with pytest.raises(MemspanError, match="replace its parts inner and outer, or train with"):
+        model(text(1, 3))

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from test_laws import assert_memories_equal, some_memory, text
-from torch import Tensor
+from torch import Tensor, nn
 
 from architectures import compressive, transformer_xl
 from golden import assert_same
@@ -171,3 +171,27 @@ def test_rows_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in text(15, 6).split(1, 1):
         assert_same(reader.read(tokens), pytorch.read(tokens), 1e-12, "logits")
     assert_memories_equal(reader.memory, pytorch.memory, 1e-12)
+
+
+@torch.no_grad()
+def test_autocast_with_parameters_of_several_types() -> None:
+    for case in (transformer_xl(), compressive()):
+        model = case.model(torch.float32)
+        for part in model.backbone.modules():
+            if isinstance(part, nn.Linear):
+                part.bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            reader, tokens = model.reader(), text(1, 4)
+            found = torch.cat([reader.read(token) for token in tokens.split(1, 1)], 1)
+            assert_same(found.float(), model(tokens).logits.float(), 0.1, "logits")
+
+
+@torch.no_grad()
+def test_without_the_step_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be compiled is left to PyTorch."""
+    functions = compiler.functions
+    monkeypatch.setattr(
+        compiler, "functions", lambda *given: None if given[2] else functions(*given)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        transformer_xl().model(torch.float32).reader().read(text(1, 1))

@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answer() -> int | None:
-    code = compiler.functions(Path("small/compiled.c").resolve(), torch.float32)
+    code = compiler.functions(Path("small/compiled.c").resolve(), torch.float32, False)
     return None if code is None else code.answer()
 
 

@@ -533,7 +533,7 @@ def test_memory_does_not_grow_without_bound() -> None:
 def test_the_compiled_loop_says_that_memory_is_full(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = feedback_loop.compiler.functions(feedback_loop.SOURCE, torch.float32)
+    code = feedback_loop.compiler.functions(feedback_loop.SOURCE, torch.float32, False)
     names = ("prepare", "forward", "backward", "position_gradients", "release")
     functions = {name: staticmethod(getattr(code, name)) for name in names}
     functions[failing] = staticmethod(lambda *_: 0)

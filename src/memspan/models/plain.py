@@ -17,11 +17,11 @@ from memspan.nn import FeedForward
 
 def is_affine(part: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether ``part`` is a ``kind`` with a weight, perhaps a bias, and nothing else. Quantised weights
-    are of a type of their own; some libraries replace a module's ``forward``."""
+    are of a type of their own."""
     own = part._parameters
     return (
         type(part) is kind
-        and "forward" not in vars(part)
+        and not are_patched([part])
         and not part._modules
         and own.keys() <= {"weight", "bias"}
         # A plain tensor within torch.func.functional_call.
@@ -44,7 +44,9 @@ def are_plain(
 
     ``products``: those of attention, layer by layer. ``norms``: with gain and bias.
     """
-    if any(type(part) is not FeedForward for part in feed_forwards):
+    if any(type(part) is not FeedForward for part in feed_forwards) or are_patched(feed_forwards):
+        return False
+    if any(type(part.dropout) not in (nn.Identity, nn.Dropout) for part in feed_forwards):
         return False
     by_layer: list[tuple[Any, ...]] = [
         (*attention, fed.inner, fed.outer)
@@ -61,10 +63,17 @@ def are_plain(
     return alike and activations <= {torch.relu_, F.gelu}
 
 
+def are_patched(parts: Iterable[nn.Module]) -> bool:
+    """Whether the ``forward`` of one of ``parts`` was replaced, as some libraries do."""
+    return any("forward" in vars(part) for part in parts)
+
+
 def hooks(parts: Iterable[nn.Module]) -> list[dict[int, Any]]:
     """The tables of hooks of ``parts``. As long as ``any`` finds none filled, nothing is lost where
-    these are not called. Looking takes a microsecond for a whole stack."""
-    return [table for part in parts for table in (part._forward_pre_hooks, part._forward_hooks)]
+    these are not called. Looking takes some microseconds for a whole stack. Torch's global hooks are
+    not among them."""
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return [getattr(part, name) for part in parts for name in names]
 
 
 def are_products(parts: Iterable[nn.Module]) -> bool:

@@ -19,7 +19,7 @@ from memspan.models.fast_weights.model import (
 )
 from memspan.models.inputs import check_vectors
 from memspan.models.one_token import is_plain, packed_stack
-from memspan.models.plain import hooks
+from memspan.models.plain import are_patched, hooks
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -203,7 +203,7 @@ def _fused_weights(backbone: FastWeights) -> list[Tensor]:
     weights = []
     for layer in backbone.stack():
         weight = layer.attention.fused_weight()
-        if weight is None:
+        if weight is None or are_patched(layer.modules()):
             return []
         weights.append(weight)
     return weights

@@ -23,7 +23,7 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_sizes
 from memspan.models.output import BackboneOutput
-from memspan.models.plain import are_plain, has_bias, hooks, is_affine
+from memspan.models.plain import are_patched, are_plain, has_bias, hooks, is_affine
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer
@@ -122,8 +122,12 @@ class FeedbackLayer(nn.Module):
     def _feed_forward(self, z: Tensor, factor: Tensor | None) -> Tensor:
         if factor is None:
             return self.feed_forward(z)  # type: ignore[no-any-return]
-        inner = self.feed_forward.activation(self.feed_forward.inner(z))
-        return self.feed_forward.outer(drop(inner, factor))
+        if not isinstance(self.feed_forward, FeedForward):
+            raise MemspanError(
+                "dropout inside the feed-forward sub-layer needs memspan's own: replace its parts "
+                "inner and outer, or train with dropout 0"
+            )
+        return self.feed_forward(z, factor)  # type: ignore[no-any-return]
 
 
 class Feedback(Backbone[FeedbackMemory]):
@@ -396,6 +400,8 @@ class Feedback(Backbone[FeedbackMemory]):
         if not are_plain(products, norms, [layer.feed_forward for layer in layers]):
             return False
         if not all(is_affine(part, nn.Linear) for part in (*self.key, *self.value)):
+            return False
+        if any(are_patched(layer.modules()) for layer in layers):
             return False
         if any(has_bias(layer.query) or not has_bias(layer.feed_forward.inner) for layer in layers):
             return False

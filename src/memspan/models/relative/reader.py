@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Generic
 
@@ -51,7 +52,8 @@ class ReaderAttention:
         if weights is not None and not any(self._hooks[n]):
             q, k, v = attention.heads(F.linear(x, *weights)).chunk(3, 1)
             return q, k, v
-        query = attention.query(x) + self.content_biases[n].flatten()
+        query = attention.query(x)
+        query = query + self.content_biases[n].flatten().to(query.dtype)
         parts = query, attention.key(x), attention.value(x)
         q, k, v = (attention.heads(part) for part in parts)
         return q, k, v
@@ -69,8 +71,11 @@ class ReaderAttention:
         """
         if n_distances <= self._covered:
             return
-        # Once for all tokens: in full precision, which the step in C needs, even under autocast.
-        with torch.autocast(self.content_biases[0].device.type, enabled=False):
+        # Once for all tokens, so in full precision, also under autocast, unless that is needed to join
+        # parameters of several types.
+        one_type = len({p.dtype for p in self.backbone.parameters()}) == 1
+        device = self.content_biases[0].device.type
+        with torch.autocast(device, enabled=False) if one_type else nullcontext():
             self._project_distances(n_distances, slots)
         self._covered = n_distances
 
@@ -207,7 +212,8 @@ class RelativeReader(ABC, Generic[M]):
 
     @cached_property
     def _halved_step(self) -> CompiledStep | None:
-        return self._compiled_step(halved=True) if self._compiles() else None
+        can = self._compiles() and relative_step.available(self._hidden, halved=True)
+        return self._compiled_step(halved=True) if can else None
 
     def _compiles(self) -> bool:
         """Whether the step in C supports these options and can run here."""

@@ -254,7 +254,7 @@ class _Loop(ctypes.Structure):
 
 def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
     """Over all heads of all rows, in as many threads as PyTorch may use."""
-    code = compiler.functions(SOURCE, tensors["v"].dtype)
+    code = compiler.functions(SOURCE, tensors["v"].dtype, False)
     if code is None:
         raise MemspanError(f"the compiled implementation {compiler.obstacle('chunked')}")
     batch, n_heads, steps, width = tensors["k"].shape

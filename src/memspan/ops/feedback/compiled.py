@@ -67,7 +67,7 @@ class CompiledLoop:
         *,
         backward: bool = False,
     ) -> None:
-        code = compiler.functions(SOURCE, tensors["states"].dtype)
+        code = compiler.functions(SOURCE, tensors["states"].dtype, False)
         assert code is not None
         weights_scale, scale = (1.0, 1.0) if call.kept is None else call.kept[-2:]
         self._library = code

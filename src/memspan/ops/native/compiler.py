@@ -45,12 +45,13 @@ LIMIT = 1 << 24
 COMPILER_SECONDS = 600
 
 
-def available(source: Path, like: Tensor) -> bool:
-    """Whether the loops of the C file ``source`` can run on tensors such as ``like``."""
+def available(source: Path, like: Tensor, halved: bool = False) -> bool:
+    """Whether the loops of the C file ``source`` can run on tensors such as ``like``; ``halved``: see
+    :func:`functions`."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False
     # torch.compile cannot trace the search for a compiler: the operation finds out when it runs.
-    return torch.compiler.is_compiling() or functions(source, like.dtype) is not None
+    return torch.compiler.is_compiling() or functions(source, like.dtype, halved) is not None
 
 
 def obstacle(alternative: str) -> str:
@@ -71,7 +72,7 @@ def refuse_without_memory(done: object) -> None:
 
 
 @functools.cache
-def functions(source: Path, dtype: torch.dtype, halved: bool = False) -> ctypes.CDLL | None:
+def functions(source: Path, dtype: torch.dtype, halved: bool) -> ctypes.CDLL | None:
     """The functions of the C file ``source`` for this type; None if unavailable, with the reason on
     standard error. ``halved``: fixed matrices are kept in bfloat16."""
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":

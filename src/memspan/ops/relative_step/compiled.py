@@ -37,9 +37,9 @@ class _Compressed(ctypes.Structure):
     ]
 
 
-def available(like: Tensor) -> bool:
-    """Whether the step can run on tensors such as ``like``."""
-    return compiler.available(SOURCE, like)
+def available(like: Tensor, halved: bool = False) -> bool:
+    """Whether the step can run on tensors such as ``like``; ``halved``: with matrices in bfloat16."""
+    return compiler.available(SOURCE, like, halved)
 
 
 class CompiledStep:
