@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.models.plain import are_plain
+from memspan.models.plain import are_plain, hooks
 from memspan.nn import FeedForward
 from memspan.ops.native.stack import PackedStack
 
@@ -48,6 +48,11 @@ def is_plain(layers: Iterable[Layer], final_norm: nn.Module) -> bool:
         norms,
         [layer.feed_forward for layer in layers],
     )
+
+
+def stack_hooks(layers: Iterable[Layer], final_norm: nn.Module) -> list[dict[int, Any]]:
+    """The tables of hooks of all modules that a step in C does not call."""
+    return hooks([*(part for layer in layers for part in layer.modules()), final_norm])
 
 
 def packed_stack(

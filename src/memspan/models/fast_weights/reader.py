@@ -18,8 +18,8 @@ from memspan.models.fast_weights.model import (
     listed,
 )
 from memspan.models.inputs import check_vectors
-from memspan.models.one_token import is_plain, packed_stack
-from memspan.models.plain import are_patched, hooks
+from memspan.models.one_token import is_plain, packed_stack, stack_hooks
+from memspan.models.plain import are_patched
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -42,9 +42,7 @@ class FastWeightsReader:
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
         self._projections = _fused_weights(backbone)
-        self._hooks = hooks(
-            [*(part for layer in backbone.stack() for part in layer.modules()), backbone.final_norm]
-        )
+        self._hooks = stack_hooks(backbone.stack(), backbone.final_norm)
         self._step = self._compiled_step() if self._compiles() else None
 
     def _compiles(self) -> bool:

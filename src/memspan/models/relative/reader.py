@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory, Rows, sent
 from memspan.models.inputs import check_vectors
-from memspan.models.one_token import is_plain, packed_stack
+from memspan.models.one_token import is_plain, packed_stack, stack_hooks
 from memspan.models.plain import are_products, has_bias, hooks
 from memspan.models.protocol import M
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
@@ -149,9 +149,7 @@ class RelativeReader(ABC, Generic[M]):
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
         self._attention = ReaderAttention(backbone, span)
-        self._hooks = hooks(
-            [*(part for layer in backbone.stack() for part in layer.modules()), backbone.final_norm]
-        )
+        self._hooks = stack_hooks(backbone.stack(), backbone.final_norm)
         self._attention.cover(self.n_slots + 1, self.n_slots)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
         dtype = backbone.content_bias.dtype

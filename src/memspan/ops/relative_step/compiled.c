@@ -1,5 +1,6 @@
 /* One token of every row through a stack with relative positions, without gradients: the reader's step of
-   Transformer-XL and the Compressive Transformer, and what it does to the latter's compressed slots. README.md says what it reads where. */
+   Transformer-XL and the Compressive Transformer, and what it does to the latter's compressed slots.
+   README.md says what it reads where. */
 
 #include "stack.h"
 
