@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_laws import assert_memories_equal, text
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -18,6 +17,7 @@ from architectures import CASES, Case, compressive, fast_weights, feedback, tran
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models.language_model import LanguageModel
+from readings import assert_memories_equal, text
 
 SOME = {
     "transformer-xl": transformer_xl(),

@@ -13,17 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_laws import assert_memories_equal, rows_of, some_memory, text
 from torch import Tensor
 
-from architectures import CASES, VOCABULARY, Case
+from architectures import VOCABULARY, Case
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.segments import Padding, move_left, move_right, padding_mask
+from readings import assert_memories_equal, every_case, rows_of, some_memory, text
 
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 ROWS, LENGTH = 3, 9
 
 

@@ -27,13 +27,9 @@ from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
 from memspan.training import start, updates
 from memspan.training.options import OptimConfig, TrainConfig
+from readings import text
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
-
-
-def text(rows: int, length: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCABULARY, (rows, length), generator=generator)
 
 
 # ----- Options

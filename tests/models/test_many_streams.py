@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_laws import assert_memories_equal, joined
 from torch import Tensor
 
 from architectures import CASES, Case
 from golden import assert_same
 from memspan.memory import Memory
 from memspan.models import FastWeights, LanguageModel
+from readings import assert_memories_equal, joined
 
 ROWS, TURNS = 16, 3
 CUTS = [5, 1]

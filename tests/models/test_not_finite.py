@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from test_laws import some_memory, text
 from torch import Tensor, nn
 
 from architectures import CASES, Case, implementations
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory
+from readings import some_memory, text
 
 ROWS, CUTS = 3, (2, 1)
 NAMES = list(CASES)

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from test_laws import assert_memories_equal, some_memory, text
 from torch import Tensor, nn
 
 from architectures import compressive, transformer_xl
@@ -14,6 +13,7 @@ from golden import assert_same
 from memspan.models.language_model import Reader
 from memspan.ops.native import compiler, threads
 from memspan.ops.relative_step import compiled as relative_step
+from readings import assert_memories_equal, some_memory, text
 
 CASES = {
     "xl": transformer_xl(),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from architectures import CASES, VOCABULARY
@@ -16,14 +15,10 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
+from readings import text
 
 ARCHITECTURES = ("xl-segment", "compressive", "feedback", "fast-delta")
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
-
-
-def text(rows: int, length: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCABULARY, (rows, length), generator=generator)
 
 
 def model_with(embedding: EmbeddingConfig | None = None) -> LanguageModel:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
-from test_laws import some_memory, text
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from architectures import CASES, Case
+from architectures import Case
 from golden import assert_same
 from memspan.models.options import EmbeddingConfig
+from readings import every_case, some_memory, text
 
 LENGTH = 4
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 @every_case

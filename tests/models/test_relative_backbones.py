@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_laws import assert_memories_equal, fields, some_memory, text
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY, Case, compressive, transformer_xl
@@ -16,6 +15,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
+from readings import assert_memories_equal, fields, some_memory, text
 
 RELATIVE = [
     name

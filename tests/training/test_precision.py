@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from architectures import CASES, VOCABULARY
+from architectures import CASES
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
@@ -31,6 +31,7 @@ from memspan.training import precision as training_precision
 from memspan.training import start, trainer, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
+from readings import text
 
 CPU = torch.device("cpu")
 SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -44,11 +45,6 @@ LOOP = TrainConfig(
     sample_tokens=8,
     device="cpu",
 )
-
-
-def text(rows: int, n_tokens: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCABULARY, (rows, n_tokens), generator=generator)
 
 
 def setting() -> list[Any]:

@@ -1,0 +1,112 @@
+"""What PyTorch does with a whole model: autocast, torch.compile, tensors without numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import CASES, Case
+from golden import assert_same
+from readings import (
+    assert_memories_equal,
+    every_case,
+    fields,
+    read,
+    text,
+)
+
+pytestmark = pytest.mark.gradients(recorded=False)
+gradients = pytest.mark.gradients
+
+
+@gradients
+@every_case
+def test_gradients_under_bfloat16_autocast(case: Case) -> None:
+    """Training and reading with bfloat16 products, memory carried: near float32's numbers."""
+    model = case.model(torch.float32)
+    expected, memory = read(model, text(2, 6), [4, 2])
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, rough = read(model, text(2, 6), [4, 2])
+        out = model(text(2, 6), rough.detach(), targets=text(2, 6, 1))
+        (out.losses.float().sum() + out.auxiliary_loss).backward()
+        reader = model.reader(batch_size=2)
+        read_logits = torch.cat([reader.read(s) for s in text(2, 6).split([4, 2], 1)], 1)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert_same(logits, expected, 0.15, "logits")
+    assert_same(read_logits, expected, 0.15, "reader's logits")
+    for name, tensor in fields(rough).items():
+        assert tensor.dtype == fields(memory)[name].dtype
+        assert_same(tensor, fields(memory)[name], 0.15, name)
+    # And on without it.
+    model(text(2, 3), rough)
+    model(text(2, 3), reader.memory)
+
+
+COMPILED = {
+    "xl-segment": True,
+    "xl-fixed-learned": False,
+    "compressive": True,
+    "compressive-max-learned": False,
+    "fast-delta": True,
+    "fast-sum-attention": False,
+    "feedback": True,
+}
+"""Cases that are compiled as one graph, and whether with gradients."""
+
+
+# Tracing warns of what is not ours.
+@pytest.mark.filterwarnings("ignore")
+@gradients
+# One worker imports the compiler.
+@pytest.mark.xdist_group("compiled")
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_as_one_graph(name: str) -> None:
+    """The same numbers: three segments, and what flows back from the last."""
+    # Tracing takes time for each layer, and they are alike.
+    case = CASES[name]
+    backbone = dataclasses.replace(case.backbone, n_layers=1)
+    model, gradient = dataclasses.replace(case, backbone=backbone).model(), COMPILED[name]
+    torch._dynamo.reset()
+
+    def run(model: Any) -> tuple[list[Any], list[Tensor]]:
+        memory, outputs = model_memory, []
+        for n in range(3):
+            outputs.append(model(text(2, 4, n), memory))
+            memory = outputs[-1].memory
+        if not gradient:
+            return outputs, []
+        loss = outputs[-1].logits.sum() + outputs[-1].auxiliary_loss
+        return outputs, list(torch.autograd.grad(loss, parameters))
+
+    # Without gradients from a memory, which is one graph; with them also from none, which is another.
+    model_memory = None if gradient else model.initial_memory(2)
+    parameters = list(model.parameters())
+    with torch.set_grad_enabled(gradient):
+        outputs, grads = run(torch.compile(model, fullgraph=True, backend="eager"))
+        expected, expected_grads = run(model)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert_same(ours.logits, theirs.logits, 1e-9, "logits")
+        assert_memories_equal(ours.memory, theirs.memory, 1e-9)
+    for grad, theirs in zip(grads, expected_grads, strict=True):
+        assert_same(grad, theirs, 1e-9, "gradient")
+
+
+@gradients
+@pytest.mark.parametrize("name", CASES)
+def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two segments and back, on tensors without numbers: whoever looks at one fails."""
+    # Autocast does not know that device.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    # Tensors without numbers take as long for each layer, and layers are alike.
+    case = CASES[name]
+    case = dataclasses.replace(case, backbone=dataclasses.replace(case.backbone, n_layers=1))
+    backbone = case.model().backbone.to("meta").train()
+    x = torch.randn(2, 4, backbone.config.d_model, dtype=torch.float64, device="meta")
+    out = backbone(x.requires_grad_(), backbone(x).memory)
+    (out.hidden.sum() + out.auxiliary_loss).backward()
+    assert x.grad is not None

@@ -1,0 +1,75 @@
+"""Models and memories as things to be copied and stored, and memories that do not fit."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from architectures import Case, randomise
+from golden import assert_same
+from memspan.errors import MemspanError
+from readings import (
+    assert_memories_equal,
+    every_case,
+    some_memory,
+    text,
+)
+
+pytestmark = pytest.mark.gradients(recorded=False)
+
+
+@every_case
+def test_deepcopy_and_state_dict(case: Case, tmp_path: Path) -> None:
+    model = case.shared_model()
+    memory = some_memory(model, 2)
+    loaded = randomise(case.model(), seed=1)
+    assert loaded.fingerprint() != model.fingerprint()
+    loaded.load_state_dict(model.state_dict())
+    for other in (copy.deepcopy(model), loaded):
+        assert other.fingerprint() == model.fingerprint()
+        assert sum(p.numel() for p in other.parameters()) == sum(
+            p.numel() for p in model.parameters()
+        )
+        out, expected = other(text(2, 4), memory), model(text(2, 4), memory)
+        assert torch.equal(out.logits, expected.logits)
+        # A copy is its own: changing it leaves the first model alone, ties included.
+        for parameter in other.parameters():
+            parameter.data.add_(1.0)
+        assert torch.equal(model(text(2, 4), memory).logits, expected.logits)
+        assert other.fingerprint() != model.fingerprint()
+
+
+@every_case
+def test_memory_files_belong_to_a_model(case: Case, tmp_path: Path) -> None:
+    model, path = case.shared_model(), tmp_path / "memory"
+    for memory in (model.initial_memory(2), some_memory(model, 3), model.reader().memory):
+        memory.save(path, model.fingerprint())
+        loaded = type(memory).load(path, model.fingerprint())
+        assert_memories_equal(loaded, memory)
+        rows = memory.batch_size
+        assert torch.equal(model(text(rows, 4), loaded).logits, model(text(rows, 4), memory).logits)
+    other = randomise(case.model(), seed=1)
+    with pytest.raises(MemspanError, match="another model"):
+        type(memory).load(path, other.fingerprint())
+
+
+@every_case
+def test_a_memory_of_other_rows_is_refused(case: Case) -> None:
+    model = case.shared_model()
+    with pytest.raises(MemspanError, match="rows"):
+        model(text(3, 2), model.initial_memory(2))
+
+
+@every_case
+def test_a_memory_of_another_precision(case: Case) -> None:
+    """A memory that was stored in float32 can be read on from in float64."""
+    model = case.shared_model()
+    memory = some_memory(model, 2)
+    rounded = memory.to(dtype=torch.float32)
+    out, expected = model(text(2, 3), rounded), model(text(2, 3), memory)
+    assert out.logits.dtype == torch.float64
+    assert_same(out.logits, expected.logits, 1e-4, "logits")
+    assert_same(model.reader(rounded).read(text(2, 3)), out.logits, 1e-6, "reader")

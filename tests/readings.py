@@ -1,0 +1,80 @@
+"""Random texts, models that read them in segments, and memories compared: for tests of models."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from architectures import CASES, VOCABULARY
+from golden import assert_same
+from memspan.memory import Memory
+from memspan.models import LanguageModel
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def text(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (rows, length), generator=generator)
+
+
+seeds = st.integers(0, 2**16)
+precisions = st.sampled_from(list(TOLERANCE))
+row_counts = st.integers(1, 3)
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> tuple[Tensor, list[int]]:
+    """Tokens ``[B, T]`` and the lengths of the segments that they are cut into."""
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
+    return text(draw(row_counts), sum(lengths), draw(seeds)), lengths
+
+
+def read(
+    model: LanguageModel, tokens: Tensor, lengths: list[int], memory: Memory | None = None
+) -> tuple[Tensor, Memory]:
+    """Logits and final memory after reading in segments."""
+    logits = []
+    for segment in tokens.split(lengths, 1):
+        out = model(segment, memory)
+        logits.append(out.logits)
+        memory = out.memory
+    assert memory is not None
+    return torch.cat(logits, 1), memory
+
+
+def some_memory(model: LanguageModel, rows: int, seed: int = 1) -> Memory:
+    """After some text, rows of different ages: one read less, one has forgotten and read on."""
+    _, memory = read(model, text(rows, 6, seed), [4, 2])
+    memory = memory.reset(torch.arange(rows) % 3 == 1)
+    _, memory = read(model, text(rows, 2, seed + 1), [2], memory)
+    return memory.reset(torch.arange(rows) % 3 == 2).detach()
+
+
+def fields(memory: Memory) -> dict[str, Tensor]:
+    return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}
+
+
+def assert_memories_equal(a: Memory, b: Memory, tolerance: float = 0.0) -> None:
+    assert type(a) is type(b)
+    for name, tensor in fields(a).items():
+        if tensor.is_floating_point():
+            assert_same(tensor, fields(b)[name], tolerance, name)
+        else:
+            assert torch.equal(tensor, fields(b)[name]), name
+
+
+def rows_of(memory: Memory, *rows: int) -> Memory:
+    return memory.select(list(rows))
+
+
+def joined(memories: list[Memory]) -> Memory:
+    """Several memories as the rows of one."""
+    each = [fields(memory) for memory in memories]
+    return type(memories[0])(**{name: torch.cat([f[name] for f in each]) for name in each[0]})
