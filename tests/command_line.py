@@ -1,0 +1,65 @@
+"""The command line with a small model: its flags and text, refusals, and files that are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memspan import cli
+
+TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
+SMALL = [
+    "--model.n-layers",
+    "1",
+    "--model.d-model",
+    "16",
+    "--model.n-heads",
+    "2",
+    "--model.d-ff",
+    "32",
+    "--model.memory-length",
+    "8",
+    "--train.batch-size",
+    "2",
+    "--train.segment-length",
+    "8",
+    "--train.steps",
+    "6",
+    "--train.evaluate-every",
+    "3",
+    "--train.evaluate-tokens",
+    "64",
+    "--train.save-every",
+    "2",
+    "--train.sample-tokens",
+    "10",
+    "--optim.warmup-steps",
+    "2",
+    "--train.device",
+    "cpu",
+]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run, expect status 2 and one line; return the line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(a) for a in arguments])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    lines = said.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("memspan: ")
+    return lines[0]
+
+
+def harm(path: Path, damage: str) -> None:
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        content[len(content) * 3 // 4] ^= 1
+        path.write_bytes(content)

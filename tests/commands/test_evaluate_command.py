@@ -1,0 +1,136 @@
+"""``memspan evaluate``: what it prints, other spans and memories, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import memspan
+from command_line import SMALL, TEXT, refused
+from memspan import cli, evaluation
+from memspan.models import LanguageModel
+from memspan.runs import run as runs
+
+pytestmark = pytest.mark.usefixtures("text_file")
+
+
+def test_evaluate_prints_and_counts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    cli.main(["evaluate", "run", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["tokens"] == scores["n_bytes"] == len(TEXT) * 95 // 100 - len(TEXT) * 90 // 100
+    assert scores["streams"] == 1
+    cli.main(["evaluate", "run", "--batch-size", "3", "--memory-length", "20"])
+    assert "3 streams" in capsys.readouterr().out
+
+
+def test_evaluation_and_generation_with_another_span(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained with span segment, read with a fixed one and clamped distances; the run stays."""
+    weights = (run / "model.safetensors").read_bytes()
+    other = ["--attention-span", "fixed", "--clamp-length", "5"]
+
+    def nats(*options: str) -> float:
+        capsys.readouterr()
+        cli.main(["evaluate", "run", "--tokens", "90", "--memory-length", "20", "--json", *options])
+        scores = json.loads(capsys.readouterr().out)
+        reading = {"attention_span": "fixed", "clamp_length": 5} if options else {}
+        assert scores["reading"] == reading
+        return scores["nats"]
+
+    assert nats(*other) != nats()
+    # With a fixed span a score does not depend on the segments.
+    assert nats(*other, "--segment-length", "3") == pytest.approx(nats(*other), rel=1e-5)
+    cli.main(["evaluate", "run", "--tokens", "90", *other])
+    assert "memory 8, attention span fixed, clamp length 5" in capsys.readouterr().out
+    cli.main(["generate", "run", "--tokens", "5", *other])
+    assert (run / "model.safetensors").read_bytes() == weights
+    for verb in ("evaluate", "generate"):
+        assert "clamp_length must be at least 1" in refused(
+            capsys, verb, "run", "--clamp-length", "0"
+        )
+
+
+def test_more_streams_than_tokens_are_refused_at_once(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before memory is made for them."""
+
+    def made(*arguments: object, **options: object) -> None:
+        raise AssertionError("memory for streams that there are not")
+
+    monkeypatch.setattr(LanguageModel, "initial_memory", made)
+    said = refused(capsys, "evaluate", "run", "--batch-size", "1000000")
+    assert "1,000,000 streams are more than" in said
+
+
+def test_segment_length_does_not_change_a_fixed_span_score(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fixed = ["--model.attention-span", "fixed"]
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "fixed", *SMALL, *fixed])
+    nats = []
+    for length in ("1", "7", "64"):
+        capsys.readouterr()
+        cli.main(["evaluate", "fixed", "--json", "--segment-length", length, "--tokens", "300"])
+        nats.append(json.loads(capsys.readouterr().out)["nats"])
+    assert nats == pytest.approx([nats[0]] * 3, rel=1e-5)
+
+
+def test_scores_say_how_documents_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--data.corpus", "text.txt", "--out", "r", *SMALL, "--data.document-reset"]
+    cli.main(["train", *flags])
+    assert "in one stream, every document by itself" in " ".join(capsys.readouterr().out.split())
+    cli.main(["evaluate", "r"])
+    assert "one stream, every document by itself (exact)" in capsys.readouterr().out
+
+
+def test_a_text_that_is_not_there_is_refused_before_a_model_is_built(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "load", lambda *_: pytest.fail("the model was loaded"))
+    assert "nothere" in refused(capsys, "evaluate", run, "--corpus", "nothere")
+
+
+def test_memory_length_beyond_a_learned_table_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    learned = ["--model.positions", "learned"]
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "l", *SMALL, *learned])
+    line = refused(capsys, "evaluate", "l", "--memory-length", "500")
+    assert "--model.max-distance" in line
+    cli.main(["evaluate", "l", "--memory-length", "4"])
+
+
+def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p").write_bytes(TEXT[100:300])
+    cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
+    scored = ["evaluate", "run", "--corpus", "text.txt", "--tokens", "8", "--device", "cpu"]
+    nats = []
+    for more in ([], ["--memory", "m"]):
+        capsys.readouterr()
+        cli.main([*scored, "--json", *more])
+        found = json.loads(capsys.readouterr().out)
+        nats.append(found["nats"])
+        assert found["tokens_before"] == (200 if more else 0)
+    # By hand: one segment on top of the memory.
+    loaded = memspan.load("run", "cpu")
+    assert isinstance(loaded.model, LanguageModel)
+    whole = evaluation.text_of(loaded, "text.txt", None, "validation", False).tokens[:8]
+    targets = torch.from_numpy(whole.astype(int))[None]
+    inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
+    losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)
+    assert nats[1] == pytest.approx(losses.sum().item(), abs=1e-5)
+    assert abs(nats[0] - nats[1]) > 1e-4
+    cli.main([*scored, "--memory", "m"])
+    assert "on top of m" in capsys.readouterr().out
+    for flags, says in [
+        (["--batch-size", "2"], "batch size of 1"),
+        (["--memory-length", "4"], "drop memory_length"),
+    ]:
+        assert says in refused(capsys, *scored, "--memory", "m", *flags)
+    assert "text.txt" in refused(capsys, *scored, "--memory", "text.txt")

@@ -1,0 +1,147 @@
+"""Help, lists and presets, and outputs that break or cannot encode what is said."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from command_line import SMALL, TEXT
+from memspan import cli
+from memspan.models.registry import MODELS
+from memspan.runs.config_files import PRESETS, read_config
+
+pytestmark = pytest.mark.usefixtures("text_file")
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["evaluate"], ["generate"], ["data", "prepare"]])
+def test_help_explains_without_importing_torch(verb: list[str]) -> None:
+    code = (
+        "import sys; from memspan import cli\n"
+        "try: cli.main(sys.argv[1:])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *verb, "--help"], capture_output=True, text=True, check=True
+    )
+    # Generous: this guards against a slow import, the target of half a second is measured apart.
+    assert time.perf_counter() - start < 5
+    assert "usage" in done.stdout
+    assert len(done.stdout.splitlines()) > 5
+
+
+def test_help_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert PRESETS
+    assert all(name in said for name in PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_configs_and_say_how_to_run_them(name: str) -> None:
+    path = PRESETS[name]
+    config = read_config(path)
+    assert isinstance(config.model, MODELS[config.architecture])
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert f"# Command: memspan train --preset {name}" in header
+    assert re.search(r"\b(19|20)\d\d\b", header[0]), "the paper and its year"
+
+
+def test_presets_trained_runs_and_sources_in_c_are_in_the_wheel() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    root = Path(__file__).parents[2]
+    files = {f.distribution_path for f in wheel.WheelBuilder(str(root)).recurse_included_files()}
+    source = root / "src"
+    needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]
+    assert len(needed) >= 8
+    needed += [p for p in (source / "memspan" / "trained").rglob("*") if p.is_file()]
+    assert sum(p.suffix == ".safetensors" for p in needed) == 4
+    assert {p.relative_to(source).as_posix() for p in needed} <= files
+
+
+def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["data", "list"])
+    said = capsys.readouterr().out
+    shakespeare = ["tiny-shakespeare", "tiny-shakespeare-held-out"]
+    names = ["python-stdlib", *shakespeare, "enwik8", "text8", "wikitext-103"]
+    assert all(name in said for name in names)
+    cli.main(["data", "list", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == names
+    assert all(row["splits"] for row in rows)
+
+
+def broken_output(kind: str) -> TextIO:
+    """What standard output is after its reader has gone, or on a full disk."""
+    if kind == "closed pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+        return open(writer, "w")
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize(("kind", "status"), [("closed pipe", 0), ("full disk", 2)])
+def test_output_that_fails_ends_no_training_and_other_verbs_tidily(
+    kind: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", broken_output(kind))
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
+    sys.stdout.close()
+    assert Path("run/checkpoints/step-00000006").is_dir()
+    assert capsys.readouterr().err.count("training goes on") == 1
+    for verb in (["generate", "run", "--tokens", "3", "--save-memory", "m"], ["data", "list"]):
+        monkeypatch.setattr(sys, "stdout", broken_output(kind))
+        with pytest.raises(SystemExit) as stop:
+            cli.main(verb)
+        assert stop.value.code == status
+        sys.stdout.close()
+    assert Path("m").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_any_output_encoding_will_do(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    small = [*SMALL, "--train.sample-tokens", "60", "--data.tokenizer", "characters"]
+    Path("text.txt").write_text("→☃ 日本" * 200, encoding="utf-8")
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *small])
+    cli.main(["generate", "run", "--prompt", "☃", "--tokens", "9"])
+    assert b"?" in output.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_files_left_out_and_other_encodings_are_said(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a text is read: once in each verb, beside the result."""
+    folder = Path("folder")
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(TEXT)
+    (folder / "empty.txt").touch()
+    (folder / "b.txt").write_bytes(TEXT.decode().encode("utf-16"))
+    Path("latin.txt").write_bytes("déjà vu, ".encode("latin-1") * 400)
+    capsys.readouterr()
+    cli.main(["data", "prepare", "folder"])
+    said = capsys.readouterr().err
+    assert "2 files are left out" in said
+    assert "b.txt (UTF-16, not UTF-8)" in said
+    for arguments in (
+        ["evaluate", "run", "--corpus", "latin.txt"],
+        ["generate", "run", "--prompt-file", "latin.txt", "--tokens", "1"],
+    ):
+        cli.main(arguments)
+        captured = capsys.readouterr()
+        assert captured.err.count("iconv -f LATIN1") == 1
+    cli.main(["train", "--data.corpus", "latin.txt", "--out", "latin", *SMALL])
+    assert "iconv -f LATIN1" in capsys.readouterr().out

@@ -1,0 +1,159 @@
+"""``memspan train``: what it writes and says, presets, standard input, and what resuming refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import memspan
+from command_line import SMALL, TEXT, refused
+from memspan import cli
+from memspan.commands import train
+from memspan.data.options import DataConfig
+from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.runs.config_files import read_config
+from memspan.runs.options import RunConfig
+from memspan.training import terminal
+
+pytestmark = pytest.mark.usefixtures("text_file")
+
+
+@pytest.mark.plots
+def test_train_writes_a_run_and_reports(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0)
+    run = Path("run")
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
+    said = capsys.readouterr().out
+    assert said.startswith("preparing text.txt\n")
+    assert "Lower is better" in said
+    assert "\n  memspan generate run --prompt 'the quick brown fox'" in said
+    # This is no terminal: lines stand for the bar.
+    assert re.search(r"^step 6/6  loss [\d.]+  [\d.]+ bits/byte  [\d,]+ tokens/s  left", said, re.M)
+    assert "bits per byte" in said
+    names = {p.name for p in run.iterdir()}
+    assert names == {
+        "config.toml",
+        "tokenizer.json",
+        "model.safetensors",
+        "metrics.jsonl",
+        "checkpoints",
+        "loss.png",
+    }
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "validation_bits_per_byte" in r] == [3, 6]
+    assert len(list((run / "checkpoints").iterdir())) <= 3
+
+
+def test_config_toml_gives_back_every_option(run: Path) -> None:
+    assert read_config(run / "config.toml").model.memory_length == 8
+    cli.main(["train", "--preset", str(run / "config.toml"), "--out", "again"])
+    assert (run / "config.toml").read_text() == Path("again/config.toml").read_text()
+    # The same options and seed: the same weights.
+    assert (run / "model.safetensors").read_bytes() == Path("again/model.safetensors").read_bytes()
+
+
+def test_bytes_that_are_no_utf8_work() -> None:
+    Path("latin1.txt").write_bytes(b"caf\xe9 " * 500)
+    cli.main(["train", "--data.corpus", "latin1.txt", "--out", "latin", *SMALL])
+
+
+def test_flags_override_a_preset() -> None:
+    Path("p.toml").write_text('[train]\nsteps = 3\n[data]\ncorpus = "text.txt"\n')
+    small = [f for f in SMALL if f != "--train.steps"]
+    small.remove("6")
+    cli.main(["train", *small, "--preset", "p.toml", "--train.seed", "7", "--out", "r"])
+    written = Path("r/config.toml").read_text()
+    assert "seed = 7" in written
+    assert "steps = 3" in written
+
+
+@pytest.mark.parametrize(
+    ("corpus", "name"),
+    [("a/b c.txt", "b-c"), ("books/*.txt", "books"), ("part-*.txt", "part"), ("**/*", "text")],
+)
+def test_a_runs_folder_is_named_after_its_text(corpus: str, name: str) -> None:
+    config = RunConfig(model=TransformerXLConfig(), data=DataConfig(corpus=corpus))
+    assert train.new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
+
+
+UNCHANGEABLE = [
+    (["--model.memory-length", "6"], "--model.memory-length cannot change from 8 to 6"),
+    (["--embedding.no-tie"], "--embedding.tie cannot change"),
+    (["--data.tokenizer", "characters"], "--data.tokenizer cannot change"),
+    (["--train.batch-size", "4"], "each row of the batch has its own memory"),
+    (["--train.seed", "5"], "--train.seed cannot change"),
+    (["--train.evaluate-tokens", "9"], "the best score so far is of those tokens"),
+    (["--train.steps", "5"], "is finished"),
+    (["--model", "feedback"], "run is a transformer-xl: drop --model feedback"),
+    (["--out", "other"], "drop --out"),
+    (["--preset", "p.toml"], "drop --preset"),
+    (["--data.corpus", "nowhere.txt"], "nowhere.txt: say where it is now with --data.corpus"),
+    (["--train.stops", "9"], "--train.steps is meant"),
+]
+
+
+def test_resume_refuses_what_a_run_cannot_change(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for flags, says in UNCHANGEABLE:
+        assert says in refused(capsys, "train", "--resume", run, *flags)
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_a_finished_or_changed_run_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "train", "--resume", run)
+    assert "is finished" in said
+    assert "--train.steps 12" in said
+    assert "holds a run already" in refused(
+        capsys, "train", "--data.corpus", "text.txt", "--out", "run", *SMALL
+    )
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("seed = 1", "seed = 2"))
+    assert "has changed" in refused(capsys, "train", "--resume", run)
+
+
+def test_a_text_from_standard_input_is_kept_beside_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ["train", *SMALL, "--data.corpus", "-", "--out", "runs/v1.5"]
+
+    def pipe(text: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    pipe(b"")
+    assert "standard input is empty" in refused(capsys, *new)
+    assert not Path("runs/v1.5.txt").exists()
+    pipe(TEXT)
+    cli.main(new)
+    assert Path("runs/v1.5.txt").read_bytes() == TEXT
+    cli.main(["train", "--resume", "runs/v1.5", "--train.steps", "7"])
+    assert memspan.load("runs/v1.5").step == 7
+    pipe(TEXT)
+    assert "runs/v1.5.txt, where" in refused(capsys, *new)
+    assert "root folder" in refused(capsys, "train", "--data.corpus", "-", "--out", "/")
+
+
+def test_a_text_from_standard_input_replaces_none_that_another_training_keeps_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            Path("new.txt").write_text("theirs")
+            return super().read(size)
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Slow(TEXT)))
+    said = refused(capsys, "train", *SMALL, "--data.corpus", "-", "--out", "new")
+    assert "new.txt, where the text of standard input would be kept, exists" in said
+    assert Path("new.txt").read_text() == "theirs"
+    assert not list(Path().glob(".new*"))
