@@ -22,7 +22,7 @@ import torch
 
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
-from throughput import peak_bytes, reset_peak
+from peak_memory import peak_bytes, reset_peak
 from timing import interleaved, machine
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fast-weights-length.json"

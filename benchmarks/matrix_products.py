@@ -19,8 +19,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from throughput import SIZES, prepared, side_class
+from peers.registry import SIZES, side_class
 from timing import interleaved, ratio, write
+from works import prepared
 
 aten = torch.ops.aten
 # The product, and which of its arguments are the factors.

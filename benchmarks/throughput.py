@@ -15,14 +15,8 @@ each of --precision. As it comes: every library with its own defaults, memspan's
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
-import resource
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,140 +26,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from memspan.precision.products import automatic
-from peers.side import VOCAB_SIZE, Side, Size
-from precisions import PRECISIONS, autocast, comparisons, processor, products_in
+from peak_memory import peak_megabytes
+from peers.registry import ARCHITECTURES, SIZES, side_class
+from peers.side import Side, Size
+from precisions import PRECISIONS, comparisons, processor
 from products import LARGE_OPERATIONS, LARGE_PRODUCT, large_product, operations
 from timing import interleaved, ratio, write
+from works import WORKS, at, own_precision, prepared, segments, tokens_per_call
 
 Row = dict[str, Any]
 Key = tuple[str, str]
 """A side, or the large product, and its precision."""
 
-S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
-M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
-L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
-PAPER = Size(512, 8, 12, 2048, segment_length=512, memory_length=512, batch_size=1)
-
-
-def feedback_size(length: int) -> Size:
-    return Size(128, 4, 4, 512, segment_length=length, memory_length=2 * length, batch_size=16)
-
-
-def fast_weights_size(length: int) -> Size:
-    return Size(
-        128,
-        4,
-        1,
-        512,
-        segment_length=length,
-        memory_length=0,
-        batch_size=16,
-        generate_batch=16,
-        works=("train", "attention") + (("generate",) if length == 64 else ()),
-        alone=length > 1024,
-    )
-
-
-# Architecture: its sizes.
-SIZES: dict[str, dict[str, Size]] = {
-    "transformer-xl": {
-        "S": S,
-        "M": M,
-        "L": L,
-        "L-batch8": replace(L, generate_batch=8, works=("generate",)),
-        "S-batch16": replace(S, generate_batch=16, works=("generate",)),
-        "M-batch16": replace(M, generate_batch=16, works=("generate",)),
-        "L-batch16": replace(L, generate_batch=16, works=("generate",)),
-        "paper": PAPER,
-    },
-    "compressive": {
-        "S": replace(S, compressed_length=S.memory_length),
-        "M": replace(M, compressed_length=M.memory_length),
-        "S-no-loss": replace(
-            S, compressed_length=S.memory_length, auxiliary_loss=False, works=("train",)
-        ),
-        "M-no-loss": replace(
-            M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
-        ),
-    },
-    # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
-    "feedback": {
-        **{f"T{n}": feedback_size(n) for n in (64, 128, 256)},
-        "T64-dropout": replace(feedback_size(64), dropout=0.1, works=("train",)),
-    },
-    "fast-weights": {
-        **{f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
-        "T64-batch1": replace(fast_weights_size(64), generate_batch=1, works=("generate",)),
-    },
-}
-# Architecture: our side, then its peers, each "module:class". Imported when used.
-ARCHITECTURES = {
-    "transformer-xl": {
-        "memspan": "peers.memspan_xl:MemspanXL",
-        "labml": "peers.labml_xl:LabmlXL",
-        "labml-short-table": "peers.labml_xl:LabmlShortTable",
-        "x-transformers": "peers.x_transformers_xl:XTransformersXL",
-        "plain-gpt": "peers.plain_gpt:PlainGPT",
-    },
-    "compressive": {
-        "memspan": "peers.memspan_compressive:MemspanCompressive",
-        "labml": "peers.labml_compressive:LabmlCompressive",
-    },
-    "feedback": {
-        "memspan": "peers.memspan_feedback:MemspanFeedback",
-        "labml": "peers.labml_feedback:LabmlFeedback",
-    },
-    "fast-weights": {
-        "memspan": "peers.memspan_fw:MemspanFW",
-        "labml": "peers.labml_fw:LabmlFW",
-        "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
-    },
-}
-READING = ("evaluate", "generate")
-WORKS = ("train", "attention", *READING)
 TOLERANCE = 1e-4
-
-
-def side_class(architecture: str, name: str) -> type[Side]:
-    module, kind = ARCHITECTURES[architecture][name].split(":")
-    found: type[Side] = getattr(import_module(module), kind)
-    return found
-
-
-def own_precision(name: str, work: str) -> str:
-    """A library's precision without options: torch's default, and memspan's ``auto`` on this CPU, where
-    only training may be in bfloat16."""
-    if name != "memspan":
-        return "float32"
-    auto = automatic(torch.device("cpu"))
-    if auto.products == "bfloat16" and work not in READING:
-        return "bfloat16"
-    return {"highest": "float32", "medium": "medium"}[auto.matmul]
-
-
-@contextlib.contextmanager
-def at(precision: str, work: str) -> Iterator[None]:
-    """Around many calls of one work. Training enters autocast in each, since it caches weights."""
-    with products_in(precision), autocast(precision if work in READING else "float32"):
-        yield
-
-
-def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Segments of one random text, repeated: inputs and targets ``[B, T]``."""
-    generator = torch.Generator().manual_seed(1)
-    text = torch.randint(VOCAB_SIZE, (batch, 16 * length + 1), generator=generator)
-    at = -1
-
-    def following() -> tuple[Tensor, Tensor]:
-        nonlocal at
-        at = (at + 1) % 16
-        return (
-            text[:, at * length : (at + 1) * length],
-            text[:, at * length + 1 : (at + 1) * length + 1],
-        )
-
-    return following
 
 
 def check(ours: Side, theirs: Side, size: Size) -> float:
@@ -203,111 +76,6 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     for a, b in zip(*results, strict=True):
         worst = max(worst, (a - b).abs().max().item())
     return worst
-
-
-def prepared(side: Side, work: str, precision: str = "float32") -> Callable[[], object]:
-    """One call of the work, with full memory. For use within :func:`at`, like this function."""
-    size = side.size
-    if work == "train":
-        side.model.train()
-        side.forget(size.batch_size)
-        optimizer = side.optimizer()
-        text = segments(size, size.batch_size, size.segment_length)
-
-        def call() -> None:
-            with autocast(precision):
-                loss = side.loss(*text())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        for _ in range(full_after(size)):
-            call()
-        return call
-
-    if work == "attention":
-        shape = (size.batch_size, size.segment_length, size.d_model)
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-        side.model.train()
-
-        def layer() -> None:
-            with autocast(precision):
-                y = side.attention(x)
-            y.backward(upstream)
-
-        return layer
-
-    side.model.eval()
-    if work == "evaluate":
-        side.forget(size.batch_size)
-        text = segments(size, size.batch_size, size.segment_length)
-        for _ in range(full_after(size)):
-            side.read(*text())
-        return lambda: side.read(*text())
-
-    side.forget(size.generate_batch)
-    text = segments(size, size.generate_batch, size.segment_length)
-    for _ in range(max(1, full_after(size))):
-        logits = side.read(text()[0])
-    token = logits[:, -1:].argmax(-1)
-
-    def step() -> None:
-        nonlocal token
-        token = side.read(token).argmax(-1)
-
-    return step
-
-
-def full_after(size: Size) -> int:
-    """Segments until memory is full, compressed memory at one slot for four tokens."""
-    return -(-(size.memory_length + 4 * size.compressed_length) // size.segment_length)
-
-
-def tokens_per_call(size: Size, work: str) -> int:
-    return size.generate_batch if work == "generate" else size.batch_size * size.segment_length
-
-
-def peak_megabytes(architecture: str, name: str, size: str, precision: str) -> float:
-    """Memory that training takes beyond the model, in a fresh process."""
-    command = [sys.executable, __file__, "--peak", architecture, name, size, precision]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(said.split()[-1])
-
-
-def report_peak(architecture: str, name: str, size: str, precision: str) -> None:
-    """The process that :func:`peak_megabytes` starts."""
-    torch.set_num_threads(1)
-    side = side_class(architecture, name)(SIZES[architecture][size])
-    # Libraries loaded at the first backward pass and step do not count.
-    x = torch.nn.Linear(8, 8)
-    torch.nn.functional.cross_entropy(x(torch.ones(1, 8)), torch.zeros(1).long()).backward()
-    torch.optim.AdamW(x.parameters(), fused=True).step()
-    reset_peak()
-    before = peak_bytes()
-    with at(precision, "train"):
-        call = prepared(side, "train", precision)
-        for _ in range(3):
-            call()
-    print((peak_bytes() - before) / 2**20)
-
-
-def reset_peak() -> None:
-    """Linux: forget the peak that imports may have caused."""
-    gc.collect()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_bytes() -> int:
-    """The process's largest resident size.
-
-    Not Linux's ``ru_maxrss``: after fork and exec that starts with the parent's.
-    """
-    with contextlib.suppress(OSError):
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def measure(
@@ -526,13 +294,9 @@ def main() -> None:
         metavar="PATH",
         help="where the rows go (default: benchmarks/results/latest.json)",
     )
-    parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if options.peak:
-        report_peak(*options.peak)
-        return
     torch.set_num_threads(1)
     console = Console()
     here = processor()

@@ -14,7 +14,9 @@ from rich.console import Console
 
 import throughput
 import timing
+import works
 from memspan.precision.products import Precision
+from peers import registry
 from precisions import (
     PRECISIONS,
     Comparison,
@@ -57,7 +59,7 @@ def test_settings_that_coincide_are_one_row() -> None:
 @pytest.mark.parametrize("work", ["train", "evaluate"])
 def test_settings_are_restored(precision: str, work: str) -> None:
     before = torch.get_float32_matmul_precision()
-    with contextlib.suppress(KeyError), throughput.at(precision, work):
+    with contextlib.suppress(KeyError), works.at(precision, work):
         wanted = "medium" if precision == "medium" else "highest"
         assert torch.get_float32_matmul_precision() == wanted
         # Training has its autocast in every step: outside, its backward pass would run under it.
@@ -105,10 +107,10 @@ def test_operations_of_products() -> None:
 def test_as_it_comes_is_what_auto_is(
     monkeypatch: pytest.MonkeyPatch, auto: Precision, in_training: str, in_reading: str
 ) -> None:
-    monkeypatch.setattr(throughput, "automatic", lambda device: auto)
-    assert throughput.own_precision("memspan", "train") == in_training
-    assert throughput.own_precision("memspan", "generate") == in_reading
-    assert throughput.own_precision("labml", "train") == "float32"
+    monkeypatch.setattr(works, "automatic", lambda device: auto)
+    assert works.own_precision("memspan", "train") == in_training
+    assert works.own_precision("memspan", "generate") == in_reading
+    assert works.own_precision("labml", "train") == "float32"
 
 
 def rows_of(monkeypatch: pytest.MonkeyPatch, own: str, **more: object) -> list[throughput.Row]:
@@ -200,9 +202,9 @@ def test_ours_alone_has_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(
-        throughput.S, d_model=8, n_heads=2, n_layers=1, d_ff=8, segment_length=4, memory_length=4
+        registry.S, d_model=8, n_heads=2, n_layers=1, d_ff=8, segment_length=4, memory_length=4
     )
-    monkeypatch.setitem(throughput.SIZES["transformer-xl"], "S", replace(small, batch_size=1))
+    monkeypatch.setitem(registry.SIZES["transformer-xl"], "S", replace(small, batch_size=1))
     monkeypatch.setattr(throughput, "interleaved", partial(timing.interleaved, seconds=1e-4))
     monkeypatch.setattr(throughput, "peak_megabytes", lambda *_: 1.0)
     # Of all that the test process holds: seconds in every round.

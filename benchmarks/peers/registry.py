@@ -1,0 +1,95 @@
+"""What is compared: every architecture's sizes, our side and its peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+
+from peers.side import Side, Size
+
+S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
+M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
+L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
+PAPER = Size(512, 8, 12, 2048, segment_length=512, memory_length=512, batch_size=1)
+
+
+def feedback_size(length: int) -> Size:
+    return Size(128, 4, 4, 512, segment_length=length, memory_length=2 * length, batch_size=16)
+
+
+def fast_weights_size(length: int) -> Size:
+    return Size(
+        128,
+        4,
+        1,
+        512,
+        segment_length=length,
+        memory_length=0,
+        batch_size=16,
+        generate_batch=16,
+        works=("train", "attention") + (("generate",) if length == 64 else ()),
+        alone=length > 1024,
+    )
+
+
+# Architecture: its sizes.
+SIZES: dict[str, dict[str, Size]] = {
+    "transformer-xl": {
+        "S": S,
+        "M": M,
+        "L": L,
+        "L-batch8": replace(L, generate_batch=8, works=("generate",)),
+        "S-batch16": replace(S, generate_batch=16, works=("generate",)),
+        "M-batch16": replace(M, generate_batch=16, works=("generate",)),
+        "L-batch16": replace(L, generate_batch=16, works=("generate",)),
+        "paper": PAPER,
+    },
+    "compressive": {
+        "S": replace(S, compressed_length=S.memory_length),
+        "M": replace(M, compressed_length=M.memory_length),
+        "S-no-loss": replace(
+            S, compressed_length=S.memory_length, auxiliary_loss=False, works=("train",)
+        ),
+        "M-no-loss": replace(
+            M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
+        ),
+    },
+    # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
+    "feedback": {
+        **{f"T{n}": feedback_size(n) for n in (64, 128, 256)},
+        "T64-dropout": replace(feedback_size(64), dropout=0.1, works=("train",)),
+    },
+    "fast-weights": {
+        **{f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
+        "T64-batch1": replace(fast_weights_size(64), generate_batch=1, works=("generate",)),
+    },
+}
+# Architecture: our side, then its peers, each "module:class". Imported when used.
+ARCHITECTURES = {
+    "transformer-xl": {
+        "memspan": "peers.memspan_xl:MemspanXL",
+        "labml": "peers.labml_xl:LabmlXL",
+        "labml-short-table": "peers.labml_xl:LabmlShortTable",
+        "x-transformers": "peers.x_transformers_xl:XTransformersXL",
+        "plain-gpt": "peers.plain_gpt:PlainGPT",
+    },
+    "compressive": {
+        "memspan": "peers.memspan_compressive:MemspanCompressive",
+        "labml": "peers.labml_compressive:LabmlCompressive",
+    },
+    "feedback": {
+        "memspan": "peers.memspan_feedback:MemspanFeedback",
+        "labml": "peers.labml_feedback:LabmlFeedback",
+    },
+    "fast-weights": {
+        "memspan": "peers.memspan_fw:MemspanFW",
+        "labml": "peers.labml_fw:LabmlFW",
+        "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
+    },
+}
+
+
+def side_class(architecture: str, name: str) -> type[Side]:
+    module, kind = ARCHITECTURES[architecture][name].split(":")
+    found: type[Side] = getattr(import_module(module), kind)
+    return found

@@ -1,0 +1,114 @@
+"""The kinds of work that are timed: one call of each, with full memory, in a precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from memspan.precision.products import automatic
+from peers.side import VOCAB_SIZE, Side, Size
+from precisions import autocast, products_in
+
+READING = ("evaluate", "generate")
+WORKS = ("train", "attention", *READING)
+
+
+def own_precision(name: str, work: str) -> str:
+    """A library's precision without options: torch's default, and memspan's ``auto`` on this CPU, where
+    only training may be in bfloat16."""
+    if name != "memspan":
+        return "float32"
+    auto = automatic(torch.device("cpu"))
+    if auto.products == "bfloat16" and work not in READING:
+        return "bfloat16"
+    return {"highest": "float32", "medium": "medium"}[auto.matmul]
+
+
+@contextlib.contextmanager
+def at(precision: str, work: str) -> Iterator[None]:
+    """Around many calls of one work. Training enters autocast in each, since it caches weights."""
+    with products_in(precision), autocast(precision if work in READING else "float32"):
+        yield
+
+
+def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Segments of one random text, repeated: inputs and targets ``[B, T]``."""
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(VOCAB_SIZE, (batch, 16 * length + 1), generator=generator)
+    at = -1
+
+    def following() -> tuple[Tensor, Tensor]:
+        nonlocal at
+        at = (at + 1) % 16
+        return (
+            text[:, at * length : (at + 1) * length],
+            text[:, at * length + 1 : (at + 1) * length + 1],
+        )
+
+    return following
+
+
+def prepared(side: Side, work: str, precision: str = "float32") -> Callable[[], object]:
+    """One call of the work, with full memory. For use within :func:`at`, like this function."""
+    size = side.size
+    if work == "train":
+        side.model.train()
+        side.forget(size.batch_size)
+        optimizer = side.optimizer()
+        text = segments(size, size.batch_size, size.segment_length)
+
+        def call() -> None:
+            with autocast(precision):
+                loss = side.loss(*text())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        for _ in range(full_after(size)):
+            call()
+        return call
+
+    if work == "attention":
+        shape = (size.batch_size, size.segment_length, size.d_model)
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        upstream = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+        side.model.train()
+
+        def layer() -> None:
+            with autocast(precision):
+                y = side.attention(x)
+            y.backward(upstream)
+
+        return layer
+
+    side.model.eval()
+    if work == "evaluate":
+        side.forget(size.batch_size)
+        text = segments(size, size.batch_size, size.segment_length)
+        for _ in range(full_after(size)):
+            side.read(*text())
+        return lambda: side.read(*text())
+
+    side.forget(size.generate_batch)
+    text = segments(size, size.generate_batch, size.segment_length)
+    for _ in range(max(1, full_after(size))):
+        logits = side.read(text()[0])
+    token = logits[:, -1:].argmax(-1)
+
+    def step() -> None:
+        nonlocal token
+        token = side.read(token).argmax(-1)
+
+    return step
+
+
+def full_after(size: Size) -> int:
+    """Segments until memory is full, compressed memory at one slot for four tokens."""
+    return -(-(size.memory_length + 4 * size.compressed_length) // size.segment_length)
+
+
+def tokens_per_call(size: Size, work: str) -> int:
+    return size.generate_batch if work == "generate" else size.batch_size * size.segment_length
