@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import recall
+import recall_models
 from memspan.data.synthetic.recall import Recall
 
 
 def test_all_models_have_as_many_parameters() -> None:
     vocab_size = recall.PANELS["time"].task.vocab_size
     sizes = [
-        recall.n_parameters(recall.config_of(name, vocab_size), vocab_size)
+        recall_models.n_parameters(recall.config_of(name, vocab_size), vocab_size)
         for name in recall.PANELS["time"].models
     ]
     assert max(sizes) < 1.02 * min(sizes)
@@ -34,7 +35,9 @@ def test_what_is_in_reach() -> None:
 
 @pytest.mark.parametrize("live", [(4,), (2, 4)])
 def test_a_run(live: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    panel = recall.Panel(Recall(n_keys=4, n_values=2, longest=64), ("feedback",), live, (16, 64))
+    panel = recall_models.Panel(
+        Recall(n_keys=4, n_values=2, longest=64), ("feedback",), live, (16, 64)
+    )
     monkeypatch.setitem(recall.PANELS, "time", panel)
     monkeypatch.setattr(recall, "ROWS", 4)
     monkeypatch.setattr(recall.time, "process_time", iter(range(100)).__next__)

@@ -1,0 +1,194 @@
+"""The recall experiment's models, what theory says about them, and what they are asked."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memspan.data.synthetic.recall import Recall
+from memspan.models import (
+    BackboneConfig,
+    CompressiveConfig,
+    EmbeddingConfig,
+    FastWeightsConfig,
+    FeedbackConfig,
+    LanguageModel,
+    LSTMConfig,
+    TransformerConfig,
+    TransformerXLConfig,
+)
+
+N_LAYERS, WIDTH = 2, 64
+SEGMENT, MEMORY, COMPRESSED, RATE = 64, 128, 128, 4
+"""T, M (Feedback's span S, too), C and c."""
+UNLIMITED = math.inf
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model to be made with any inner width, and what theory says about it."""
+
+    config: Callable[[int], BackboneConfig]
+    colour: str
+    label: str
+    reach: float
+    """Direct reach in tokens, at a segment's first token."""
+    grows: bool
+    """Whether the reach is longer later in a segment."""
+    line: str = "-"
+    main: bool = True
+    """Whether its line is a thick one."""
+
+
+def _sizes(width: int) -> dict[str, Any]:
+    return {"n_layers": N_LAYERS, "d_model": WIDTH, "n_heads": 4, "d_ff": width}
+
+
+def _compressive(function: str) -> Contestant:
+    def config(width: int) -> BackboneConfig:
+        return CompressiveConfig(
+            **_sizes(width),
+            memory_length=MEMORY,
+            compressed_length=COMPRESSED,
+            compression_rate=RATE,
+            compression=function,  # type: ignore[arg-type]
+            positions="learned",
+        ).for_segments(SEGMENT)
+
+    # Colours and lines of their own: in the picture of variants they lie close to one another.
+    colour, line = {
+        "convolution": ("#C07C00", "-"),
+        "dilated-convolution": ("#5B4A12", "--"),
+        "mean": ("#B5485D", "-."),
+        "max": ("#3E6C96", ":"),
+        "most-used": ("#3F7D4E", "-"),
+    }[function]
+    return Contestant(
+        config,
+        colour,
+        f"Compressive, {function.replace('-convolution', '')}",
+        MEMORY + RATE * COMPRESSED,
+        grows=True,
+        line=line,
+        main=function == "convolution",
+    )
+
+
+def _fast_weights(rule: str, nu: int) -> Contestant:
+    def config(width: int) -> BackboneConfig:
+        # A sum grows without end, so what is read is divided by the sum of all keys, as in the paper.
+        return FastWeightsConfig(
+            **_sizes(width),
+            rule=rule,  # type: ignore[arg-type]
+            nu=nu,
+            normalisation="sum" if rule == "delta" else "attention",
+        )
+
+    label = f"Fast Weights, {rule}" + (f", {nu * WIDTH // 2} features" if nu != 2 else "")
+    line = "--" if nu != 2 else "-" if rule == "delta" else ":"
+    return Contestant(config, "#D55E00", label, UNLIMITED, False, line, main=line == "-")
+
+
+CONTESTANTS = {
+    "transformer-xl": Contestant(
+        lambda width: TransformerXLConfig(
+            **_sizes(width), memory_length=MEMORY, positions="learned"
+        ).for_segments(SEGMENT),
+        "#0072B2", "Transformer-XL", MEMORY, True,
+    ),
+    **{
+        f"compressive-{function}": _compressive(function)
+        for function in ("mean", "convolution", "dilated-convolution", "max", "most-used")
+    },
+    "feedback": Contestant(
+        lambda width: FeedbackConfig(**_sizes(width), memory_length=MEMORY),
+        "#009E73", "Feedback", MEMORY, False,
+    ),
+    "fast-weights-delta": _fast_weights("delta", 2),
+    "fast-weights-sum": _fast_weights("sum", 2),
+    "fast-weights-delta-32": _fast_weights("delta", 1),
+    "transformer": Contestant(
+        lambda width: TransformerConfig(**_sizes(width)),
+        "#666666", "Transformer, no memory", 0, True,
+    ),
+    "lstm": Contestant(
+        lambda width: LSTMConfig(n_layers=N_LAYERS, d_model=width),
+        "#A6508A", "LSTM", UNLIMITED, False,
+    ),
+}  # fmt: skip
+EDGES = (
+    ("T", SEGMENT, "#666666"),
+    ("S", MEMORY, "#009E73"),
+    ("M + T", MEMORY + SEGMENT, "#0072B2"),
+    (f"{N_LAYERS} M + T", N_LAYERS * MEMORY + SEGMENT, "#0072B2"),
+    ("M + c C", MEMORY + RATE * COMPRESSED, "#C07C00"),
+)
+"""What theory says about distances; drawn in."""
+FEATURES = (("32 features", 32, "#D55E00"), ("64 features", 64, "#D55E00"))
+"""The same about the number of keys, for one head of Fast Weights."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is trained and scored."""
+
+    task: Recall
+    models: tuple[str, ...]
+    live: tuple[int, ...]
+    """Numbers of live keys, in turn among the rows."""
+    distances: tuple[int, int] = (1, 4096)
+    """Scored: from, up to."""
+
+    @property
+    def over_distance(self) -> bool:
+        """Whether accuracy is shown against distance, not against the number of keys."""
+        return len(self.live) == 1
+
+
+_ALL = tuple(name for name in CONTESTANTS if name != "fast-weights-delta-32")
+_OVER_DISTANCE = Panel(Recall(), _ALL, (16,))
+PANELS = {
+    "time": _OVER_DISTANCE,
+    "level": _OVER_DISTANCE,
+    # Distances that every memory covers directly.
+    "keys": Panel(
+        Recall(n_keys=128, n_values=4, longest=512),
+        ("transformer-xl", "compressive-mean", "feedback", "fast-weights-delta",
+         "fast-weights-delta-32", "fast-weights-sum", "lstm"),
+        (4, 8, 16, 32, 64, 128),
+        (64, 128),
+    ),
+}  # fmt: skip
+
+
+def model_of(config: BackboneConfig, vocab_size: int) -> LanguageModel:
+    # What is read is never an answer: with tied tables, all that is read would be pushed away from
+    # answers alike, and become alike.
+    return LanguageModel(vocab_size, config, EmbeddingConfig(tie=False))
+
+
+def n_parameters(config: BackboneConfig, vocab_size: int) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in model_of(config, vocab_size).parameters())
+
+
+def config_of(name: str, vocab_size: int) -> BackboneConfig:
+    """The contestant with as many parameters as Transformer-XL with the usual inner width."""
+    make = CONTESTANTS[name].config
+    wanted = n_parameters(CONTESTANTS["transformer-xl"].config(4 * WIDTH), vocab_size)
+    widths = range(8, 8 * WIDTH)
+    at = bisect_left(widths, wanted, key=lambda width: n_parameters(make(width), vocab_size))
+    near = [make(width) for width in widths[max(at - 1, 0) : at + 1]]
+    return min(near, key=lambda config: abs(n_parameters(config, vocab_size) - wanted))
+
+
+def in_reach(name: str, distances: Tensor, places: Tensor) -> Tensor:
+    """Where the write asked for is in direct reach, from questions' places in their segments."""
+    model = CONTESTANTS[name]
+    return distances <= model.reach + (places if model.grows else 0)
