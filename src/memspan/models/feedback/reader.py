@@ -11,7 +11,7 @@ from memspan.models.inputs import check_vectors
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.compiled import CompiledReader
-from memspan.ops.feedback.steps import TokenStep
+from memspan.ops.feedback.token_step import TokenStep
 
 
 class FeedbackReader:
