@@ -11,8 +11,8 @@ import pytest
 
 import memspan
 from memspan import cli
-from memspan.measurement import attention, repeats, span
-from memspan.measurement.report import Report
+from memspan.measurement import attention, budget, repeats, span
+from memspan.measurement.report import Report, printed
 
 TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
 
@@ -81,6 +81,7 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
     Path("tiny.txt").write_text("tiny")
     assert "needs at least 32" in refused(capsys, "run", "--corpus", "tiny.txt", "--split", "all")
     assert "no-run" in refused(capsys, "no-run")
+    assert "--out text.txt is no folder" in refused(capsys, "run", "--out", "text.txt")
     Path("text.txt").rename("moved.txt")
     assert "--corpus PATH" in refused(capsys, "run")
 
@@ -93,6 +94,71 @@ def test_a_short_text_is_measured_as_far_as_it_goes(
     assert found.longest == 128
     assert "distances over 128" in found.left_out[0]
     assert "distances over 128" in caplog.text
+
+
+def test_what_the_budget_shortens_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time stands still for a number of looks at the clock, and is over then."""
+    looks = iter([0.0] * 9)
+    monkeypatch.setattr(budget.time, "process_time", lambda: next(looks, 100.0))
+    found = memspan.measure("run", longest=64, budget=10)
+    assert found.span is not None
+    reached = found.span.points[-1].history
+    assert reached < 64
+    small = "its share of the budget of 10 s is too small"
+    assert f"span, distances over {reached}: {small}" in found.left_out
+    assert f"repeats: {small}" in found.left_out
+
+
+def test_memories_that_were_not_full_are_said(run: Path) -> None:
+    found = memspan.measure("run", longest=16, budget=1000)
+    (sizes,) = found.memory_lengths
+    assert [p.slots for p in sizes.points if not p.full] == [32]
+    assert any(line.startswith("memory_length 32: not full") for line in found.left_out)
+    assert "32, not full" in printed(Report([found]))
+    full = memspan.measure("run", longest=64, budget=1000)
+    assert all(point.full for point in full.memory_lengths[0].points)
+    Path("short.txt").write_text(TEXT[:40])
+    train("wide", "--model.n-heads", "2", "--model.d-ff", "8", "--train.segment-length", "64")
+    short = memspan.measure("wide", "short.txt", split="all", budget=1000)
+    assert not short.memory_lengths
+    assert "memory length: the text is no longer than a segment" in short.left_out
+
+
+def test_a_run_that_fails_loses_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy("text.txt", "gone.txt")
+    train("second", "--model", "lstm", "--data.corpus", "gone.txt")
+    Path("gone.txt").unlink()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["measure", "run", "second", "--longest", "16", "--budget", "1000"])
+    assert stop.value.code == 2
+    assert "gone.txt" in capsys.readouterr().err.splitlines()[-1]
+    (found,) = json.loads(Path("run/measure.json").read_text())["runs"]
+    assert found["span"] is not None
+
+
+def test_runs_with_different_longest_histories_are_not_compared(run: Path) -> None:
+    shutil.copytree("run", "other")
+    runs = [memspan.measure("run", longest=64, budget=1000)]
+    runs.append(memspan.measure("other", longest=32, budget=1000))
+    report = Report(runs)
+    assert any("longest histories differ (32, 64 tokens)" in note for note in report.notes)
+    assert {row.longest for row in report.effective_context} <= {32}
+
+
+def test_nothing_is_written_where_nothing_was_measured(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> Iterator[None]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(span, "measured", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["measure", "run", "--budget", "1000"])
+    assert stop.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("run/measure.json").exists()
 
 
 def test_what_is_done_is_kept_after_an_interrupt(

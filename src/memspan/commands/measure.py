@@ -53,6 +53,8 @@ class MeasureArguments(DeviceArguments):
             raise MemspanError("no run to measure: give one or more run folders")
         if not self.budget > 0:
             raise MemspanError(f"budget must be more than 0 seconds, not {self.budget:g}")
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise MemspanError(f"--out {self.out} is no folder: name one, new or not")
 
 
 def measure(arguments: list[str]) -> None:
@@ -67,33 +69,43 @@ def measure(arguments: list[str]) -> None:
         load_corpus(options.corpus)
     import memspan
     from memspan.devices import device_for
+    from memspan.measurement.measure import Measurement
     from memspan.measurement.report import Report, printed, written
     from memspan.runs.reading import precision_for
 
-    found = []
+    found: list[Measurement] = []
+    stopped: BaseException | None = None
     for folder in dict.fromkeys(options.run):
-        run = memspan.load(folder, str(device_for(options.device)))
-        with _bar(folder) as progress:
-            found.append(
-                memspan.measure(
-                    run,
-                    options.corpus,
-                    field=options.field,
-                    split=options.split,
-                    longest=options.longest,
-                    budget=options.budget,
-                    precision=precision_for(run, options.precision, options.matmul_precision),
-                    progress=progress,
+        try:
+            run = memspan.load(folder, str(device_for(options.device)))
+            with _bar(folder) as progress:
+                found.append(
+                    memspan.measure(
+                        run,
+                        options.corpus,
+                        field=options.field,
+                        split=options.split,
+                        longest=options.longest,
+                        budget=options.budget,
+                        precision=precision_for(run, options.precision, options.matmul_precision),
+                        progress=progress,
+                    )
                 )
-            )
-        if found[-1].interrupted:
+        except (MemspanError, KeyboardInterrupt) as error:
+            stopped = error
             break
-    report = Report(found)
-    print(printed(report))
-    for path in written(report, options.out or _own_folder(options.run[0])):
-        print(f"written: {path}")
-    if found[-1].interrupted:
-        raise KeyboardInterrupt
+        if found[-1].interrupted:
+            stopped = KeyboardInterrupt()
+            break
+    # Whatever stopped it: what is done is kept.
+    done = [measurement for measurement in found if not measurement.is_empty()]
+    if done:
+        report = Report(done)
+        print(printed(report))
+        for path in written(report, options.out or _own_folder(options.run[0])):
+            print(f"written: {path}")
+    if stopped is not None:
+        raise stopped
 
 
 def _own_folder(run: Path) -> Path:

@@ -32,7 +32,9 @@ class EffectiveContext:
 
     run: str
     tokens: dict[float, int]
-    """By r, the length; at most the longest history that was measured."""
+    """By r, the length."""
+    longest: int
+    """Tokens, the longest history that all were measured with: a length of so many may be longer."""
 
 
 def effective_context(spans: dict[str, Span]) -> list[EffectiveContext]:
@@ -47,7 +49,7 @@ def effective_context(spans: dict[str, Span]) -> list[EffectiveContext]:
     scale = [point.history for point in next(iter(spans.values())).points[:n_points]]
     losses = np.stack([_of_blocks(span, sorted(shared), n_points) for span in spans.values()])
     return [
-        EffectiveContext(run, {r: scale[_length(losses, i, r)] for r in SHARES})
+        EffectiveContext(run, {r: scale[_length(losses, i, r)] for r in SHARES}, scale[-1])
         for i, run in enumerate(spans)
     ]
 

@@ -46,7 +46,7 @@ class Measurement:
     segment_length: int
     """Tokens per step, T, as in training."""
     longest: int
-    """Tokens, the longest distance that was measured."""
+    """Tokens, the longest distance that was asked for and that the text allows."""
     budget: float
     """CPU seconds that there were."""
     span: Span | None = None
@@ -56,11 +56,16 @@ class Measurement:
     attention: Attention | None = None
     retention: Retention | None = None
     left_out: tuple[str, ...] = ()
-    """What was not measured, and why."""
+    """What was not measured, or not as asked for, and why."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
     seconds: float = 0.0
     """CPU seconds that were spent."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing was measured."""
+        parts = (self.span, self.repeats, self.attention, self.retention)
+        return not self.memory_lengths and all(part is None for part in parts)
 
     def as_dict(self) -> dict[str, object]:
         """All numbers, plain JSON values; of the span's losses only their means."""
@@ -143,7 +148,7 @@ def measure(
         budget=budget,
         **measuring.all(),
     )
-    if not measuring.found and not found.interrupted:
+    if found.is_empty() and not found.interrupted:
         raise MemspanError(
             f"a budget of {budget:g} CPU seconds is too small to measure anything of {run.folder}: "
             "raise it (--budget)"
@@ -175,7 +180,6 @@ class _Measuring:
     seconds: float
     progress: Callable[[float, float], None] | None
     left_out: list[str]
-    found: int = 0
     interrupted: bool = False
     budget: Budget = field(init=False)
 
@@ -188,9 +192,8 @@ class _Measuring:
 
     def all(self) -> dict[str, Any]:
         """The fields of a :class:`Measurement`."""
-        subject, longest = self.subject, self.longest
         found: dict[str, Any] = {
-            "span": self._last("span", 0.5, lambda budget: span.measured(subject, longest, budget)),
+            "span": self._span(),
             "memory_lengths": tuple(self._memory_lengths()),
             "repeats": self._repeats(),
             "attention": self._attention(),
@@ -219,17 +222,34 @@ class _Measuring:
             except KeyboardInterrupt:
                 self.interrupted = True
         if found is None:
-            why = (
-                "interrupted" if self.interrupted else f"the budget of {self.seconds:g} s is spent"
+            self.left_out.append(
+                f"{name}: {'interrupted' if self.interrupted else self._too_small()}"
             )
-            self.left_out.append(f"{name}: {why}")
-        self.found += found is not None
+        return found
+
+    def _too_small(self) -> str:
+        return f"its share of the budget of {self.seconds:g} s is too small"
+
+    def _shortened(self, name: str, reached: int) -> None:
+        """Say so where the budget allowed no longer distance than ``reached``."""
+        if reached < self.longest:
+            self.left_out.append(f"{name}, distances over {reached:,}: {self._too_small()}")
+
+    def _span(self) -> Span | None:
+        found = self._last(
+            "span", 0.5, lambda budget: span.measured(self.subject, self.longest, budget)
+        )
+        if found is not None:
+            self._shortened("span", found.points[-1].history)
         return found
 
     def _memory_lengths(self) -> Iterator[MemoryLength]:
         options = memory_length.sizes(self.subject.model.backbone.config)
         if not options:
             self.left_out.append("memory length: this architecture's memory has no size to vary")
+        elif not memory_length.fits(self.subject):
+            self.left_out.append("memory length: the text is no longer than a segment")
+            return
         for option, trained in options.items():
 
             def start(
@@ -240,6 +260,11 @@ class _Measuring:
             found = self._last(option.replace("_", " "), 0.4 / len(options), start)
             if found is not None:
                 self.left_out += [f"{option} {n}: {why}" for n, why in found.impossible.items()]
+                if not_full := [f"{point.slots:,}" for point in found.points if not point.full]:
+                    self.left_out.append(
+                        f"{option} {', '.join(not_full)}: not full before the first scored token, for "
+                        "which the text, --longest or the budget is too small"
+                    )
                 yield found
 
     def _repeats(self) -> Repeats | None:
@@ -249,9 +274,12 @@ class _Measuring:
                 f"distance than {self.longest}"
             )
             return None
-        return self._last(
+        found = self._last(
             "repeats", 0.7, lambda budget: repeats.measured(self.subject, self.longest, budget)
         )
+        if found is not None:
+            self._shortened("repeats", found.points[-1].distance)
+        return found
 
     def _attention(self) -> Attention | None:
         if not attention.exists(self.subject):

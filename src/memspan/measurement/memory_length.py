@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.measurement.budget import Budget
 from memspan.measurement.statistics import Blocks, Estimate
 from memspan.measurement.subject import Subject
+from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.models.options import BackboneConfig
 from memspan.nn import NOT_SCORED
@@ -28,6 +30,8 @@ class MemoryLengthPoint:
     bits_per_byte: float
     difference: Estimate
     """From the memory of training."""
+    full: bool
+    """Whether the memory was full, in some stream at least, before the first token was scored."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,15 @@ def sizes(config: BackboneConfig) -> dict[str, int]:
     return {name: value for name, value in values.items() if type(value) is int and value > 0}
 
 
+def fits(subject: Subject) -> bool:
+    """Whether something of the text is left to be scored after the first segment of every stream."""
+    return len(subject.tokens) // _n_streams(subject) > subject.segment_length
+
+
+def _n_streams(subject: Subject) -> int:
+    return min(STREAMS, max(1, len(subject.tokens) // (4 * subject.segment_length)))
+
+
 def measured(
     subject: Subject, option: str, trained: int, warm_up: int, budget: Budget
 ) -> Iterator[MemoryLength]:
@@ -69,13 +82,15 @@ def measured(
             those read, where the budget ends early.
         budget: for how long.
     """
-    rows = min(STREAMS, max(1, len(subject.tokens) // (4 * subject.segment_length)))
+    rows = _n_streams(subject)
     length = len(subject.tokens) // rows
     wanted = sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained})
     readers, impossible = _readers(subject, option, wanted, rows)
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
     targets: list[int] = []
+    full_after: dict[int, int] = {}
+    """By slots, the number of segments that filled the memory."""
 
     def points() -> MemoryLength:
         # Of few segments only half, so that there is something to score.
@@ -83,7 +98,12 @@ def measured(
         blocks = Blocks(np.concatenate(nats[unscored:]), np.concatenate(n_bytes[unscored:]))
         own = list(readers).index(trained)
         found = tuple(
-            MemoryLengthPoint(n, float(blocks.bits_per_byte[i]), blocks.difference(i, own))
+            MemoryLengthPoint(
+                n,
+                float(blocks.bits_per_byte[i]),
+                blocks.difference(i, own),
+                full=n in full_after and full_after[n] <= unscored,
+            )
             for i, n in enumerate(readers)
         )
         scored = sum(targets[unscored:])
@@ -107,13 +127,22 @@ def measured(
         nats.append(np.stack([losses[slots] for slots in readers], -1))
         n_bytes.append(subject.n_bytes(segment.targets))
         targets.append(int((segment.targets != NOT_SCORED).sum()))
+        for slots in readers.keys() - full_after.keys():
+            if _is_full(readers[slots].memory):
+                full_after[slots] = len(nats)
         # Not after every segment, for resampling takes a while.
-        if len(nats).bit_count() == 1:
+        if len(nats) > 1 and len(nats).bit_count() == 1:
             yield points()
         if budget.left() < 0:
             break
-    if nats:
+    if len(nats) > 1:
         yield points()
+
+
+def _is_full(memory: Memory) -> bool:
+    """Whether one row's slots are all in use."""
+    in_use = [getattr(memory, name) == n_slots for name, n_slots in memory.slots().items()]
+    return bool(torch.stack(in_use).all(0).any())
 
 
 def _readers(

@@ -32,12 +32,14 @@ class Panel:
 
 
 def picture(measurements: list[Measurement], names: list[str]) -> bytes | None:
-    """A PNG; None where matplotlib (the extra ``memspan[plot]``) is not installed."""
+    """A PNG; None where there is nothing to draw or no matplotlib (the extra ``memspan[plot]``)."""
+    panels = [panel for panel in _panels(measurements, names) if panel.lines]
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    panels = [panel for panel in _panels(measurements, names) if panel.lines]
+    if not panels:
+        return None
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6 * columns, 3.8 * rows), layout="constrained")

@@ -55,6 +55,12 @@ class Report:
         elif all(m.span is not None for m in self.measurements):
             spans = {m.run: m.span for m in self.measurements if m.span is not None}
             self.effective_context = effective_context(spans)
+            reached = sorted({span.points[-1].history for span in spans.values()})
+            if len(reached) > 1:
+                self.notes.append(
+                    f"the runs' longest histories differ ({', '.join(f'{n:,}' for n in reached)} "
+                    "tokens), so their spans cannot be compared: raise --budget, or lower --longest"
+                )
         if not self.effective_context:
             self.notes.append(
                 "no relative effective context length: it needs the same tokens of the same text "
@@ -77,7 +83,7 @@ class Report:
         if self.effective_context:
             shares = self.effective_context[0].tokens
             rows = [
-                (name, *(f"{row.tokens[r]:,}" for r in shares))
+                (name, *(_at_least(row.tokens[r], row.tokens[r] == row.longest) for r in shares))
                 for name, row in zip(self.names, self.effective_context, strict=True)
             ]
             found.append(
@@ -96,8 +102,8 @@ class Report:
         for name, m in zip(self.names, self.measurements, strict=True):
             span = "not measured"
             if m.span is not None:
-                more = "at least " if m.span.beyond else ""
-                span = f"{more}{m.span.tokens:,} [{m.span.low:,}, {m.span.high:,}]"
+                span = _at_least(m.span.tokens, m.span.beyond)
+                span += f" [{m.span.low:,}, {m.span.high:,}]"
             text = f"{m.corpus}, {m.split}"
             size = f"{m.parameters:,}"
             rows.append((name, m.architecture, size, m.tokenizer, text, span, f"{m.seconds:.0f}"))
@@ -108,6 +114,11 @@ class Report:
             f"The smallest history whose loss is within {TOLERANCE} bits per byte of the longest "
             "history's, with a 95 % interval.",
         )
+
+
+def _at_least(tokens: int, beyond: bool) -> str:
+    """A length that may be longer, as nothing longer was measured."""
+    return f"{'at least ' if beyond else ''}{tokens:,}"
 
 
 def _tables(name: str, m: Measurement) -> list[Table]:
@@ -128,7 +139,8 @@ def _tables(name: str, m: Measurement) -> list[Table]:
     for sizes in m.memory_lengths:
         size_rows = [
             (
-                f"{p.slots:,}{' (training)' if p.slots == sizes.trained else ''}",
+                f"{p.slots:,}{' (training)' if p.slots == sizes.trained else ''}"
+                f"{'' if p.full else ', not full'}",
                 f"{p.bits_per_byte:.4f}",
                 str(p.difference),
             )
@@ -244,7 +256,9 @@ def _page(report: Report, drawn: bytes | None) -> str:
         data = base64.b64encode(drawn).decode()
         body.append(f'<img alt="The tables below, drawn" src="data:image/png;base64,{data}">')
     else:
-        body.append("<p>No picture: matplotlib (the extra plot) is not installed.</p>")
+        body.append(
+            "<p>No picture: it needs matplotlib (the extra plot), and something to draw.</p>"
+        )
     body += [f"<p>{html.escape(note)}</p>" for note in report.notes]
     for table in report.tables():
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)

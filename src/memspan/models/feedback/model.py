@@ -533,7 +533,9 @@ class Feedback(Backbone[FeedbackMemory]):
         return FeedbackReader(self, memory)
 
     def _check_span(self, span: int) -> None:
-        if not 1 <= span <= self.config.table_rows:
+        if span < 1:
+            raise MemspanError(f"memory_length must be at least 1, not {span}")
+        if span > self.config.table_rows:
             raise MemspanError(
                 f"a span of {span} tokens does not fit the position table of "
                 f"{self.config.table_rows} rows: set memory_length to at most "
