@@ -421,7 +421,6 @@ def test_a_span_beyond_the_table_is_refused() -> None:
     long = model_of(memory_length=9).initial_memory(2)
     attempts = (
         lambda: model.initial_memory(2, memory_length=9),
-        lambda: model.initial_memory(2, memory_length=0),
         lambda: model(x, long),
         lambda: model.reader(long, 2),
     )
@@ -429,6 +428,8 @@ def test_a_span_beyond_the_table_is_refused() -> None:
         with pytest.raises(MemspanError, match="span") as caught:
             attempt()
         assert "\n" not in str(caught.value)
+    with pytest.raises(MemspanError, match="memory_length must be at least 1, not 0"):
+        model.initial_memory(2, memory_length=0)
 
 
 def test_span_may_change_at_evaluation() -> None:

@@ -225,7 +225,7 @@ class Feedback(Backbone[FeedbackMemory]):
                 all-zero memory vectors, as in the authors' code.
 
         Raises:
-            MemspanError: the span exceeds the position table.
+            MemspanError: the span is 0, or exceeds the position table.
         """
         span = self.config.memory_length if memory_length is None else memory_length
         self._check_span(span)
