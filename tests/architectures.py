@@ -166,7 +166,7 @@ CASES: dict[str, Case] = {
         compression="mean", normalisation="post", auxiliary_loss="none", activation="gelu"
     ),
     "compressive-max-learned": compressive(
-        UNTIED, compression="max", positions="learned", max_distance=40, compression_rate=4
+        UNTIED, compression="max", positions="learned", max_distance=48, compression_rate=4
     ),
     "compressive-dilated": compressive(
         compression="dilated-convolution", compression_rate=3, auxiliary_loss="auto-encoding"
