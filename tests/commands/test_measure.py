@@ -146,13 +146,15 @@ def test_runs_with_different_longest_histories_are_not_compared(run: Path) -> No
     assert {row.longest for row in report.effective_context} <= {32}
 
 
+def interrupt(*arguments: object) -> Iterator[None]:
+    """A measurement during which Ctrl-C comes."""
+    raise KeyboardInterrupt
+    yield
+
+
 def test_nothing_is_written_where_nothing_was_measured(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: object) -> Iterator[None]:
-        raise KeyboardInterrupt
-        yield
-
     monkeypatch.setattr(span, "measured", interrupt)
     with pytest.raises(SystemExit) as stop:
         cli.main(["measure", "run", "--budget", "1000"])
@@ -164,10 +166,6 @@ def test_nothing_is_written_where_nothing_was_measured(
 def test_what_is_done_is_kept_after_an_interrupt(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: object) -> Iterator[None]:
-        raise KeyboardInterrupt
-        yield
-
     monkeypatch.setattr(repeats, "measured", interrupt)
     with pytest.raises(SystemExit) as stop:
         cli.main(["measure", "run", "--longest", "16", "--budget", "1000"])

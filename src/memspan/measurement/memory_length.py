@@ -89,12 +89,13 @@ def measured(
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
     targets: list[int] = []
+    most_unscored = -(-warm_up // subject.segment_length)
     full_after: dict[int, int] = {}
     """By slots, the number of segments that filled the memory."""
 
     def points() -> MemoryLength:
         # Of few segments only half, so that there is something to score.
-        unscored = min(-(-warm_up // subject.segment_length), len(nats) // 2)
+        unscored = min(most_unscored, len(nats) // 2)
         blocks = Blocks(np.concatenate(nats[unscored:]), np.concatenate(n_bytes[unscored:]))
         own = list(readers).index(trained)
         found = tuple(
@@ -127,9 +128,9 @@ def measured(
         nats.append(np.stack([losses[slots] for slots in readers], -1))
         n_bytes.append(subject.n_bytes(segment.targets))
         targets.append(int((segment.targets != NOT_SCORED).sum()))
-        for slots in readers.keys() - full_after.keys():
-            if _is_full(readers[slots].memory):
-                full_after[slots] = len(nats)
+        # A reader's memory is a copy, and what fills up later is of no interest.
+        waiting = readers.keys() - full_after.keys() if len(nats) <= most_unscored else ()
+        full_after |= {n: len(nats) for n in waiting if _is_full(readers[n].memory)}
         # Not after every segment, for resampling takes a while.
         if len(nats) > 1 and len(nats).bit_count() == 1:
             yield points()
@@ -140,9 +141,11 @@ def measured(
 
 
 def _is_full(memory: Memory) -> bool:
-    """Whether one row's slots are all in use."""
-    in_use = [getattr(memory, name) == n_slots for name, n_slots in memory.slots().items()]
-    return bool(torch.stack(in_use).all(0).any())
+    """Whether one row's slots are all in use, or the architecture counts none."""
+    full = torch.ones(memory.batch_size, dtype=torch.bool)
+    for name, in_use in memory.counts().items():
+        full &= in_use == memory.slots()[name]
+    return bool(full.any())
 
 
 def _readers(
