@@ -26,7 +26,9 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "fuzz.json"
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
-    "tokens", "token header", "tokenizer", "archive", "history",
+    "tokens", "token header", "tokenizer", "archive", "records",
+    "history",
+    "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
 )  # fmt: skip
 MEGABYTES, SECONDS_AN_INPUT = 2048, 20
 
@@ -67,7 +69,7 @@ def fuzz_one(kind: str, seconds: int, findings: Path) -> None:
             "-max_len=16384",
             "-len_control=0",
             "-print_final_stats=1",
-            f"-artifact_prefix={findings}/{kind.replace(' ', '-')}-",
+            f"-artifact_prefix={findings}/{re.sub('[^a-z]+', '-', kind)}-",
             str(seeds),
         ],
         test,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
@@ -27,14 +28,16 @@ import torch.distributed as dist
 import memspan
 import transfo_xl_folder as peers
 from memspan.commands import train
-from memspan.converters import transfo_xl
+from memspan.converters import authors, torch_files, transfo_xl
 from memspan.converters.vocabulary import read_vocabulary
+from memspan.data.corpora import load_corpus
 from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
+from memspan.files.cache import cache_folder
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
@@ -169,6 +172,11 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     def read_archive() -> None:
         assert len(read_member(zipped, "text", LIMIT)) <= LIMIT
 
+    def read_records() -> None:
+        # With forged checksums all contents would be one entry of the cache.
+        shutil.rmtree(cache_folder() / "texts", ignore_errors=True)
+        load_corpus(str(packed))
+
     def read_weights() -> None:
         # The options are another kind of file, and take longer to read than all else.
         with mock.patch.object(runs, "load_config", return_value=options):
@@ -189,6 +197,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         checkpoints.latest(run).load()
 
     peer = peers.write(root / "peer", peers.OPTIONS, peers.random_tensors(peers.OPTIONS))
+    their_model, old = _authors_model(root / "theirs"), torch_files.OLD
     past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
     (run / history.NAME).write_bytes(past)
     options_bombs = (
@@ -198,6 +207,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     )
     sharded = root / "sharded"
     shards = _with_shards(run, sharded)
+    packed, lines = root / "records.jsonl.gz", json.dumps({"text": TEXT}).encode() + b"\n"
     preset, zipped, records = root / "preset.toml", root / "a.zip", run / "metrics.jsonl"
     readers = {
         "preset": Reader(preset, to_toml(options).encode(), read_preset, refused=options_bombs),
@@ -225,14 +235,31 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         "token header": Reader(tokens.with_suffix(".json"), b"", lambda: read_tokens(tokens)),
         "tokenizer": Reader(tokenizers, kinds[0], read_tokenizer, tuple(kinds[1:])),
         "archive": Reader(zipped, archive.getvalue(), read_archive),
+        "records": Reader(
+            packed,
+            gzip.compress(lines * 9, mtime=0),
+            read_records,
+            refused=(gzip.compress(b"[" + b"[]," * 6_000_000), gzip.compress(b"[" * 100_000)),
+        ),
         "peer's options": Reader(peer / "config.json", b"", lambda: transfo_xl.read(peer)),
         "peer's weights": Reader(peer / "pytorch_model.bin", b"", lambda: transfo_xl.read(peer)),
         "peer's vocabulary": Reader(
             peer / "vocab.pkl",
             b"",
             lambda: read_vocabulary(peer, peers.OPTIONS["vocab_size"]),
-            # A place in the memo, and a length, of gigabytes.
-            refused=(b"\x80\x02Nr\xff\xff\xff\xff0Y.", b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00x."),
+            # A place in the memo, and a length, of gigabytes; dicts, and keys that collide.
+            refused=(
+                b"\x80\x02Nr\xff\xff\xff\xff0Y.",
+                b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00x.",
+                b"}" * (1 << 20) + b".",
+                b"}(" + b"".join(collides(n) for n in range(99_999)) + b"u.",
+            ),
+        ),
+        "peer's model": Reader(
+            their_model,
+            b"",
+            lambda: authors.read(their_model.parent),
+            refused=(old + b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02(" + b"NQ" * 99_999 + b".",),
         ),
     }
     for name, found in readers.items():
@@ -242,6 +269,28 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         found.path.unlink(missing_ok=True)
         found.path.write_bytes(content)
     return readers
+
+
+def collides(n: int) -> bytes:
+    """A key whose hash is that of every other ``n``, and a value, in a pickle."""
+    return b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") + b"N"
+
+
+def _authors_model(folder: Path) -> Path:
+    """A state dict with the options beside it, as torch saved it before version 1.6."""
+    options = peers.OPTIONS | {"cutoffs": [], "untie_r": False}
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in peers.random_tensors(options).items()
+    }
+    folder.mkdir()
+    path = folder / "model.pt"
+    torch.save(
+        {"model_state": tensors, "model_config": options},
+        path,
+        _use_new_zipfile_serialization=False,
+    )
+    return path
 
 
 def _with_shards(run: Path, copy: Path) -> Path:

@@ -200,7 +200,7 @@ def test_mistakes(tmp_path: Path, theirs: Make) -> None:
     state = dict(g.named("param."))
     refused(state, "put args.json beside it")
     refused({"model_state": {}, "args": {}}, "has no r_w_bias of 2 dimensions")
-    refused(theirs("elsewhere.Model", nn.Module), "holds more than tensors.*elsewhere.Model")
+    refused(theirs("elsewhere.Model", nn.Module), "holds elsewhere.Model, .* could run a program")
     model = model_object(g, theirs)
     model.attn_type = 1
     refused(model, "attn_type is 1")

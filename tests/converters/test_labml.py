@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 import memspan
 from golden import Golden, assert_same, parameters
 from memspan.errors import MemspanError
+from memspan.models import LanguageModel
 
 SETS = (
     *("labml_xl", "labml_compressive"),
@@ -84,6 +87,10 @@ def test_recorded_outputs(path: Path, tmp_path: Path) -> None:
         return
     memory = None
     if path.parent.name == "labml_fast_weights":
+        # Their runs do not say it, so converted ones have what their code has.
+        config = replace(model.backbone.config, epsilon=g.config["eps"])
+        model = LanguageModel(n_tokens, config, run.config.embedding).double().eval()
+        model.load_state_dict(run.model.state_dict())
         x = g.input("x", torch.float64).transpose(0, 1)
         for i, segment in enumerate(x.split(g.config["segments"], 1)):
             output = model.backbone(segment, memory)
@@ -151,6 +158,19 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "the folder above": (
         lambda run, at: (at / "info.json").write_text('{"model": ".."}'),
         "no file beside it",
+    ),
+    "a pipe for an array": (
+        lambda run, at: (
+            (at / "model_generator.bias.npy").unlink(),
+            os.mkfifo(at / "model_generator.bias.npy"),
+        ),
+        "not a regular file",
+    ),
+    "an array twice": (
+        lambda run, at: (at / "info.json").write_text(
+            json.dumps({"model": dict.fromkeys("ab", "model_generator.bias.npy")})
+        ),
+        "names a file twice",
     ),
     "another model": (
         lambda run, at: (at / "info.json").write_text(

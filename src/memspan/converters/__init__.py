@@ -5,7 +5,7 @@ convert.py          a checkpoint as a run                 checkpoint.py   what a
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
 labml.py            runs of labml_nn                      labml_names.py  and their names
 transformer_xl.py   options and names that Transformer-XL checkpoints share
-vocabulary.py       their vocabularies                    pickles.py      pickles of plain data
-names.py            a peer's tensors in terms of ours     tensors.py      tensors in others' files
-options.py          a peer's options, checked            legacy.py       model objects before torch 1.6
+vocabulary.py       their vocabularies                    tensors.py      tensors in others' files
+names.py            a peer's tensors in terms of ours     torch_files.py  what torch.save wrote, as data
+options.py          a peer's options, checked             pickles.py      pickles, as data
 """

@@ -20,7 +20,10 @@ import torch
 from torch import Tensor
 
 from memspan.converters.checkpoint import Checkpoint
-from memspan.converters.tensors import Inert, as_tensors, load_pickled, read_json, shape_of
+from memspan.converters.pickles import Inert
+from memspan.converters.tensors import as_tensors, read_json, shape_of
+from memspan.converters.torch_files import Stored
+from memspan.converters.torch_files import read as read_saved
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import OF_CORPUS, read_vocabulary
 from memspan.data.tokenizers.base import Tokenizer
@@ -78,7 +81,7 @@ def read(folder: Path) -> Checkpoint:
         raise MemspanError(
             f"{folder} has no weights: put {' or '.join(FILES)} of the checkpoint there"
         )
-    value = load_pickled(path, (*MODULES, *OF_CORPUS))
+    value = read_saved(path, (*MODULES, *OF_CORPUS))
     if isinstance(value, Inert):
         tensors, given = as_tensors(dict(_tensors(value, set())), path), _attributes(value)
     else:
@@ -115,19 +118,21 @@ def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
     return replace(config, data=data), tokenizer
 
 
-def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Stored]]:
     """Parameters and buffers by name, as ``state_dict`` would have them.
 
-    ``seen``: modules, by identity. Each is visited once, since a file can put one inside itself.
+    ``seen``: dicts, by identity. Each is visited once, since a file can put one inside itself.
     """
-    seen.add(id(module))
-    for kind in ("_parameters", "_buffers"):
-        for name, tensor in _entries(module, kind):
-            if isinstance(tensor, Tensor):
-                yield f"{prefix}{name}", tensor.detach()
-    for name, child in _entries(module, "_modules"):
-        if isinstance(child, Inert) and id(child) not in seen and len(prefix) < LONGEST:
-            yield from _tensors(child, seen, f"{prefix}{name}.")
+    for kind in ("_parameters", "_buffers", "_modules"):
+        held = module.state.get(kind)
+        if id(held) in seen or len(prefix) > LONGEST:
+            continue
+        seen.add(id(held))
+        for name, found in _entries(module, kind):
+            if isinstance(found, Stored):
+                yield f"{prefix}{name}", found
+            elif isinstance(found, Inert):
+                yield from _tensors(found, seen, f"{prefix}{name}.")
 
 
 def _entries(module: Inert, kind: str) -> list[tuple[str, Any]]:
@@ -216,7 +221,8 @@ def _cutoffs(tensors: dict[str, Tensor], options: dict[str, Any]) -> list[int] |
         rows.append(len(tensors[name]))
     if len(rows) > 1:
         return list(accumulate(rows))[:-1]
-    return CUTOFFS.get(str(options.get("dataset")))
+    dataset = options.get("dataset")
+    return CUTOFFS.get(dataset) if isinstance(dataset, str) else None
 
 
 def _projection_tied(tensors: dict[str, Tensor], n: int) -> bool:

@@ -96,7 +96,8 @@ def _empty(folder: Path, remove: bool) -> None:
 def _model(found: Checkpoint) -> LanguageModel:
     """The checkpoint's model, once its tensors are known to fit."""
     config, vocab_size, where = found.config, found.tokenizer.vocab_size, str(found.where)
-    if config.model.n_layers > len(found.tensors):
+    # Making a layer takes time, even of shapes alone. None has fewer than eight tensors.
+    if 8 * config.model.n_layers > len(found.tensors):
         raise MemspanError(
             f"{where} has {len(found.tensors)} tensors, too few for {config.model.n_layers:,} layers: "
             "check that its options are this model's"
@@ -111,7 +112,7 @@ def _model(found: Checkpoint) -> LanguageModel:
             f"{where} is of a model whose options give sizes that no tensor can have ({reason}): "
             "check that its options are this model's"
         ) from None
-    names.check(found.names(shapes), found.tensors, where)
+    names.check(shapes, found.names(shapes), found.tensors, where)
     model = LanguageModel(vocab_size, config.model, config.embedding)
     names.fill(model, found.names(model), found.tensors, where)
     if any(tensor.dtype == torch.float64 for tensor in found.tensors.values()):

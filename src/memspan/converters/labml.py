@@ -7,6 +7,7 @@ It keeps no vocabulary: the tokens are the sorted characters of the text, which 
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +27,7 @@ from memspan.converters.vocabulary import numbers
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from memspan.files.bytes import open_regular, read_limited
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
@@ -34,8 +35,8 @@ from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 
-LIMIT = 1 << 28
-"""Bytes of a text file at most."""
+LIMIT = 1 << 20
+"""Bytes of ``configs.yaml`` at most."""
 TEXT = "text.txt"
 """The text that a run was trained on."""
 Sizes = dict[str, Any]
@@ -96,7 +97,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return load_tensors(_beside(path, files))
     if not isinstance(files, dict) or not files:
         raise MemspanError(f"{path} names no model and its files: get it again")
-    return {str(name): _array(_beside(path, file)) for name, file in files.items()}
+    tensors = {str(name): _array(_beside(path, file)) for name, file in files.items()}
+    # Each takes memory of its own in the model.
+    if len(set(files.values())) < len(files):
+        raise MemspanError(f"{path} names a file twice: get it again")
+    return tensors
 
 
 def _beside(path: Path, name: object) -> Path:
@@ -108,9 +113,10 @@ def _beside(path: Path, name: object) -> Path:
 
 
 def _array(path: Path) -> Tensor:
-    """A tensor that numpy saved. Nothing is unpickled, and no more memory taken than the file has."""
+    """A tensor that numpy saved, as a view of the file. Nothing is unpickled."""
     try:
-        return torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
+        open_regular(path).close()
+        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: put it there") from None
     except Exception as error:
@@ -252,10 +258,11 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
         )
     try:
         # As Python reads a text: every end of line is the same character.
-        text = read_limited(path, LIMIT).decode().replace("\r\n", "\n").replace("\r", "\n")
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as text:
+            found = set().union(*iter(lambda: text.read(1 << 20), ""))
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
-    characters = "".join(sorted(set(text)))
+    characters = "".join(sorted(found))
     if len(characters) != n_tokens:
         raise MemspanError(
             f"{path} has {len(characters):,} different characters, and the model {n_tokens:,} tokens: "

@@ -55,11 +55,12 @@ def linear(name: str, module: Any) -> Names:
     return {f"{name}.weight": one(module.weight), f"{name}.bias": one(module.bias)}
 
 
-def check(names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse tensors that are left over, or whose type or shape is not the model's.
+def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse tensors that are left over, too few, or whose type or shape is not the model's.
 
     Args:
-        names: of a model, which may be on the meta device.
+        model: may be on the meta device.
+        names: of the model.
         tensors: the peer's.
         where: the file that they come from, for messages.
 
@@ -81,6 +82,9 @@ def check(names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
                 f"{where}: {name} is {list(tensor.shape)}, and a model of these options needs "
                 f"{list(wanted)}: check that its options are this model's"
             )
+    values = sum(tensor.numel() for tensor in tensors.values())
+    if values < sum(parameter.numel() for parameter in model.parameters()):
+        raise _lacking(where, [name for name in names if name not in tensors])
 
 
 @torch.no_grad()
@@ -91,7 +95,7 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
         MemspanError: as :func:`check`; a parameter has no tensor; two tensors differ that are one
             parameter here; a value is not finite.
     """
-    check(names, tensors, where)
+    check(model, names, tensors, where)
     filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}
 
     def done(parameter: Tensor) -> Tensor:
@@ -119,9 +123,13 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
         if name not in tensors and not all(mark.all() for mark in rows(done))
     ]
     if missing or not all(mark.all() for mark in filled.values()):
-        raise MemspanError(
-            f"{where} lacks {_listed(missing)}: get the whole file, of a language model with its head"
-        )
+        raise _lacking(where, missing)
+
+
+def _lacking(where: str, missing: list[str]) -> MemspanError:
+    return MemspanError(
+        f"{where} lacks {_listed(missing)}: get the whole file, of a language model with its head"
+    )
 
 
 def _listed(names: list[str]) -> str:

@@ -1,188 +1,184 @@
-"""A reader of pickles that hold plain data. It runs nothing: no class is imported, no function called.
+"""Pickles as data: nothing that they say is run.
 
-It knows lists, tuples, dicts, text and numbers. ``Counter`` and ``OrderedDict`` are read as dicts.
-The helpers that transformers' tokeniser pickles beside its vocabulary become :data:`IGNORED`, whatever
-is said about them. Everything else is refused.
+The standard library's unpickler makes the objects, but only of the classes that it is given here. First
+the steps of a pickle are counted, so that a small one cannot take long or much memory.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import pickletools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 LIMIT = 1 << 25
-"""Bytes of a pickle at most; the vocabulary of WikiText-103 takes 10 million."""
-IGNORED = object()
-"""What stands for an object that nobody needs."""
-DICTS = ("collections Counter", "collections OrderedDict")
-HELPERS = (
-    "re _compile",
-    "sacremoses.normalize MosesPunctNormalizer",
-    "sacremoses.tokenize MosesDetokenizer",
-    "sacremoses.tokenize MosesTokenizer",
-    "tokenizers AddedToken",
-    "transformers.tokenization_utils Trie",
-    "transformers.tokenization_utils_base AddedToken",
+"""Maximum bytes of a pickle; the vocabulary of WikiText-103 takes 10 million."""
+MOST_STEPS = 1 << 21
+"""Maximum number of steps of one kind, and of objects to be named again."""
+MOST_OBJECTS = 1 << 19
+"""Maximum number of steps that are not in :data:`SMALL`: each may take hundreds of bytes."""
+MOST_NUMBERS = 1 << 12
+"""Maximum number of keys that are not text. Numbers can be chosen such that all of them collide."""
+TEXTS = frozenset(
+    [
+        *("STRING", "BINSTRING", "SHORT_BINSTRING"),
+        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    ]
 )
-"""What a ``TransfoXLTokenizer`` holds beside lists, dicts, text and numbers."""
-KEYS = (str, int, float, type(None))
+NUMBERS = frozenset(
+    [
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1"),
+        *("FLOAT", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
+    ]
+)
+GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
+PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"))
+FILLS = frozenset(("MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS"))
+SMALL = TEXTS | NUMBERS | GETS | PUTS | FILLS
+KEYS = {
+    **dict.fromkeys(("SETITEM", "SETITEMS"), slice(1, None, 2)),
+    "DICT": slice(0, None, 2),
+    "ADDITEMS": slice(1, None),
+    "FROZENSET": slice(0, None),
+}
+"""Where the keys are among what a step takes from the stack."""
+OBJECT, NUMBER, TEXT = range(3)
+"""What is on the stack, as a key: neither, one of a few, one of many."""
 
 
-class _Class:
-    """A class or function that a pickle names, as its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+class Foreign(Exception):
+    """A pickle names something that is not data; its argument is the name."""
 
 
-def read_plain(path: Path) -> object:
-    """The value in a pickle.
+class Inert:
+    """What stands for an object of another program's class: its state, and nothing that runs."""
+
+    __slots__ = ("state",)
+    state: dict[str, Any]
+
+    # Not in __init__: a pickle can make an object without it.
+    def __new__(cls, *_: object) -> Self:
+        made = super().__new__(cls)
+        made.state = {}
+        return made
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state if isinstance(state, dict) else {}
+
+
+class Entries(dict[str, Any]):
+    """What stands for other kinds of dicts."""
+
+    def __new__(cls, given: Any = ()) -> Any:
+        """From a dict, which it then is, or from a list of pairs, as Python 2 wrote an OrderedDict."""
+        if isinstance(given, dict):
+            return given
+        made = super().__new__(cls)
+        for key, value in given:
+            if type(key) is not str:
+                raise ValueError("a key is not text")
+            dict.__setitem__(made, key, value)
+        # A pickle can name a list again and again: each entry is copied once.
+        if given:
+            given.clear()
+        return made
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        """Attributes, such as the versions in a state dict, are dropped."""
+
+
+def load(
+    content: bytes,
+    names: Mapping[str, object],
+    persistent: Callable[[Any], object] | None = None,
+) -> tuple[Any, int]:
+    """The value in a pickle, and where the pickle ends.
+
+    Args:
+        content: begins with the pickle.
+        names: what stands for each class or function, by its full name. A class must have
+            ``__setstate__``; otherwise a pickle could change the class itself.
+        persistent: what stands for an object that is stored elsewhere, by the tuple that says where.
 
     Raises:
-        MemspanError: the file cannot be read, is damaged or too long, or holds more than plain data.
+        Foreign: it names anything else.
+        Exception: of many kinds: it is damaged or too large.
     """
-    try:
-        content = read_limited(path, LIMIT)
-        return _Machine(path).run(content)
-    except MemspanError:
-        raise
-    except OSError as error:
-        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        reason = str(error)[:100] or type(error).__name__
-        raise MemspanError(f"{path} is damaged or no pickle ({reason}): get it again") from None
+    end = _checked(content)
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> object:
+            if (full := f"{module}.{name}") not in names:
+                raise Foreign(full)
+            return names[full]
+
+        def persistent_load(self, saved: Any) -> object:
+            if persistent is None:
+                raise ValueError("it refers to what is not in the file")
+            return persistent(saved)
+
+    return Reader(io.BytesIO(content[:end]), encoding="utf-8").load(), end
 
 
-class _Machine:
-    """The stack machine that a pickle is a program for, less every instruction that could run code."""
+def _checked(content: bytes) -> int:
+    """Where the pickle ends that ``content`` begins with.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-        # Entries that may still be copied: in plain data each takes bytes of its own.
-        self._left = 0
-        push = self._stack.append
-        self._steps: dict[str, Callable[[Any], object]] = {
-            **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
-            **dict.fromkeys(VALUES, push),
-            "NONE": lambda _: push(None),
-            "NEWTRUE": lambda _: push(True),
-            "NEWFALSE": lambda _: push(False),
-            **dict.fromkeys(("EMPTY_LIST", "EMPTY_SET"), lambda _: push([])),
-            "EMPTY_DICT": lambda _: push({}),
-            "EMPTY_TUPLE": lambda _: push(()),
-            "MARK": lambda _: self._marks.append(len(self._stack)),
-            "POP": lambda _: self._stack.pop(),
-            "POP_MARK": lambda _: self._since_mark(),
-            "DUP": lambda _: push(self._stack[-1]),
-            "TUPLE": lambda _: push(tuple(self._since_mark())),
-            "TUPLE1": lambda _: push(tuple(self._last(1))),
-            "TUPLE2": lambda _: push(tuple(self._last(2))),
-            "TUPLE3": lambda _: push(tuple(self._last(3))),
-            **dict.fromkeys(("LIST", "FROZENSET"), lambda _: push(self._since_mark())),
-            "DICT": lambda _: push(self._entries({}, self._since_mark())),
-            "APPEND": lambda _: self._extend(self._last(1)),
-            **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda _: self._extend(self._since_mark())),
-            "SETITEM": lambda _: self._set(self._last(2)),
-            "SETITEMS": lambda _: self._set(self._since_mark()),
-            **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda n: push(self._memo[n])),
-            **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), self._remember),
-            "MEMOIZE": lambda _: self._remember(len(self._memo)),
-            "GLOBAL": lambda name: push(self._named(name)),
-            "STACK_GLOBAL": lambda _: push(self._named(" ".join(self._last(2)))),
-            "NEWOBJ": lambda _: self._call(),
-            "REDUCE": lambda _: self._call(),
-            "BUILD": lambda _: self._build(),
-        }
-
-    def run(self, content: bytes) -> object:
-        """The value that the program leaves on the stack."""
-        self._left = len(content)
-        for instruction, argument, _ in pickletools.genops(content):
-            if instruction.name == "STOP":
-                return self._stack.pop()
-            step = self._steps.get(instruction.name)
-            if step is None:
-                raise self._refused(f"the instruction {instruction.name}")
-            step(argument)
-        raise ValueError("it has no end")
-
-    def _last(self, n: int) -> list[Any]:
-        taken = self._stack[len(self._stack) - n :]
-        if len(taken) != n:
-            raise ValueError("its stack is empty")
-        del self._stack[-n:]
-        return taken
-
-    def _since_mark(self) -> list[Any]:
-        mark = self._marks.pop()
-        taken = self._stack[mark:]
-        del self._stack[mark:]
-        return taken
-
-    def _remember(self, number: int) -> None:
-        self._memo[number] = self._stack[-1]
-
-    def _extend(self, values: list[Any]) -> None:
-        if not isinstance(self._stack[-1], list):
-            raise ValueError("it appends to what is no list")
-        self._stack[-1].extend(values)
-
-    def _set(self, flat: list[Any]) -> None:
-        self._entries(self._stack[-1], flat)
-
-    def _entries(self, target: Any, flat: list[Any]) -> Any:
-        """``target`` with keys and values, which alternate in ``flat``."""
-        keys = flat[::2]
-        if not isinstance(target, dict) or not all(isinstance(key, KEYS) for key in keys):
-            raise ValueError("it has a dict with keys that are neither text nor numbers")
-        target.update(zip(keys, flat[1::2], strict=True))
-        return target
-
-    def _named(self, name: str) -> _Class:
-        if name not in (*DICTS, *HELPERS):
-            raise self._refused(".".join(name.split()))
-        return _Class(name)
-
-    def _call(self) -> None:
-        """What making an object comes to, without making it."""
-        kind, arguments = self._last(2)
-        if not isinstance(kind, _Class) or not isinstance(arguments, tuple):
-            raise ValueError("it calls what is no class")
-        if kind.name in HELPERS:
-            self._stack.append(IGNORED)
-            return
-        entries = arguments[0] if arguments else {}
-        if not isinstance(entries, dict):
-            # As Python 2 wrote an OrderedDict. The same list may be named again and again.
-            self._left -= len(entries)
-            if self._left < 0:
-                raise ValueError("it repeats a list more often than it is long")
-            entries = self._entries({}, [x for key, value in entries for x in (key, value)])
-        self._stack.append(entries)
-
-    def _build(self) -> None:
-        self._last(1)
-        if self._stack[-1] is not IGNORED:
-            raise self._refused("an object with a state of its own")
-
-    def _refused(self, what: str) -> MemspanError:
-        return MemspanError(
-            f"{self._path} holds {what[:100]}, which is neither list, dict, text nor number and could "
-            "run a program, so the file is not read: put a vocabulary of plain data there"
-        )
+    Raises:
+        ValueError: it does not end, or could take long or much memory.
+    """
+    counts: Counter[str] = Counter()
+    # Of each object, what it is as a key.
+    stack: list[int] = []
+    memo: dict[int, int] = {}
+    marks: list[int] = []
+    stream = io.BytesIO(content)
+    for step, argument, _ in pickletools.genops(stream):
+        name = step.name
+        kind, most = (name, MOST_STEPS) if name in SMALL else ("objects", MOST_OBJECTS)
+        counts[kind] += 1
+        if counts[kind] > most:
+            raise ValueError(f"it has more than {most:,} steps of the kind {name}")
+        if name in TEXTS:
+            stack.append(TEXT)
+        elif name in NUMBERS:
+            stack.append(NUMBER)
+        elif name in GETS:
+            stack.append(memo[argument or 0])
+        elif name in PUTS:
+            place = len(memo) if argument is None else argument
+            if place > MOST_STEPS:
+                raise ValueError(f"it numbers an object {place:,}")
+            memo[place] = stack[-1]
+        elif name == "LONG4":
+            raise ValueError("it has a number of thousands of digits")
+        else:
+            taken = _taken(step, stack, marks)
+            if name in KEYS:
+                keys = Counter(taken[KEYS[name]])
+                counts["keys"] += keys[NUMBER]
+                if keys[OBJECT] or counts["keys"] > MOST_NUMBERS:
+                    raise ValueError("it has keys other than text")
+            if name == "MARK":
+                marks.append(len(stack))
+            else:
+                stack.extend([OBJECT] * len(step.stack_after))
+    return stream.tell()
 
 
-VALUES = (
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING"),
-    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-)
-"""Instructions whose argument is the value; Python 2's byte strings are text."""
+def _taken(step: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
+    """What a step takes from the stack, taken from it."""
+    before = step.stack_before
+    if pickletools.markobject in before:
+        start = marks.pop() - before.index(pickletools.markobject)
+    else:
+        start = len(stack) - len(before)
+    if start < (marks[-1] if marks else 0):
+        raise ValueError("its stack is empty")
+    taken = stack[start:]
+    del stack[start:]
+    return taken

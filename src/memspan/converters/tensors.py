@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from memspan.converters import legacy
+from memspan.converters.torch_files import Stored, read, reason
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
-from memspan.files.tensors import load_foreign
+from memspan.files.tensors import MOST_TENSORS, load_foreign
 
-JSON_LIMIT = 1 << 24
+JSON_LIMIT = 1 << 22
 """Bytes of a JSON file at most: the index of a file in parts names every tensor."""
+MOST_TIED = 4
+"""How often a file's values may be used in its tensors, on average."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Where a folder of transformers has its weights: each complete, or in parts that an index lists."""
-
-
-class Inert:
-    """What stands for an object of another program's class: its state, and nothing that runs."""
-
-    state: dict[str, Any]
-
-    # Not in __init__: a pickle can make an object without it.
-    def __new__(cls, *_: object) -> Self:
-        made = super().__new__(cls)
-        made.state = {}
-        return made
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state if isinstance(state, dict) else {}
 
 
 def load_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
@@ -61,57 +46,38 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     if path.suffix == ".safetensors":
         return load_foreign(path)
-    return as_tensors(load_pickled(path), path)
+    return as_tensors(read(path), path)
 
 
 def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
-    """``value`` from the file ``path``, if it is a state dict."""
+    """``value`` from the file ``path``, if it is a state dict.
+
+    Raises:
+        MemspanError: it is not, or its tensors are not in the file, or overlap by far.
+    """
     if not isinstance(value, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+        isinstance(name, str) and isinstance(tensor, Stored) for name, tensor in value.items()
     ):
         raise MemspanError(
             f"{path} holds a {type(value).__name__}, not tensors by name: save the model's state_dict"
         )
-    for name, tensor in value.items():
-        if tensor.layout != torch.strided or tensor.is_meta:
+    if len(value) > MOST_TENSORS:
+        raise MemspanError(f"{path} has more than {MOST_TENSORS:,} tensors: get it again")
+    tensors = {}
+    for name, stored in value.items():
+        try:
+            tensors[name] = stored.tensor()
+        except Exception as error:
+            # Whatever a file claims about a tensor, as many kinds.
             raise MemspanError(
-                f"{path}: {name[:80]} is no dense tensor with values: save it as one"
-            )
-    return dict(value)
-
-
-def load_pickled(path: Path, inert: Iterable[str] = ()) -> Any:
-    """What ``torch.save`` wrote, if it is tensors and plain data.
-
-    Args:
-        path: the file.
-        inert: names of classes whose objects become :class:`Inert`.
-
-    Raises:
-        MemspanError: it is damaged, or holds anything else.
-    """
-    try:
-        with torch.serialization.safe_globals([(Inert, name) for name in inert]):
-            # Of the older format only model objects need more than torch does.
-            old = bool(inert) and path.is_file() and _begins(path, legacy.MAGIC)
-            file = legacy.without_sources(path) if old else path
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise MemspanError(f"{path} is missing: put it there") from None
-    except Exception as error:
-        # Whatever a damaged file leads torch to: a dozen kinds. Its messages go on about torch.load.
-        lines = str(error).splitlines()
-        said = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else "")
+                f"{path}: {name[:80]} is not in the file as it says ({reason(error)}): get it again"
+            ) from None
+    total, size = sum(tensor.nbytes for tensor in tensors.values()), path.stat().st_size
+    if total > MOST_TIED * size:
         raise MemspanError(
-            f"{path} is damaged, or holds more than tensors, which is not read, since reading it could "
-            f"run a program ({type(error).__name__}: {_reason(said)}): get it again from a source "
-            "that you trust"
-        ) from None
-
-
-def _reason(said: str) -> str:
-    """What torch says, without its advice to allow what it refuses."""
-    return said.partition(" by default. ")[0].strip()[:120]
+            f"{path} is {size:,} bytes, and its tensors would be {total:,}: save each by itself"
+        )
+    return tensors
 
 
 def shape_of(
@@ -123,14 +89,10 @@ def shape_of(
         MemspanError: there is none of so many dimensions in the file ``path``; ends in ``otherwise``.
     """
     found = tuple(tensors[name].shape) if name in tensors else ()
-    if len(found) != n_dimensions:
+    # Rows without columns would be a claim that takes no bytes.
+    if len(found) != n_dimensions or 0 in found:
         raise MemspanError(f"{path} has no {name} of {n_dimensions} dimensions: {otherwise}")
     return found
-
-
-def _begins(path: Path, start: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(start)) == start
 
 
 def _in_parts(index: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memspan.converters.checkpoint import Checkpoint
-from memspan.converters.tensors import load_weights, read_json
+from memspan.converters.tensors import load_weights, read_json, shape_of
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.options import MOST_TOKENS
@@ -44,7 +44,15 @@ def read(folder: Path) -> Checkpoint:
     tensors, where = load_weights(folder)
     # Frequencies of the sinusoids: no parameters.
     tensors = {n: t for n, t in tensors.items() if not n.endswith("pos_emb.inv_freq")}
-    tokenizer, about = read_vocabulary(folder, values["vocab_size"])
+    tables = [name for name in tensors if name.startswith("transformer.word_emb.emb_layers.")]
+    rows = sum(shape_of(tensors, name, 2, where, "get the whole file")[0] for name in tables)
+    # Before words are made for so many.
+    if rows != values["vocab_size"]:
+        raise MemspanError(
+            f"{where} has {rows:,} embeddings, and {path.name} a vocab_size of "
+            f"{values['vocab_size']:,}: check that its options are this model's"
+        )
+    tokenizer, about = read_vocabulary(folder, rows)
     own = partial(names, prefix="transformer.")
     return Checkpoint(config, tokenizer, tensors, own, where, (*notices, *about))
 

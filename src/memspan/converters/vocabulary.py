@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memspan.converters import legacy
-from memspan.converters.pickles import LIMIT, read_plain
-from memspan.converters.tensors import Inert, load_pickled, read_json
+from memspan.converters.pickles import LIMIT, Inert
+from memspan.converters.tensors import read_json
+from memspan.converters.torch_files import read
 from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
@@ -24,8 +24,6 @@ OF_CORPUS = ("data_utils.Corpus", "utils.vocabulary.Vocab", "vocabulary.Vocab")
 SETTINGS = "tokenizer_config.json"
 TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
 """Files of a folder that was saved with a tokeniser."""
-SAVED_BY_TORCH = (b"PK\x03\x04", legacy.MAGIC)
-"""How files begin that ``torch.save`` wrote: a zip archive, or in the older format."""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[str]]:
@@ -49,7 +47,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
             vocab_size,
             f"{folder} has no tokeniser: put {', '.join(FILES[:-1])} or {FILES[-1]} there",
         )
-    values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
+    values = {"idx2sym": _lines(path, vocab_size)} if path.suffix == ".txt" else _values(path)
     if (folder / SETTINGS).exists():
         given = read_json(folder / SETTINGS)
         values |= {name: given[name] for name in ("lower_case", "delimiter") if name in given}
@@ -64,11 +62,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
             f"{path}: lower_case is neither true nor false: get the vocabulary again"
         )
     words = words_of(values, path)
-    if len(words) != vocab_size:
-        raise MemspanError(
-            f"{path} has {len(words):,} words, and the model {vocab_size:,} embeddings: put the "
-            "model's own vocabulary there"
-        )
+    _refuse_other_size(path, len(words), vocab_size)
     return WordTokenizer(words, lower_case), []
 
 
@@ -117,12 +111,7 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
 
 def _values(path: Path) -> dict[str, Any]:
     """The attributes of a vocabulary that ``pickle`` or ``torch`` saved."""
-    try:
-        with open(path, "rb") as file:
-            by_torch = file.read(32).startswith(SAVED_BY_TORCH)
-    except OSError as error:
-        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
-    values = load_pickled(path, OF_CORPUS) if by_torch else read_plain(path)
+    values = read(path, OF_CORPUS)
     if isinstance(values, Inert):
         values = getattr(values.state.get("vocab"), "state", values.state)
     if not isinstance(values, dict):
@@ -130,18 +119,28 @@ def _values(path: Path) -> dict[str, Any]:
     return dict(values)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, vocab_size: int) -> list[str]:
     """The first word of each line."""
     try:
-        text = read_limited(path, LIMIT).decode()
+        text = read_limited(path, LIMIT).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
-    lines = [line.split() for line in text.splitlines()]
-    if not all(lines):
+    # Before each takes memory of its own.
+    _refuse_other_size(path, text.count("\n") + 1, vocab_size)
+    lines = text.split("\n")
+    if not all(line.strip() for line in lines):
         raise MemspanError(
             f"{path} has an empty line: each line is a word, in the order of their ids"
         )
-    return [words[0] for words in lines]
+    return [line.split(maxsplit=1)[0] for line in lines]
+
+
+def _refuse_other_size(path: Path, n_words: int, vocab_size: int) -> None:
+    if n_words != vocab_size:
+        raise MemspanError(
+            f"{path} has {n_words:,} words, and the model {vocab_size:,} embeddings: put the "
+            "model's own vocabulary there"
+        )
 
 
 def _is_unicode(word: str) -> bool:

@@ -1,0 +1,224 @@
+"""What ``torch.save`` and ``pickle`` wrote, as data: nothing that a file says is run.
+
+A file is mapped into memory, and its tensors are views of it: nothing is allocated for what it claims.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, Self
+
+import torch
+from torch import Tensor
+
+from memspan.converters import pickles
+from memspan.converters.pickles import Entries, Foreign, Inert
+from memspan.errors import MemspanError
+from memspan.files.bytes import open_regular
+from memspan.files.tensors import MOST_TENSORS
+
+ZIP = b"PK\x03\x04"
+OLD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""How a file of torch before version 1.6 begins: a pickle of a number."""
+TYPES = {
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+DROPPED = (
+    *("builtins.set", "__builtin__.set", "re._compile", "tokenizers.AddedToken"),
+    *("sacremoses.normalize.MosesPunctNormalizer", "sacremoses.tokenize.MosesDetokenizer"),
+    *("sacremoses.tokenize.MosesTokenizer", "transformers.tokenization_utils.Trie"),
+    "transformers.tokenization_utils_base.AddedToken",
+)
+"""What models and a ``TransfoXLTokenizer`` hold that is not needed."""
+
+
+class Stored:
+    """A tensor in a file that has not been read."""
+
+    __slots__ = ("_storage", "_view")
+    _storage: Any
+    _view: tuple[Any, ...]
+
+    def __new__(cls, storage: object, *view: object) -> Self:
+        # A parameter is made of its tensor.
+        if isinstance(storage, cls):
+            return storage
+        made = super().__new__(cls)
+        made._storage, made._view = storage, view
+        return made
+
+    def __setstate__(self, _: object) -> None:
+        """A tensor has no attributes here, and a file cannot set these."""
+
+    def tensor(self) -> Tensor:
+        """A view of the mapped file.
+
+        Raises:
+            Exception: of many kinds: it is not where its file says, or larger.
+        """
+        file, (_, dtype, key, _, numel, *_) = self._storage
+        offset, size, stride, *_ = self._view
+        storage = file.storage(dtype, key, numel)
+        tensor: Tensor = storage.as_strided(size, stride, offset)
+        if tensor.numel() > numel:
+            raise ValueError(f"{tensor.numel():,} values of the {numel:,} that are stored")
+        return tensor
+
+
+NAMES: dict[str, object] = {
+    **dict.fromkeys(DROPPED, Inert),
+    **dict.fromkeys(("collections.Counter", "collections.OrderedDict"), Entries),
+    **dict.fromkeys(
+        [f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter")], Stored
+    ),
+    **{
+        f"{home}.{name}Storage": dtype
+        for home in ("torch", "torch.cuda")
+        for name, dtype in TYPES.items()
+    },
+}
+"""What stands for the classes and functions in what torch saved."""
+
+
+def read(path: Path, inert: Iterable[str] = ()) -> Any:
+    """The value in a file, with :class:`Stored` for its tensors.
+
+    Args:
+        path: the file.
+        inert: full names of more classes whose objects become :class:`Inert`.
+
+    Raises:
+        MemspanError: it is missing or damaged, or holds anything else.
+    """
+    try:
+        with open_regular(path) as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return _File(mapped, NAMES | dict.fromkeys(inert, Inert)).value(file)
+    except FileNotFoundError:
+        raise MemspanError(f"{path} is missing: put it there") from None
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
+    except Foreign as error:
+        raise MemspanError(
+            f"{path} holds {str(error)[:100]}, which is neither plain data nor a dense tensor and "
+            "could run a program, so the file is not read: get it from a source that you trust, and "
+            "save it again without that"
+        ) from None
+    except Exception as error:
+        # Whatever a damaged file leads to: a dozen kinds.
+        raise MemspanError(
+            f"{path} is damaged, or neither a pickle nor a file of torch.save ({reason(error)}): get "
+            "it again"
+        ) from None
+
+
+def reason(error: Exception) -> str:
+    """What is wrong with a file, in short."""
+    said = "" if isinstance(error, LookupError) else str(error)
+    return said.partition("\n")[0][:120] or type(error).__name__
+
+
+class _File:
+    """A mapped file, and where its storages are."""
+
+    def __init__(self, content: mmap.mmap, names: dict[str, object]) -> None:
+        self._content, self._names = content, names
+        # By key: bytes of an element, as the pickle says; where the file has all, and how many bytes.
+        self._sizes: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        self._storages: dict[str, Tensor] = {}
+
+    def value(self, file: IO[bytes]) -> Any:
+        """The file's value; ``file``: the same, open."""
+        if self._content[: len(ZIP)] == ZIP:
+            return self._zipped(file)
+        if self._content[: len(OLD)] == OLD:
+            return self._old()
+        return self._unpickled(0)[0]
+
+    def storage(self, dtype: torch.dtype, key: str, numel: int) -> Tensor:
+        """All values of a storage, in one dimension."""
+        if key not in self._storages:
+            start, size = self._places[key]
+            if size != numel * dtype.itemsize:
+                raise ValueError(f"{numel:,} values claimed for {size:,} bytes")
+            self._storages[key] = (
+                torch.frombuffer(self._content, dtype=dtype, count=numel, offset=start)
+                if numel
+                else torch.empty(0, dtype=dtype)
+            )
+        return self._storages[key]
+
+    def _zipped(self, file: IO[bytes]) -> Any:
+        if _count(self._content, b"PK\x01\x02") > 2 * MOST_TENSORS:
+            raise ValueError(f"more than {2 * MOST_TENSORS:,} members")
+        members = {member.filename: member for member in zipfile.ZipFile(file).infolist()}
+        name = next(name for name in members if name.endswith("/data.pkl"))
+        places = {name: self._place(member) for name, member in members.items()}
+        # Members may lie inside one another.
+        if sum(size for _, size in places.values()) > len(self._content):
+            raise ValueError("its members are larger than the file")
+        root = name.removesuffix("data.pkl")
+        start, size = places.get(f"{root}byteorder", (0, 0))
+        if self._content[start : start + size] == b"big":
+            raise ValueError("saved on a big-endian machine")
+        value, _ = self._unpickled(*places[name])
+        self._places = {key: places[f"{root}data/{key}"] for key in self._sizes}
+        return value
+
+    def _place(self, member: zipfile.ZipInfo) -> tuple[int, int]:
+        """Where a member of an archive begins, and its size."""
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename[:40]} is compressed, which torch.save never does")
+        name, extra = struct.unpack_from("<HH", self._content, member.header_offset + 26)
+        return member.header_offset + 30 + name + extra, member.file_size
+
+    def _old(self) -> Any:
+        """As torch saved before version 1.6: pickles one after another, then the storages."""
+        at = 0
+        for _ in ("number", "version", "system"):
+            _, at = self._unpickled(at)
+        value, at = self._unpickled(at)
+        keys, at = self._unpickled(at)
+        for key in keys:
+            (numel,) = struct.unpack_from("<Q", self._content, at)
+            self._places[key] = (at + 8, numel * self._sizes[key])
+            at += 8 + numel * self._sizes[key]
+        return value
+
+    def _unpickled(self, start: int, size: int = pickles.LIMIT) -> tuple[Any, int]:
+        """The value of the pickle that begins at ``start``, and where it ends."""
+        content = self._content[start : start + min(size, pickles.LIMIT)]
+        value, end = pickles.load(content, self._names, self._persistent)
+        return value, start + end
+
+    def _persistent(self, saved: Any) -> object:
+        if saved[0] == "module":
+            # A class with its source, before version 1.6.
+            return saved[1]
+        _, dtype, key, _, _, *view = saved
+        if view not in ([], [None]) or not isinstance(key, str):
+            raise ValueError("a storage inside another")
+        self._sizes[key] = dtype.itemsize
+        return self, saved
+
+
+def _count(content: mmap.mmap, what: bytes) -> int:
+    """How often ``what`` is in ``content``; it stops soon after :data:`MOST_TENSORS`."""
+    n, at = 0, content.find(what, 0)
+    while at >= 0 and n <= 2 * MOST_TENSORS:
+        n, at = n + 1, content.find(what, at + 1)
+    return n
