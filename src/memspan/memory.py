@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -15,6 +16,8 @@ from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors, read_header, save_tensors
 
 M = TypeVar("M", bound="Memory")
+MOST_TOKENS = 1 << 62
+"""That a row may have seen; more would overflow when counted on."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -28,6 +31,15 @@ class Memory:
 
     tokens_seen: Tensor
     """Tokens that each row has read since it was last empty, int64 ``[B]``."""
+
+    def __post_init__(self) -> None:
+        """Refuse fields that the operations below do not know: anything but dense tensors."""
+        for name, value in vars(self).items():
+            if not isinstance(value, Tensor):
+                raise MemspanError(f"a memory's {name} must be a tensor, not {reprlib.repr(value)}")
+            if value.layout != torch.strided or value.is_nested:
+                kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+                raise MemspanError(f"a memory's {name} must be a dense tensor, not a {kind} one")
 
     def __repr__(self) -> str:
         seen = "tokens"
@@ -174,20 +186,10 @@ class Memory:
                 f"a {cls.__name__} has other fields than {sorted(tensors)}: load a file that "
                 "memory.save wrote"
             )
-        for name, wanted in {} if like is None else like.tensors().items():
-            found = tensors[name]
-            if found.shape != wanted.shape or not _alike(found.dtype, wanted.dtype):
-                raise MemspanError(
-                    f"the memory's {name} is {found.dtype} {list(found.shape)}, and this model's "
-                    f"{wanted.dtype} {list(wanted.shape)}: use it with the run that wrote it"
-                )
         memory = cls(**tensors)
-        # No row reads 2^62 tokens; more would overflow when counted on.
-        for name, most in {"tokens_seen": 1 << 62, **(memory.slots() if like else {})}.items():
-            if ((tensors[name] < 0) | (tensors[name] > most)).any():
-                raise MemspanError(
-                    f"the memory's {name} does not lie in 0 .. {most:,}: write the memory again"
-                )
+        for name, wanted in {} if like is None else like.tensors().items():
+            check_field(name, tensors[name], wanted.dtype, wanted.shape)
+        memory.counts() if like is not None else memory._count("tokens_seen", MOST_TOKENS)
         return memory
 
     def slots(self) -> dict[str, int]:
@@ -195,24 +197,26 @@ class Memory:
         return {}
 
     def counts(self) -> dict[str, Tensor]:
-        """The fields that :meth:`slots` names, checked and on the CPU: loops in C trust them.
+        """The fields that :meth:`slots` names, checked and on the CPU: loops in C trust them. The
+        tokens are checked, too.
 
         Raises:
             MemspanError: one is not int64 ``[B]``, or counts slots that there are not.
         """
-        found = {}
-        for name, most in self.slots().items():
-            count: Tensor = getattr(self, name)
-            wanted = f"the memory's {name} must be int64 [{self.batch_size}], in 0 .. {most:,}"
-            if count.dtype != torch.int64 or count.shape != (self.batch_size,) or count.is_meta:
-                raise MemspanError(f"{wanted}, not {_form(count)}: use this model's memory")
-            found[name] = count.cpu()
-            if ((found[name] < 0) | (found[name] > most)).any():
-                least, largest = int(count.min()), int(count.max())
-                raise MemspanError(
-                    f"{wanted}, not {least:,} .. {largest:,}: use this model's memory"
-                )
-        return found
+        self._count("tokens_seen", MOST_TOKENS)
+        return {name: self._count(name, most) for name, most in self.slots().items()}
+
+    def _count(self, name: str, most: int) -> Tensor:
+        count: Tensor = getattr(self, name)
+        wanted = f"the memory's {name} must be int64 [{self.batch_size}], in 0 .. {most:,}"
+        if count.dtype != torch.int64 or count.shape != (self.batch_size,) or count.is_meta:
+            raise MemspanError(f"{wanted}, not {_form(count)}: use this model's memory")
+        values = (count := count.cpu()).tolist()
+        if values and not 0 <= min(values) <= max(values) <= most:
+            raise MemspanError(
+                f"{wanted}, not {min(values):,} .. {max(values):,}: use this model's memory"
+            )
+        return count
 
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name."""
@@ -281,14 +285,7 @@ class Rows(Generic[M]):
                 "memory.select picks rows"
             )
         for name, (size, dtype) in self.forms.items():
-            other, wanted_shape = getattr(memory, name), (len(found), *size)
-            dense = not other.is_meta and other.layout == torch.strided
-            if other.shape != wanted_shape or not dense or not _alike(other.dtype, dtype):
-                raise MemspanError(
-                    f"the memory's {name} is {_form(other)}, and what it is to replace "
-                    f"{_named(dtype)} {list(wanted_shape)}: give a memory of this model, of the same "
-                    "length"
-                )
+            check_field(name, getattr(memory, name), dtype, (len(found), *size))
         memory.counts()
         assert isinstance(memory, self.kind)
         return found, memory
@@ -310,9 +307,33 @@ def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.devic
     return sent(found, device)
 
 
-def _alike(found: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether the types are the same or both floating-point."""
-    return found == wanted or (found.is_floating_point and wanted.is_floating_point)
+def check_field(
+    name: str,
+    field: Tensor,
+    dtype: torch.dtype,
+    shape: Sequence[int | None],
+    device: torch.device | None = None,
+) -> None:
+    """Refuse a memory's field of another shape (None: any size), or of another type, where all
+    floating-point ones are alike, or on another device (None: any that holds values)."""
+    if field.is_floating_point() and dtype.is_floating_point:
+        dtype = field.dtype
+    if (
+        field.dtype == dtype
+        and len(field.shape) == len(shape)
+        and all(map(_fits, field.shape, shape))
+        and (field.device == device if device is not None else not field.is_meta)
+    ):
+        return
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    raise MemspanError(
+        f"the memory's {name} is {_form(field)} on {field.device}, not {_named(dtype)} [{sizes}] on "
+        f"{device or 'cpu'}: use a memory of this model, of this size"
+    )
+
+
+def _fits(size: int, wanted: int | None) -> bool:
+    return wanted in (None, size)
 
 
 def _form(tensor: Tensor) -> str:

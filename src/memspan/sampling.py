@@ -15,7 +15,7 @@ LOWEST_TEMPERATURE = 1e-6
 class Sampling:
     """How the next token is drawn. The filters apply in the order of the fields."""
 
-    temperature: float = 1.0
+    temperature: float = 0.8
     """Divides the logits: lower is safer, 0 always takes the likeliest token (greedy)."""
     top_k: int | None = None
     """Draw from the k likeliest tokens (None: all)."""
@@ -43,5 +43,5 @@ class Sampling:
                 raise MemspanError(f"{name} must lie in (0, 1], not {value}")
 
 
-DEFAULT = Sampling(temperature=0.8)
-"""For text that people read."""
+DEFAULT = Sampling()
+"""For signatures."""

@@ -291,7 +291,9 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
     width = c["d_model"] // n_heads
     w = {name: t.to(dtype, copy=True).requires_grad_() for name, t in g.named("param.")}
     query, keys = (g.input(n, dtype).clone().requires_grad_() for n in ("query", "key_value"))
-    mask = g.input("mask", dtype).bool().permute(2, 0, 1)
+    # Without a mask everything is visible.
+    mask = g.input("mask", dtype).bool() if "in.mask" in g else torch.ones(n_queries, n_keys, 1) > 0
+    mask = mask.permute(2, 0, 1)
 
     past = torch.arange(n_keys) <= torch.arange(n_keys - n_queries, n_keys)[:, None]
     n_future = n_queries - 1 if (mask & ~past).any() else 0

@@ -76,6 +76,20 @@ def test_frozen() -> None:
         memory().hidden = torch.zeros(1)  # type: ignore[misc]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("field", ["tokens_seen", "hidden", "length"])
+def test_fields_are_dense_tensors(field: str) -> None:
+    own = fields(memory())
+    nested = torch.nested.nested_tensor(list(own["hidden"]))
+    for wrong in (own[field].tolist(), None, own[field].to_sparse(), nested):
+        for make in (
+            lambda wrong=wrong: dataclasses.replace(memory(), **{field: wrong}),
+            lambda wrong=wrong: TransformerXLMemory.from_tensors(own | {field: wrong}, memory()),
+        ):
+            with pytest.raises(MemspanError, match=f"a memory's {field} must be a "):
+                make()
+
+
 def test_detach_cuts_the_graph() -> None:
     m = memory()
     m = dataclasses.replace(m, hidden=m.hidden.requires_grad_() * 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from architectures import CASES, VOCABULARY
 from memspan.errors import MemspanError
+from memspan.models import LanguageModel, LSTMConfig
 
 ARCHITECTURES = {
     "transformer-xl": "xl-segment",
@@ -42,7 +45,7 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
     reader, one = model.reader(memory), model.initial_memory(1)
     d, vectors = model.backbone.config.d_model, model.backbone.reader(memory, 2)
     x = torch.zeros(2, 1, d, dtype=torch.float64)
-    of_vectors = f"x must be a floating-point tensor [2, length, {d}] on cpu, the reader's, not a"
+    of_vectors = f"x must be a floating-point tensor [2, length, {d}] on cpu, not a"
     meta = torch.ones(2, dtype=torch.bool, device="meta")
     wanted = "tokens must be an int64 tensor [rows, length], not "
     target = f"target {VOCABULARY} in row 1, column 2 is not in the vocabulary: ids lie in 0 .. "
@@ -61,7 +64,10 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "numpy": (read(TOKENS.numpy()), f"{wanted}a ndarray"),
         "target too large": (read(targets=bad), target),
         "target -1": (read(targets=TOKENS - 1), "target -1 in row 0, column 0 is not"),
-        "targets of another shape": (read(targets=TOKENS[:, :2]), "int64 [2, 3], to go with"),
+        "targets of another shape": (
+            read(targets=TOKENS[:, :2]),
+            "int64 [2, 3] on cpu, to go with",
+        ),
         "float targets": (read(targets=TOKENS.float()), "not a tensor of float32 [2, 3]"),
         "targets as a list": (read(targets=TOKENS.tolist()), "targets must be a tensor of int64"),
         "starts of another shape": (read(starts=starts[0]), "starts must be a tensor of bool [2,"),
@@ -88,8 +94,14 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
             f"must be a {type(memory).__name__}, not a",
         ),
         "no memory at all": (lambda: model(TOKENS, "memory"), "the memory must be a"),
-        "a memory of other sizes": (lambda: model(TOKENS, foreign.initial_memory(2)), "memory is"),
-        "a reader of other sizes": (lambda: model.reader(foreign.initial_memory(2)), "memory is"),
+        "a memory of other sizes": (
+            lambda: model(TOKENS, foreign.initial_memory(2)),
+            "the memory's ",
+        ),
+        "a reader of other sizes": (
+            lambda: model.reader(foreign.initial_memory(2)),
+            "the memory's ",
+        ),
         "rows -1": (lambda: model.initial_memory(-1), "batch_size must be a number of rows"),
         "rows 2.5": (lambda: model.initial_memory(2.5), "not 2.5"),
         "rows of a reader": (lambda: model.reader(batch_size=-1), "not -1"),
@@ -114,12 +126,15 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "replace by nothing": (lambda: reader.replace([0], None), "not NoneType: give one of this"),
         "replace by other sizes": (
             lambda: reader.replace([0], foreign.initial_memory(1)),
-            "give a memory of this model, of the same length",
+            "use a memory of this model, of this size",
         ),
-        "replace by meta": (lambda: reader.replace([0], one.to("meta")), "is meta int64 [1], and"),
+        "replace by meta": (
+            lambda: reader.replace([0], one.to("meta")),
+            "is meta int64 [1] on meta, not int64 [1]",
+        ),
         "replace by integers": (
             lambda: reader.replace([0], one.map(torch.Tensor.long)),
-            "and what it is to replace float64 [1, ",
+            " on cpu, not float64 [1, ",
         ),
         "a meta mask": (lambda: reader.reset(meta), "per row, [2], not meta bool [2]"),
         "a sparse mask": (
@@ -154,7 +169,10 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
                 f"{field} {count}, value": ((lambda bad=bad_one: memory.replace([0], bad)), said),
             }
         short = dataclasses.replace(one, **{field: getattr(one, field)[:0]})
-        found[f"no {field}"] = ((lambda bad=short: model.reader(bad)), "not int64 [0]: use this")
+        found[f"no {field}"] = (
+            (lambda bad=short: model.reader(bad)),
+            f"the memory's {field} is int64 [0] on cpu, not int64 [1]",
+        )
     for label, ((call, reads), said) in both.items():
         found |= {label: (call, said), f"{label}, reader": (reads, said)}
     for label, (values, said) in lengths.items():
@@ -169,6 +187,98 @@ def test_mistakes_are_one_line(name: str) -> None:
             call()
         assert wanted in str(caught.value), label
         assert "\n" not in str(caught.value), label
+
+
+ONE_EACH = [*ARCHITECTURES.values(), "lstm", "transformer"]
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_other_devices_are_refused(name: str) -> None:
+    """Torch reads whatever is in memory where tokens are on the meta device."""
+    model = CASES[name].model()
+    memory, meta, reader = model.initial_memory(2), TOKENS.to("meta"), model.reader(batch_size=2)
+    x = torch.zeros(2, 3, model.backbone.config.d_model, dtype=torch.float64)
+    moved = memory.to("meta")
+    for attempt in (
+        lambda: model(meta),
+        lambda: reader.read(meta),
+        lambda: model(TOKENS, targets=meta),
+        lambda: model(TOKENS, starts=meta == 0),
+        lambda: reader.read(TOKENS, starts=meta == 0),
+        lambda: model(TOKENS, lengths=meta[:, 0]),
+        lambda: model(TOKENS, moved),
+        lambda: model.reader(moved),
+        lambda: model.backbone(x.to("meta")),
+        lambda: model.backbone(x.to("meta"), moved),
+        lambda: model.backbone.reader(moved, 2),
+    ):
+        with pytest.raises(MemspanError, match="on meta"):
+            attempt()
+    assert reader.memory.tokens_seen.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_readers_are_not_copied(name: str) -> None:
+    """A copy would share its buffers, and pickle knows no pointers; the memory is the value."""
+    model = CASES[name].model()
+    reader = model.reader(batch_size=2)
+    reader.read(TOKENS)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        for each in (reader, reader._backbone):
+            with pytest.raises(MemspanError, match=r"take its memory, a value, .* model\.reader"):
+                copied(each)
+    assert copy.deepcopy(reader.memory).tokens_seen.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_backbones_refuse_what_language_models_do(name: str) -> None:
+    """Vectors and memories of others, whole passes and readers, without values being looked at."""
+    backbone = CASES[name].model().backbone
+    d = backbone.config.d_model
+    x, memory = torch.zeros(2, 3, d, dtype=torch.float64), backbone.initial_memory(2)
+    for wrong in (x[..., 1:], x[0], x.long(), x.tolist()):
+        with pytest.raises(MemspanError, match=rf"tensor \[rows, length, {d}\] on cpu, not a"):
+            backbone(wrong, memory)
+    with pytest.raises(MemspanError, match="the memory has 2 rows and the input has 1"):
+        backbone(x[:1], memory)
+    kind = type(memory).__name__
+    others = [CASES[other].model().initial_memory(2) for other in ONE_EACH]
+    for other in [m for m in others if type(m) is not type(memory)]:
+        for attempt in (lambda m=other: backbone(x, m), lambda m=other: backbone.reader(m, 2)):
+            with pytest.raises(MemspanError, match=f"must be a {kind}, not a"):
+                attempt()
+    for field, tensor in memory.tensors().items():
+        # The tokens say how many rows there are.
+        wrongs = [] if field == "tokens_seen" else [tensor[:1]]
+        wrongs += [tensor[..., None], tensor.int()]
+        if field in {"tokens_seen", *memory.slots()}:
+            wrongs += [tensor - 1, tensor + (1 << 62) + 1]
+        for wrong in wrongs:
+            bad = dataclasses.replace(memory, **{field: wrong})
+            for attempt in (lambda m=bad: backbone(x, m), lambda m=bad: backbone.reader(m, 2)):
+                with pytest.raises(MemspanError, match=f"the memory's {field} "):
+                    attempt()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((256, {}), "the backbone must be a config, such as TransformerXLConfig(), not {}"),
+        ((256, None), "TransformerXLConfig(), not None"),
+        ((256, LSTMConfig), "TransformerXLConfig(), not <class '"),
+        (
+            (256, LSTMConfig(), {"tie": False}),
+            "the embedding must be EmbeddingConfig(), not {'tie'",
+        ),
+        ((0, LSTMConfig()), "vocab_size must be an integer of at least 1, not 0"),
+        (("256", LSTMConfig()), "at least 1, not '256'"),
+    ],
+    ids=str,
+)
+def test_a_model_is_made_of_options(arguments: tuple[Any, ...], wanted: str) -> None:
+    with pytest.raises(MemspanError) as caught:
+        LanguageModel(*arguments)
+    assert wanted in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "lstm", "transformer"])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
+from memspan.models.inputs import check_device
 from memspan.models.options import EmbeddingConfig
 from memspan.nn import NOT_SCORED, in_chunks
 
@@ -56,13 +57,15 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """``int64 [B, T] -> [B, T, D]``."""
         # Looking up modules and parameters takes a reader's single token as long as computing does.
+        table = self.tables[0]
+        check_device("the tokens", tokens, table.device)
         if len(self.edges) == 2:
-            x = F.embedding(tokens, self.tables[0])
+            x = F.embedding(tokens, table)
             if self.projected:
                 # The residual stream keeps the parameters' precision, even under autocast.
                 x = F.linear(x, self.projections[0]).to(x.dtype)
             return x if self.scale == 1 else x * self.scale
-        x = self.tables[0].new_zeros(*tokens.shape, self.d_model)
+        x = table.new_zeros(*tokens.shape, self.d_model)
         for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
             low, high = self.edges[i], self.edges[i + 1]
             # The first and last clusters are open-ended, so that the look-up refuses ids outside.
@@ -131,7 +134,7 @@ class Head(nn.Module):
         if len(self.edges) == 2:
             return nats(partial(self._cluster, i=0), x, words).view_as(targets)
         cluster = torch.bucketize(
-            words, torch.tensor(self.edges[1:-1], device=x.device), right=True
+            words.contiguous(), torch.tensor(self.edges[1:-1], device=x.device), right=True
         )
         column = torch.where(cluster == 0, words, self.edges[1] + cluster - 1)
         losses = nats(self._head, x, column)

@@ -1,110 +1,151 @@
 """Checks of the arguments that callers pass to a language model.
 
-Only what is cheap to check is checked: types, shapes and, on a CPU, the lengths of padded rows. A token
-outside the vocabulary is noticed by the embedding look-up, and :func:`outside` then names it. On a GPU
-that look-up aborts the program with torch's own message: checking first would wait for the GPU in every
-pass.
+Only what is cheap to check is checked: types, shapes, devices and, on a CPU, the lengths of padded rows
+and what memories count. A token outside the vocabulary is noticed by the embedding look-up, and
+:func:`outside` then names it. On a GPU that look-up aborts the program with torch's own message:
+checking first would wait for the GPU in every pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError, refuse_unknown
-from memspan.memory import Memory
+from memspan.memory import Memory, check_field
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
 
 
-def check_segment(
-    tokens: Tensor,
-    targets: Tensor | None = None,
-    starts: Tensor | None = None,
-    lengths: Tensor | None = None,
-    padding: Padding = "right",
-) -> None:
-    """Refuse arguments that are not as :meth:`memspan.models.LanguageModel.forward` describes them."""
+def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
+    """Refuse tokens that are not int64 ``[B, T]``, and targets that are not like them.
+
+    On which device they should be the embedding knows.
+    """
     if not (isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.dim() == 2):
         raise MemspanError(
             f"tokens must be an int64 tensor [rows, length], not {_described(tokens)}"
         )
-    _check("targets", targets, torch.int64, tokens.shape)
-    _check("starts", starts, torch.bool, tokens.shape)
-    if lengths is not None:
-        _check("lengths", lengths, torch.int64, tokens.shape[:1])
-        refuse_unknown("padding", padding, Padding)
-        if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-            n_tokens = tokens.shape[1]
-            if ((lengths < 0) | (lengths > n_tokens)).any():
-                raise MemspanError(
-                    f"lengths must lie in 0 .. {n_tokens}, the tokens of a row, not "
-                    f"{lengths.min()} .. {lengths.max()}"
-                )
+    _check("targets", targets, torch.int64, tokens.shape, tokens.device)
 
 
 def check_vectors(
-    x: Tensor, starts: Tensor | None, rows: int, width: int, device: torch.device
+    x: Tensor,
+    width: int,
+    device: torch.device,
+    rows: int | None = None,
+    starts: Tensor | None = None,
+    lengths: Tensor | None = None,
+    padding: Padding = "right",
 ) -> None:
-    """Refuse what a reader of vectors cannot read: anything but floating-point ``[B, T, D]``, with its
-    ``rows`` B and ``width`` D, on its device, and ``starts`` ``[B, T]``."""
+    """Refuse what a backbone of this ``width`` D on this device cannot read, or its reader of so many
+    rows B (None: any), and what does not go with it.
+
+    Args:
+        x: floating-point, ``[B, T, D]``.
+        width: D.
+        device: where everything must be.
+        rows: B.
+        starts: bool ``[B, T]``.
+        lengths: int64 ``[B]``, in 0 .. T, which is not looked at where that would wait for the device.
+        padding: the side that it is on.
+    """
     if not (
         isinstance(x, Tensor)
         and len(shape := x.shape) == 3
-        and shape[0] == rows
+        and rows in (None, shape[0])
         and shape[2] == width
         and x.is_floating_point()
         and x.device == device
     ):
-        where = f" on {x.device}" if isinstance(x, Tensor) else ""
         raise MemspanError(
-            f"x must be a floating-point tensor [{rows}, length, {width}] on {device}, the reader's, "
-            f"not {_described(x)}{where}"
+            f"x must be a floating-point tensor [{'rows' if rows is None else rows}, length, {width}] "
+            f"on {device}, not {_described(x)}"
         )
-    _check("starts", starts, torch.bool, x.shape[:2])
+    _check("starts", starts, torch.bool, shape[:2], device)
+    if lengths is not None:
+        _check("lengths", lengths, torch.int64, shape[:1], device)
+        refuse_unknown("padding", padding, Padding)
+        if can_look(lengths) and ((lengths < 0) | (lengths > shape[1])).any():
+            raise MemspanError(
+                f"lengths must lie in 0 .. {shape[1]}, the tokens of a row, not "
+                f"{lengths.min()} .. {lengths.max()}"
+            )
 
 
-def _check(name: str, value: Tensor | None, dtype: torch.dtype, shape: torch.Size) -> None:
+def _check(
+    name: str, value: Tensor | None, dtype: torch.dtype, shape: torch.Size, device: torch.device
+) -> None:
     if value is None:
         return
-    if not (isinstance(value, Tensor) and value.dtype == dtype and value.shape == shape):
+    if not (
+        isinstance(value, Tensor)
+        and value.dtype == dtype
+        and value.shape == shape
+        and value.device == device
+    ):
         kind = str(dtype).removeprefix("torch.")
         raise MemspanError(
-            f"{name} must be a tensor of {kind} {list(shape)}, to go with the input, not "
+            f"{name} must be a tensor of {kind} {list(shape)} on {device}, to go with the input, not "
             f"{_described(value)}"
         )
 
 
 def _described(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"a tensor of {kind} {list(value.shape)} on {value.device}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def check_memory(memory: Memory, kind: type[Memory], rows: int | None = None) -> None:
-    """Refuse a memory of another architecture, or with another number of rows (None: any)."""
-    if not isinstance(memory, kind):
+def can_look(x: Tensor) -> bool:
+    """Whether Python can branch on ``x`` without waiting for a device or breaking a graph."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def check_device(what: str, x: Tensor, device: torch.device) -> None:
+    """Refuse ``x`` on another device than the model, where torch may read whatever is in memory."""
+    if x.device != device:
+        raise MemspanError(
+            f"{what} are on {x.device} and the model is on {device}: move one of them"
+        )
+
+
+def check_memory(
+    memory: Memory,
+    kind: type[Memory],
+    sizes: Mapping[str, tuple[int | None, ...]],
+    device: torch.device,
+) -> None:
+    """Refuse a memory of another architecture, of other sizes or types, or on another device.
+
+    Args:
+        memory: what was given as one.
+        kind: the architecture's memory.
+        sizes: of one row of its fields, see :meth:`memspan.models.Backbone.row_sizes`.
+        device: the model's.
+
+    Counts are looked at where that does not wait for the device.
+    """
+    if type(memory) is not kind:
         raise MemspanError(
             f"the memory must be a {kind.__name__}, not {_described(memory)}: use this model's "
             "initial_memory, or an output's memory"
         )
-    if rows is not None and memory.batch_size != rows:
-        raise MemspanError(
-            f"the memory has {memory.batch_size} rows and the tokens have {rows}: use "
-            "memory.select for rows, or this model's initial_memory"
-        )
-
-
-def check_sizes(names: str, found: Sequence[int], wanted: Sequence[int]) -> None:
-    """Refuse a memory of other sizes than the model and the input need; ``names``: of the sizes."""
-    if tuple(found) != tuple(wanted):
-        raise MemspanError(
-            f"the memory is for ({names}) {tuple(found)}, and this model needs {tuple(wanted)}: use "
-            "memory.select for rows, or this model's initial_memory"
-        )
+    rows = memory.tokens_seen.shape[:1]
+    check_field("tokens_seen", memory.tokens_seen, torch.int64, rows or (None,), device)
+    for name, size in sizes.items():
+        dtype = torch.float32 if size else torch.int64
+        check_field(name, getattr(memory, name), dtype, (*rows, *size), device)
+    for name in memory.slots():
+        check_field(name, getattr(memory, name), torch.int64, rows, device)
+    if can_look(memory.tokens_seen):
+        memory.counts()
 
 
 def check_batch_size(batch_size: object) -> None:

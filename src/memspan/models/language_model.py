@@ -18,10 +18,10 @@ from memspan.files.tensors import digest
 from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_batch_size, check_memory, check_segment, outside
-from memspan.models.options import BackboneConfig, EmbeddingConfig
+from memspan.models.inputs import check_batch_size, check_tokens, outside
+from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.protocol import Backbone, BackboneReader
+from memspan.models.protocol import Backbone, BackboneReader, not_copied
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.nn import NOT_SCORED, dropout_layer
@@ -41,7 +41,8 @@ class LanguageModel(nn.Module):
         self, vocab_size: int, backbone: BackboneConfig, embedding: EmbeddingConfig | None = None
     ) -> None:
         super().__init__()
-        embedding = embedding or EmbeddingConfig()
+        embedding = EmbeddingConfig() if embedding is None else embedding
+        check_parts(vocab_size, backbone, embedding)
         refuse_oversized_model(backbone, vocab_size, embedding)
         self.vocab_size = vocab_size
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
@@ -129,9 +130,7 @@ class LanguageModel(nn.Module):
             MemspanError: an argument is not as described here; the implementation does not exist, or
                 cannot run with this model here.
         """
-        check_segment(tokens, targets, starts, lengths, padding)
-        if memory is not None:
-            check_memory(memory, self.backbone.memory_type, tokens.shape[0])
+        check_tokens(tokens, targets)
         x = self._embed(tokens)
         if tokens.numel():
             out = self.backbone(
@@ -143,7 +142,7 @@ class LanguageModel(nn.Module):
                 implementation=implementation,
             )
         else:
-            memory = self.initial_memory(len(tokens)) if memory is None else memory
+            memory = self.backbone.own_memory(memory, len(x))
             out = BackboneOutput(x, memory, x.new_zeros(()))
         if targets is not None and lengths is not None:
             own = padding_mask(lengths, tokens.shape[1], padding)
@@ -234,6 +233,8 @@ class Reader:
     change of weights is refused.
     """
 
+    __reduce_ex__ = not_copied
+
     def __init__(
         self,
         model: LanguageModel,
@@ -245,7 +246,7 @@ class Reader:
         self._model, self._precision = model, precision
         if memory is None:
             memory = model.initial_memory(batch_size)
-        check_memory(memory, model.backbone.memory_type)
+        memory = model.backbone.own_memory(memory, batch_size)
         self._rows = memory.batch_size
         # Where every parameter belongs; the parameters themselves, how often they were written to, and
         # their storage, which conversions such as model.float() replace.
@@ -294,7 +295,7 @@ class Reader:
                 reader was made.
         """
         self._refuse_stale()
-        check_segment(tokens, targets, starts)
+        check_tokens(tokens, targets)
         if len(tokens) != self._rows:
             raise MemspanError(
                 f"the reader has {self._rows} rows, and the tokens have {len(tokens)}: give as many"

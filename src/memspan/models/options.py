@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -94,6 +95,22 @@ class BackboneConfig(Protocol):
     def one_process_only(self) -> str | None:
         """Why several processes cannot train this model together (None: they can)."""
         return None
+
+
+def check_parts(vocab_size: object, backbone: object, embedding: object) -> None:
+    """Raise :class:`MemspanError` for what a language model cannot be made of."""
+    if type(vocab_size) is not int or vocab_size < 1:
+        raise MemspanError(f"vocab_size must be an integer of at least 1, not {vocab_size!r}")
+    # A class has the names of its fields, too.
+    if isinstance(backbone, type) or not isinstance(backbone, BackboneConfig):
+        raise MemspanError(
+            "the backbone must be a config, such as TransformerXLConfig(), not "
+            f"{reprlib.repr(backbone)}"
+        )
+    if not isinstance(embedding, EmbeddingConfig):
+        raise MemspanError(
+            f"the embedding must be EmbeddingConfig(), not {reprlib.repr(embedding)}"
+        )
 
 
 @runtime_checkable

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models.inputs import check_vectors
+from memspan.models.inputs import check_memory, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.segments import Padding
@@ -215,6 +216,50 @@ class Backbone(nn.Module, Generic[M]):
         own; those that evaluation may change are named in ``config.memory_options``."""
         raise NotImplementedError
 
+    def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """The sizes of one row of memory's fields (None: any), ``()`` for integers. What is not named
+        here may have any."""
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.parameters()).device
+
+    def own_memory(self, memory: M | None, rows: int) -> M:
+        """``memory``, if this backbone can read on from it; an empty one of ``rows`` rows for None.
+
+        Raises:
+            MemspanError: it is another architecture's, has other sizes, is on another device, or counts
+                what cannot be.
+        """
+        if memory is None:
+            return self.initial_memory(rows)
+        check_memory(memory, self.memory_type, self.row_sizes(), self.device)
+        return memory
+
+    def __call__(
+        self,
+        x: Tensor,
+        memory: M | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        **options: Any,
+    ) -> BackboneOutput[M]:
+        """:meth:`forward`, after the checks that all architectures share."""
+        check_vectors(x, self.config.d_model, self.device, None, starts, lengths, padding)
+        if memory is not None and self.own_memory(memory, len(x)).batch_size != len(x):
+            raise MemspanError(
+                f"the memory has {memory.batch_size} rows and the input has {len(x)}: use "
+                "memory.select for rows, or this model's initial_memory"
+            )
+        output: BackboneOutput[M] = super().__call__(
+            x, memory, starts=starts, lengths=lengths, padding=padding, **options
+        )
+        return output
+
     def forward(
         self,
         x: Tensor,
@@ -225,7 +270,7 @@ class Backbone(nn.Module, Generic[M]):
         padding: Padding = "right",
         implementation: str | None = None,
     ) -> BackboneOutput[M]:
-        """Read a segment.
+        """Read a segment. The arguments have been checked where the backbone itself is called.
 
         Args:
             x: ``[B, T, D]``.
@@ -239,7 +284,8 @@ class Backbone(nn.Module, Generic[M]):
                 can run here).
 
         Raises:
-            MemspanError: the memory is of other sizes; the implementation does not exist or cannot run.
+            MemspanError: an argument is not as described here; the implementation does not exist or
+                cannot run.
         """
         raise NotImplementedError
 
@@ -250,7 +296,12 @@ class Backbone(nn.Module, Generic[M]):
             memory: what was read before (None: nothing, in ``batch_size`` rows).
             batch_size: rows, B, where there is no memory to take them from.
         """
-        return PassReader(self, self.initial_memory(batch_size) if memory is None else memory)
+        return PassReader(self, self.own_memory(memory, batch_size))
+
+    def longest_segment(self, memory: M, **options: Any) -> int | None:
+        """The most tokens that can be read at once after ``memory`` (None: any number). The options
+        are those of :meth:`reader`."""
+        return None
 
     def units(self) -> list[nn.Module]:
         """Modules whose parameters are used in their own forward pass and nowhere else, so that
@@ -301,8 +352,22 @@ class Backbone(nn.Module, Generic[M]):
         """Called after another run's weights were copied in: renew what was derived from them."""
 
 
+def not_copied(reader: object, protocol: object) -> NoReturn:
+    """A reader's ``__reduce_ex__``, for copies and pickles: they would share buffers, or lack them.
+
+    Raises:
+        MemspanError: says what to copy instead.
+    """
+    raise MemspanError(
+        "a reader cannot be copied or pickled: take its memory, a value, and make another reader "
+        "with model.reader(reader.memory)"
+    )
+
+
 class MemoryReader(Generic[M]):
     """What readers share that have no state beside their memory."""
+
+    __reduce_ex__ = not_copied
 
     def __init__(self, memory: M) -> None:
         self.memory = memory
@@ -333,7 +398,10 @@ class PassReader(MemoryReader[M]):
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
         width, rows = self._backbone.config.d_model, self.memory.batch_size
-        check_vectors(x, starts, rows, width, self.memory.tokens_seen.device)
-        output: BackboneOutput[M] = self._backbone(x, self.memory, starts=starts)
+        check_vectors(x, width, self.memory.tokens_seen.device, rows, starts)
+        # Past the backbone's own checks, which take a tenth of a token's time: its memory is known.
+        output: BackboneOutput[M] = nn.Module.__call__(
+            self._backbone, x, self.memory, starts=starts
+        )
         self.memory = output.memory
         return output.hidden

@@ -10,7 +10,7 @@ Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression func
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -259,6 +259,11 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         layers = [layer.compression for layer in self.stack()]
         return [p for c in layers if c is not None for p in c.parameters()]
 
+    def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """See :meth:`Backbone.row_sizes`: any number of slots of each kind."""
+        slots = (len(self.layers), None, self.config.d_model)
+        return {"hidden": slots, "compressed": slots}
+
     def initial_memory(
         self,
         batch_size: int,
@@ -327,7 +332,6 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory.hidden, x.shape[0])
         x, documents = documents_of(x, starts, lengths, padding)
         slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
         old_slots, n_tokens = compressed_slots + slots, x.shape[1]
@@ -410,9 +414,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             clamp_length: read with this clamp (None: as configured).
         """
         span = self.span(attention_span, clamp_length)
-        if memory is None:
-            memory = self.initial_memory(batch_size)
-        self._check_memory(memory.hidden, memory.batch_size)
+        memory = self.own_memory(memory, batch_size)
         from memspan.models.compressive.reader import CompressiveReader
 
         return CompressiveReader(self, memory, span)

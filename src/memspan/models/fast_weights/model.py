@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from memspan.memory import Memory
 from memspan.models.fast_weights.attention import FastWeightsAttention
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_sizes
+from memspan.models.inputs import can_look
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.models.segments import Padding, read_in_pieces
@@ -147,21 +147,25 @@ class FastWeights(Backbone[FastWeightsMemory]):
         # 0 marks empty rows.
         return torch.tensor(number + 1)
 
+    def row_sizes(self) -> Mapping[str, tuple[int, ...]]:
+        """See :meth:`Backbone.row_sizes`."""
+        config = self.config
+        heads, features = (config.n_layers, config.n_heads), config.feature_width
+        return {
+            "weights": (*heads, features, config.head_width),
+            "key_sum": (*heads, features if config.normalisation == "attention" else 0),
+            "feature_map": (),
+        }
+
     def initial_memory(self, batch_size: int) -> FastWeightsMemory:
         """A memory before the first token, in float32 or better."""
-        config, parameter = self.config, next(self.parameters())
-        device = parameter.device
-        heads = (batch_size, config.n_layers, config.n_heads)
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        z_width = config.feature_width if config.normalisation == "attention" else 0
-        return FastWeightsMemory(
-            tokens_seen=torch.zeros(batch_size, dtype=torch.long, device=device),
-            weights=torch.zeros(
-                *heads, config.feature_width, config.head_width, dtype=dtype, device=device
-            ),
-            key_sum=torch.zeros(*heads, z_width, dtype=dtype, device=device),
-            feature_map=torch.zeros(batch_size, dtype=torch.long, device=device),
-        )
+        weight = next(self.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        fields = {
+            name: weight.new_zeros(batch_size, *size, dtype=dtype if size else torch.long)
+            for name, size in self.row_sizes().items()
+        }
+        return FastWeightsMemory(weight.new_zeros(batch_size, dtype=torch.long), **fields)
 
     def forward(
         self,
@@ -191,7 +195,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
         self._check_implementation(implementation)
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self.check_memory(memory, x.shape[0])
         if self.training and self.config.favor_redraw:
             self.redraw_features()
             memory = self.initial_memory(x.shape[0])
@@ -261,7 +264,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         """A reader with constant memory and time per token."""
         from memspan.models.fast_weights.reader import FastWeightsReader
 
-        return FastWeightsReader(self, memory or self.initial_memory(batch_size))
+        return FastWeightsReader(self, self.own_memory(memory, batch_size))
 
     def compiled_loops(self) -> bool:
         """Whether the loop over tokens can run in C here."""
@@ -279,14 +282,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
         codes = sinusoids(positions.flatten(), x.shape[-1], x.dtype)
         return x + codes.view(*positions.shape, x.shape[-1])
 
-    def check_memory(self, memory: FastWeightsMemory, rows: int) -> None:
-        """Refuse a memory of other sizes."""
-        config = self.config
-        wanted = (rows, config.n_layers, config.n_heads, config.feature_width, config.head_width)
-        z_width = config.feature_width if config.normalisation == "attention" else 0
-        check_sizes("rows, layers, heads, features, values", memory.weights.shape, wanted)
-        check_sizes("rows, layers, heads, key sums", memory.key_sum.shape, (*wanted[:3], z_width))
-
     def foreign(self, memory: FastWeightsMemory) -> Tensor:
         """Bool ``[B]``: the rows that another feature map wrote."""
         written = memory.feature_map
@@ -301,13 +296,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 f"model's {self.config.feature_map}, or with other options or random projections: "
                 "reset those rows, or use the model that wrote them"
             )
-
-
-def can_look(x: Tensor) -> bool:
-    """Whether Python can branch on ``x`` without waiting for a device or breaking a graph."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def listed(mask: Tensor) -> str:

@@ -14,12 +14,12 @@ from memspan.models.fast_weights.model import (
     FastWeights,
     FastWeightsLayer,
     FastWeightsMemory,
-    can_look,
     listed,
 )
-from memspan.models.inputs import check_vectors
+from memspan.models.inputs import can_look, check_vectors
 from memspan.models.one_token import is_plain, packed_stack, stack_hooks
 from memspan.models.plain import are_patched
+from memspan.models.protocol import not_copied
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
@@ -30,9 +30,10 @@ class FastWeightsReader:
     """Reads a stream without gradients, with constant memory and time per token. A single token takes
     one call to the loop in C where that can run, otherwise a few tensor operations per layer."""
 
+    __reduce_ex__ = not_copied
+
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
         self.backbone = backbone
-        backbone.check_memory(memory, memory.batch_size)
         backbone.check_feature_map(memory)
         parameter = next(backbone.parameters())
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -94,9 +95,8 @@ class FastWeightsReader:
             NonFiniteError: the output is not finite. On a GPU, where checking would wait for the
                 device, it is returned as it is.
         """
-        check_vectors(
-            x, starts, self._rows.count, self.backbone.config.d_model, self._tokens_seen.device
-        )
+        width, device = self.backbone.config.d_model, self._tokens_seen.device
+        check_vectors(x, width, device, self._rows.count, starts)
         if not x.shape[1]:
             return self.backbone.final_norm(x)
         if starts is None:

@@ -8,7 +8,7 @@ next token sees what the highest layer computed. Options: :class:`memspan.models
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -21,7 +21,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_sizes
+from memspan.models.inputs import can_look
 from memspan.models.output import BackboneOutput
 from memspan.models.plain import are_patched, are_plain, has_bias, hooks, is_affine
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
@@ -184,10 +184,6 @@ class Feedback(Backbone[FeedbackMemory]):
         return []
 
     @property
-    def device(self) -> torch.device:
-        return next(self.stack()).content_bias.device
-
-    @property
     def dtype(self) -> torch.dtype:
         return next(self.stack()).content_bias.dtype
 
@@ -209,6 +205,16 @@ class Feedback(Backbone[FeedbackMemory]):
         values = [projection(vectors).unflatten(-1, heads) for projection in self.value]
         repeats = len(self.layers) // len(keys)
         return keys * repeats, values * repeats
+
+    def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """See :meth:`Backbone.row_sizes`: any number of slots."""
+        return {"vectors": (None, self.config.d_model)}
+
+    def own_memory(self, memory: FeedbackMemory | None, rows: int) -> FeedbackMemory:
+        """See :meth:`Backbone.own_memory`. The position table limits the span."""
+        memory = super().own_memory(memory, rows)
+        self._check_span(memory.vectors.shape[1])
+        return memory
 
     def initial_memory(
         self,
@@ -265,7 +271,6 @@ class Feedback(Backbone[FeedbackMemory]):
         n_old = 0 if memory is None else _slots_in_use(memory)
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory, x.shape[0])
         if x.numel() and (starts is not None or lengths is not None):
             read = partial(self.forward, implementation=implementation)
             out = read_in_pieces(read, x, memory, starts, lengths, padding)
@@ -525,9 +530,7 @@ class Feedback(Backbone[FeedbackMemory]):
         self, memory: FeedbackMemory | None, batch_size: int
     ) -> BackboneReader[FeedbackMemory]:
         """A reader that caches the keys and values of memory."""
-        if memory is None:
-            memory = self.initial_memory(batch_size)
-        self._check_memory(memory, memory.batch_size)
+        memory = self.own_memory(memory, batch_size)
         from memspan.models.feedback.reader import FeedbackReader
 
         return FeedbackReader(self, memory)
@@ -539,16 +542,7 @@ class Feedback(Backbone[FeedbackMemory]):
             raise MemspanError(
                 f"a span of {span} tokens does not fit the position table of "
                 f"{self.config.table_rows} rows: set memory_length to at most "
-                f"{self.config.table_rows}, or train with a larger --model.max-distance"
-            )
-
-    def _check_memory(self, memory: FeedbackMemory, rows: int) -> None:
-        b, span, d = memory.vectors.shape
-        check_sizes("rows, width", (b, d), (rows, self.config.d_model))
-        if span > self.config.table_rows:
-            raise MemspanError(
-                f"the memory is for a span of {span} tokens, and this model's position table has only "
-                f"{self.config.table_rows} rows: use this model's initial_memory"
+                f"{self.config.table_rows}"
             )
 
 
@@ -566,6 +560,6 @@ def _first_layer_weights(config: FeedbackConfig) -> Tensor:
 
 def _slots_in_use(memory: FeedbackMemory) -> int:
     """The most valid slots of any row, or all slots where counting would wait for the device."""
-    if torch.compiler.is_compiling() or memory.length.device.type != "cpu":
-        return memory.vectors.shape[1]
-    return max(memory.length.tolist(), default=0)
+    if can_look(memory.length):
+        return max(memory.length.tolist(), default=0)
+    return memory.vectors.shape[1]

@@ -8,6 +8,7 @@ from torch import Tensor
 from memspan.memory import Memory, Rows, sent
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.models.inputs import check_vectors
+from memspan.models.protocol import not_copied
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.compiled import CompiledReader
@@ -21,9 +22,10 @@ class FeedbackReader:
     new one, so the cost per token is constant.
     """
 
+    __reduce_ex__ = not_copied
+
     @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
-        backbone._check_span(memory.vectors.shape[1])
         self.backbone = backbone
         self._batch, self.span, _ = memory.vectors.shape
         self._rows, self._device = Rows.of(memory), memory.vectors.device
@@ -78,7 +80,7 @@ class FeedbackReader:
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
-        check_vectors(x, starts, self._batch, self.backbone.config.d_model, self._device)
+        check_vectors(x, self.backbone.config.d_model, self._device, self._batch, starts)
         if starts is None or not starts.numel():
             return self._read(x)
         pieces, starts = [], starts.cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_sizes
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
@@ -46,6 +46,11 @@ class LSTM(Backbone[LSTMMemory]):
                 # The forget gates begin open (Jozefowicz et al. 2015); torch's order is i, f, g, o.
                 nn.init.ones_(layer.get_parameter("bias_ih_l0")[d : 2 * d])
 
+    def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """See :meth:`Backbone.row_sizes`."""
+        state = (self.config.n_layers, self.config.d_model)
+        return {"output": state, "cell": state}
+
     def initial_memory(self, batch_size: int) -> LSTMMemory:
         """A memory before the first token: zeros."""
         weight = next(self.parameters())
@@ -65,8 +70,6 @@ class LSTM(Backbone[LSTMMemory]):
         """Read a segment, see :meth:`memspan.models.Backbone.forward`."""
         refuse_unknown_implementation(implementation, self.implementations)
         memory = self.initial_memory(len(x)) if memory is None else memory
-        wanted = (len(x), self.config.n_layers, self.config.d_model)
-        check_sizes("rows, layers, width", memory.cell.shape, wanted)
         if not x.numel():
             return BackboneOutput(x, memory, x.new_zeros(()))
         read = partial(self._read, reference=implementation == "reference")

@@ -15,7 +15,7 @@ from memspan.memory import Memory, Rows, sent
 from memspan.models.inputs import check_vectors
 from memspan.models.one_token import is_plain, packed_stack, stack_hooks
 from memspan.models.plain import are_products, has_bias, hooks
-from memspan.models.protocol import M
+from memspan.models.protocol import M, not_copied
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
 from memspan.ops.relative_attention import Positions, attend_one, relative_attention
@@ -138,6 +138,7 @@ class RelativeReader(ABC, Generic[M]):
     otherwise a few tensor operations per layer.
     """
 
+    __reduce_ex__ = not_copied
     counts_attention = False
     """Whether :meth:`_advance` needs the attention that each slot received."""
 
@@ -161,7 +162,7 @@ class RelativeReader(ABC, Generic[M]):
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
-        check_vectors(x, starts, self._rows.count, self.backbone.config.d_model, self._device)
+        check_vectors(x, self.backbone.config.d_model, self._device, self._rows.count, starts)
         if not x.numel():
             return self.backbone.final_norm(x)
         n_new, span = x.shape[1], self._attention.span

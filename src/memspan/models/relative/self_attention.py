@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_sizes
 from memspan.models.protocol import Backbone, M, TransferableWeights
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
@@ -278,11 +277,24 @@ class RelativeBackbone(Backbone[M]):
             span: None: the model's own.
         """
         limit = (span or self.span()).largest_code(n_distances, slots)
-        self._check_span(limit + 1)
+        self._check_span(limit + 1, slots)
         distance = torch.arange(n_distances, device=self.content_bias.device).clamp(max=limit)
         if self.position_bias is None:
             return distance
         return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
+
+    def longest_segment(  # type: ignore[override]
+        self, memory: M, *, attention_span: str | None = None, clamp_length: int | None = None
+    ) -> int | None:
+        """See :meth:`Backbone.longest_segment`: learned tables end somewhere, sinusoids do not."""
+        rows, slots = _table_rows(self.config), sum(memory.slots().values())
+        # The first segment that is too long, unless clamped or limited distances always fit.
+        if (
+            rows is None
+            or self.span(attention_span, clamp_length).largest_code(rows + 1, slots) < rows
+        ):
+            return None
+        return max(rows - slots, 0)
 
     def attention_pass(
         self,
@@ -345,18 +357,19 @@ class RelativeBackbone(Backbone[M]):
         final_norm = dict(self.final_norm.named_parameters())
         return TransferableWeights(config.n_heads, config.head_width, layers, final_norm)
 
-    def _check_span(self, needed: int) -> None:
-        rows = self.config.max_distance
-        if self.position_bias is None and rows is not None and needed > rows:
-            raise MemspanError(
-                f"a span of {needed} slots, memory and segment together, exceeds the learned "
-                f"position table of {rows} rows: lower the memory's or the segment's length, or "
-                "train with a larger --model.max-distance"
-            )
-
-    def _check_memory(self, hidden: Tensor, rows: int) -> None:
-        b, n, _, d = hidden.shape
-        check_sizes("rows, layers, width", (b, n, d), (rows, len(self.layers), self.config.d_model))
+    def _check_span(self, needed: int, slots: int) -> None:
+        rows = _table_rows(self.config)
+        if rows is None or needed <= rows:
+            return
+        if slots < rows:
+            remedy = f"read segments of at most {rows - slots}"
+        else:
+            remedy = f"set memory_length so that memory has at most {rows - 1} slots"
+        fixed = "attention_span fixed or " if slots <= rows else ""
+        raise MemspanError(
+            f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
+            f"{rows} rows: {remedy}, or read with {fixed}clamp_length {rows - 1}"
+        )
 
 
 def _table_rows(config: RelativeConfig) -> int | None:

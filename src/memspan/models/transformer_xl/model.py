@@ -6,7 +6,7 @@ Options: :class:`~memspan.models.TransformerXLConfig`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,6 +86,10 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         """The layers, first to last, as :class:`TransformerXLLayer`."""
         return iter(self.layers)  # type: ignore[arg-type]
 
+    def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """See :meth:`Backbone.row_sizes`: any number of slots."""
+        return {"hidden": (len(self.layers), None, self.config.d_model)}
+
     def initial_memory(
         self,
         batch_size: int,
@@ -135,7 +139,6 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
-        self._check_memory(memory.hidden, x.shape[0])
         x, documents = documents_of(x, starts, lengths, padding)
         slots, n_tokens = memory.hidden.shape[2], x.shape[1]
         shared = self.attention_pass(
@@ -185,9 +188,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
                 with span ``segment`` and scored with ``fixed`` and a clamp.
         """
         span = self.span(attention_span, clamp_length)
-        if memory is None:
-            memory = self.initial_memory(batch_size)
-        self._check_memory(memory.hidden, memory.batch_size)
+        memory = self.own_memory(memory, batch_size)
         from memspan.models.transformer_xl.reader import TransformerXLReader
 
         return TransformerXLReader(self, memory, span)
