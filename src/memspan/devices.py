@@ -21,5 +21,6 @@ def device_for(name: str) -> torch.device:
         if device.type != "cpu" or not device.index:
             return device
         raise RuntimeError("PyTorch accepts any index for the CPU, and there is only one")
-    except (RuntimeError, AssertionError):
+    # ImportError: a device whose backend is another package, such as hpu.
+    except (RuntimeError, AssertionError, ImportError):
         raise MemspanError(f"there is no device {name!r} here: use cpu") from None

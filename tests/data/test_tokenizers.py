@@ -122,7 +122,7 @@ def test_subwords_need_room_for_every_byte() -> None:
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MemspanError, match=r"pip install 'memspan\[subwords\]'"):
+    with pytest.raises(MemspanError, match="pip install tokenizers"):
         train_tokenizer("subwords", [b"abc"])
 
 

@@ -116,3 +116,25 @@ def test_zipped_files_that_are_cut_short(tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(MemspanError, match="cut short or damaged"):
             load_corpus(str(tmp_path / name))
+
+
+def test_a_file_unpacks_to_no_more_than_its_size_justifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.txt.gz"
+    path.write_bytes(gzip.compress(b"a " * 200_000))
+    assert len(b"".join(_documents(path))) == 400_000
+    monkeypatch.setattr(unpacked, "LEAST_LIMIT", 1000)
+    path.write_bytes(gzip.compress(b"b " * 200_000))
+    before = sorted((tmp_path / "cache").rglob("*"))
+    with pytest.raises(MemspanError, match="holds over 200 times its own size in text"):
+        load_corpus(str(path))
+    assert sorted((tmp_path / "cache").rglob("*")) == before
+
+
+def test_tables_are_said_to_be_read_as_text(tmp_path: Path) -> None:
+    for name, n_lines in {"t.csv": 1, "T.TSV": 1, "t.txt": 0}.items():
+        (tmp_path / name).write_text("id,text\n" * 40)
+        assert len(prepare(str(tmp_path / name), "bytes").notices()) == n_lines
+    (line,) = prepare(str(tmp_path / "t.csv"), "bytes").notices()
+    assert "t.csv is read as plain text" in line

@@ -240,6 +240,8 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     """A killed process and Ctrl-C, neither of which harms the run; nobody else can reach it."""
     options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
     path = written(options, "r")
+    # What a downloaded folder may hold: none of the processes may import it.
+    plant("random.py", "tyro.py")
     begun = launched("begun", "--preset", path, "--out", "r")
     pids = wait_for(lambda: Path("r/checkpoints/latest").exists() and workers(begun.pid), begun)
     listening = {address for pid in (begun.pid, *pids) for address in listeners(pid)}
@@ -288,6 +290,14 @@ def test_processes_end_with_their_launcher() -> None:
 def launched(name: str, *arguments: str) -> Child:
     """``memspan train`` with two processes, by its own launcher."""
     return Child(name, cli.main, ["train", *arguments, "--nproc", "2"], PYTHONPATH=SOURCE)
+
+
+def plant(*modules: str) -> None:
+    """Put modules into the current folder that end the process which imports them."""
+    # Only once the process that the others are forks of has imported everything.
+    Child("first", int).ended()
+    for name in modules:
+        Path(name).write_text("raise SystemExit('code of the current folder runs')")
 
 
 def workers(launcher: int) -> list[int]:
@@ -342,6 +352,8 @@ def test_processes_of_another_launcher_train_together() -> None:
 @several
 def test_a_mistake_of_all_processes_is_said_once() -> None:
     path = written(config("transformer-xl", batch_size=3), "r")
+    # Not of the standard library: python -m has imported parts of that before any code of ours.
+    plant("tyro.py")
     # A port that the system finds: tests run side by side.
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command = ["-m", "memspan", "train", "--preset", path, "--out", "r"]

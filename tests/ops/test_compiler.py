@@ -127,6 +127,16 @@ def test_a_folder_that_is_swapped_while_loading(
     assert not evil.exists()
 
 
+def test_nothing_of_the_current_folder_is_linked() -> None:
+    """GNU's linker looks there first for what its own scripts name, such as libgcc_s.so.1."""
+    Path("evil.c").write_text("int evil_is_linked(){return 1;}")
+    subprocess.run(["cc", "-fPIC", "-c", "evil.c", "-o", "evil.o"], check=True)
+    Path("libgcc_s.so.1").write_text(f"INPUT({Path('evil.o').resolve()})")
+    code = compiler.functions(Path("small/compiled.c").resolve(), torch.float32, False)
+    assert code is not None
+    assert not hasattr(code, "evil_is_linked")
+
+
 def _open_to_others(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)

@@ -246,9 +246,17 @@ def _held_out() -> Splits:
     return {"validation": [Text.of(HELD_OUT)]}
 
 
+def _two_plays() -> Splits:
+    return _by_position([Text.of(HELD_OUT)])
+
+
 CORPORA = {
+    "two-plays": Named(
+        "112 KB of Shakespeare that come with memspan (the default): that last tenth, for a first run",
+        _two_plays,
+    ),
     "python-stdlib": Named(
-        "the Python standard library's own sources, about 12 MB (the default)", _python_stdlib
+        "the Python standard library's own sources, about 12 MB", _python_stdlib
     ),
     "tiny-shakespeare": Named(
         "1.1 MB of plays, last tenth for validation",

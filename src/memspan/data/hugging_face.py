@@ -11,6 +11,7 @@ from memspan.data.unpacked import (
     NAME_IT,
     ROWS,
     Documents,
+    content_hash,
     missing_field,
     record_bytes,
     unpacked,
@@ -52,17 +53,16 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
     try:
         import datasets
     except ImportError:
-        raise MemspanError(
-            f"{name} needs the library datasets: pip install 'memspan[datasets]'"
-        ) from None
+        raise MemspanError(f"{name} needs the library datasets: pip install datasets") from None
     loaded = _from_hub(datasets, name) if name.startswith(PREFIX) else _from_disk(datasets, name)
     parts = loaded if isinstance(loaded, dict) else {"train": loaded}
-    return {
-        split: unpacked(
-            ["datasets", part._fingerprint, field], _documents(part, field, f"{name}, {split}")
-        )
-        for split, part in parts.items()
-    }
+    found = {}
+    for split, part in parts.items():
+        where = f"{name}, {split}"
+        # Its own fingerprint is whatever its maker wrote there.
+        key = ["datasets", content_hash(_documents(part, field, where))]
+        found[split] = unpacked(key, _documents(part, field, where))
+    return found
 
 
 def _documents(part: Any, field: str, where: str) -> Documents:

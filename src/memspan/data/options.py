@@ -13,7 +13,7 @@ from memspan.errors import MemspanError
 TOKENIZERS = ("bytes", "characters", "words", "subwords")
 """Kinds of tokenisers that are made from a text."""
 TOKENIZER_HELP = (
-    "What a token is: bytes, characters, words or subwords (extra `memspan[subwords]`), made from "
+    "What a token is: bytes, characters, words or subwords (which need tokenizers), made from "
     "the training text; or an existing tokenizer.json by its path: a run's, or one of the library "
     "tokenizers that is a byte-level BPE, such as GPT-2's. Words and characters outside the "
     "vocabulary become one unknown token; a text that contains it is not scored in bits per byte."
@@ -27,11 +27,11 @@ MOST_TOKENS = 1 << 24
 class DataConfig:
     """The text, and what its tokens are."""
 
-    corpus: str = "python-stdlib"
+    corpus: str = "two-plays"
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
-    compressed (.gz); records with a text each in JSON Lines (.jsonl, .jsonl.gz) or Parquet (extra
-    `memspan[parquet]`); a folder that Hugging Face's datasets saved, or hf:NAME, a data set on its hub
-    (extra `memspan[datasets]`). -: standard input, for a new run, which is kept in a file beside the
+    compressed (.gz); records with a text each in JSON Lines (.jsonl, .jsonl.gz) or Parquet (which
+    needs pyarrow); a folder that Hugging Face's datasets saved, or hf:NAME, a data set on its hub
+    (both need datasets). -: standard input, for a new run, which is kept in a file beside the
     run's folder."""
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None

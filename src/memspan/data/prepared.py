@@ -48,6 +48,12 @@ class Prepared:
             more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
             files = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
             lines.append(f"{files} left out: {shown}{more}")
+        name = self.record["name"]
+        if name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
+            lines.append(
+                f"{name} is read as plain text, separators and quotes included: for the text of one "
+                'column, write JSON Lines (.jsonl), {"text": ...} to a row'
+            )
         if self.encoding is not None:
             lines.append(encoding_hint("the text", self.encoding))
         return lines

@@ -31,8 +31,10 @@ NAME_IT = (
     "and measure"
 )
 """What to do about a field that is wrong; a part of refusals."""
-LINE_LIMIT = 1 << 28
-"""Bytes of a line of JSON at most."""
+LINE_LIMIT = 1 << 24
+"""Bytes of a line of JSON at most; as objects of Python a line takes thirty times as much."""
+LEAST_LIMIT, MOST_TIMES = 1 << 28, 200
+"""A file may hold so many bytes of text, or so many times its own size if that is more."""
 ROWS = 256
 """Rows of a table in memory at a time."""
 
@@ -62,7 +64,7 @@ def documents_in(path: Path, field: str) -> list[Text]:
         return [Text.of(path)]
     with open(path, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    return unpacked([read.__name__, content, field], read(path, field))
+    return unpacked([read.__name__, content, field], _bounded(path, read(path, field)))
 
 
 def unpacked(key: list[str], documents: Documents) -> list[Text]:
@@ -95,6 +97,14 @@ def _intact(text: Path, borders: Path) -> bytes | None:
         return None
     written, packed = content[:SUM], content[SUM:]
     return packed if hashlib.sha256(sums.digest() + packed).digest() == written else None
+
+
+def content_hash(documents: Documents) -> str:
+    """SHA-256 of documents and of where they end: a key for :func:`unpacked`."""
+    ends, sums = array("q"), hashlib.sha256()
+    for _ in _joined(documents, ends, sums):
+        pass
+    return hashlib.sha256(sums.digest() + ends.tobytes()).hexdigest()
 
 
 def record_bytes(value: object, field: str, where: str) -> bytes:
@@ -154,6 +164,28 @@ def _inflated(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
+def _bounded(path: Path, documents: Documents) -> Documents:
+    """The same documents, up to what the file's size justifies.
+
+    Raises:
+        MemspanError: there are more.
+    """
+    left = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
+
+    def pieces(document: Iterable[bytes]) -> Iterator[bytes]:
+        nonlocal left
+        for piece in document:
+            left -= len(piece)
+            if left < 0:
+                raise MemspanError(
+                    f"{path} holds over {MOST_TIMES} times its own size in text, which would fill the "
+                    "disk: if that is meant, unpack it yourself"
+                )
+            yield piece
+
+    return (pieces(document) for document in documents)
+
+
 def _json_lines(path: Path, field: str) -> Documents:
     unzipped = gzip.open if path.name.lower().endswith(".gz") else open
     with unzipped(path, "rb") as file:
@@ -191,9 +223,7 @@ def _parquet(path: Path, field: str) -> Documents:
         import pyarrow.lib
         import pyarrow.parquet
     except ImportError:
-        raise MemspanError(
-            f"{path} is Parquet, which needs pyarrow: pip install 'memspan[parquet]'"
-        ) from None
+        raise MemspanError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:

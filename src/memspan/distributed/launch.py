@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from memspan.distributed.cores import cores
 from memspan.distributed.reports import BY_US, LOST, has_stopped
+from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = 120
 """How long a run that was asked to stop may take to write its last checkpoint."""
@@ -62,6 +63,7 @@ def launch(arguments: list[str], n_processes: int) -> None:
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     # Accessible to this user alone: whoever can write into it could run code anyway.
     with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
+        os.environ[PROGRAM] = program()
         os.environ[BY_US] = os.path.join(folder, "processes")
         config = LaunchConfig(
             min_nodes=1,
@@ -74,7 +76,8 @@ def launch(arguments: list[str], n_processes: int) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "memspan", *arguments)
+            # -P: as the console script, they import nothing from the current folder.
+            elastic_launch(config, sys.executable)("-P", "-m", "memspan", *arguments)
         except SignalException as error:
             if error.sigval.name not in ("SIGINT", "SIGTERM", "SIGHUP"):
                 raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from memspan.errors import MemspanError
 from memspan.files.folders import sync_folder
@@ -93,16 +94,26 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, open for reading; a pipe would block, a device may never end.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, or is not a regular file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(0, "not a regular file", str(path))
+    return open(path, "rb")
+
+
 def read_limited(path: Path, limit: int) -> bytes:
-    """The content of a regular file; a pipe would block, a device may never end.
+    """The content of a regular file.
 
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, is not a regular file, or has more than ``limit`` bytes.
     """
-    if path.exists() and not path.is_file():
-        raise OSError(0, "no regular file", str(path))
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         # No more than the file's size: read() allocates what it is asked for.
         content = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
     if len(content) > limit:

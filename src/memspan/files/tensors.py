@@ -136,7 +136,7 @@ def read_header(path: Path) -> dict[str, object]:
 def _damaged(path: Path, error: Exception) -> MemspanError:
     reason = " ".join(str(error).split())
     return MemspanError(
-        f"{path} is damaged or no safetensors file ({reason}): restore it or write it again"
+        f"{path} is damaged, or not a safetensors file ({reason}): restore it or write it again"
     )
 
 

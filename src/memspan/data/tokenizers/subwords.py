@@ -133,7 +133,7 @@ def _subword_library() -> Any:
         import tokenizers
     except ImportError:
         raise MemspanError(
-            "sub-words need the tokenizers library: pip install 'memspan[subwords]'"
+            "sub-words need the tokenizers library: pip install tokenizers"
         ) from None
     import tokenizers.models
     import tokenizers.pre_tokenizers

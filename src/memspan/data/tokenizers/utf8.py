@@ -66,5 +66,20 @@ def _last_gap(text: str) -> int | None:
 
 def _not_utf8(position: int) -> MemspanError:
     return MemspanError(
-        f"the text is not UTF-8 (byte {position:,}): use --data.tokenizer bytes, or convert the text"
+        f"the text is not UTF-8 (byte {position:,}): convert it, or train with --data.tokenizer bytes"
     )
+
+
+def bytes_of(text: str) -> bytes:
+    """The text in UTF-8, with the bytes of arguments that were not UTF-8 as they were.
+
+    Raises:
+        MemspanError: it has half a surrogate pair, which stands for nothing.
+    """
+    try:
+        return text.encode("utf-8", errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise MemspanError(
+            f"the text has half a surrogate pair, {text[error.start]!a}, at character {error.start}: "
+            "correct it"
+        ) from None

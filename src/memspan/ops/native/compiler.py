@@ -101,13 +101,14 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = shutil.which(wanted)
     if compiler is None:
         raise MemspanError(f"there is no C compiler {wanted!r}: install one, or name it in CC")
+    compiler = os.path.abspath(compiler)
     # Code for this processor may not run on another that shares the cache.
     texts = [file.read_bytes() for file in (source, *SHARED)]
     key = repr((texts, compiler, flags, _processor()))
     # The folder is named for the operation.
     name = source.parent.name
     file = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    cache = cache_folder()
+    cache = cache_folder().absolute()
     try:
         with _private_folder(cache / f"code-{os.geteuid()}") as folder:
             code = _load(folder / file)
@@ -188,7 +189,10 @@ def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> N
 
 def _run(command: list[str], made: Path) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, timeout=COMPILER_SECONDS)
+        # Not in the current folder: linkers take a libgcc_s.so.1 that lies there.
+        done = subprocess.run(
+            command, capture_output=True, timeout=COMPILER_SECONDS, cwd=made.parent
+        )
         if done.returncode == 0 and made.is_file():
             return
         reason = done.stderr.decode(errors="replace").strip()[:300] or f"status {done.returncode}"

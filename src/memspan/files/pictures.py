@@ -1,0 +1,50 @@
+"""Figures as PNG files, with names drawn as the text that they are."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from memspan.errors import MemspanError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AS_TEXT: dict[Any, bool] = {
+    "text.usetex": False,
+    "text.parse_math": False,
+    "axes.formatter.use_mathtext": False,
+}
+"""matplotlib's settings, whatever its files say: between two ``$`` it would read a formula."""
+
+
+def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -> bytes:
+    """The PNG of what ``draw`` adds to a figure of ``width`` by ``height`` inches.
+
+    Raises:
+        MemspanError: matplotlib is not installed, or fails.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        content = io.BytesIO()
+        with matplotlib.rc_context(AS_TEXT), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            figure = Figure(figsize=(width, height), layout="constrained")
+            draw(figure)
+            figure.savefig(content, format="png", dpi=dpi)
+    except ImportError:
+        raise MemspanError("matplotlib is not installed: pip install matplotlib") from None
+    except Exception as error:
+        # What its many parts raise: no name or number may end what the picture is only a part of.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise MemspanError(f"matplotlib cannot draw it ({reason[:200]})") from error
+    return content.getvalue()
+
+
+def label(name: str) -> str:
+    """A name for a legend, which leaves out those that begin with an underscore."""
+    return f" {name}" if name.startswith("_") else name
