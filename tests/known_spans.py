@@ -18,6 +18,7 @@ from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,
     LanguageModel,
+    LSTMConfig,
     TransformerXLConfig,
 )
 from memspan.models.options import BackboneConfig, EmbeddingConfig
@@ -60,7 +61,33 @@ def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Su
         else:
             attention.query.weight[0, QUESTION] = 30.0
             attention.key.weight[0, FACTS] = 30.0
-    return Subject(model.eval(), CharacterTokenizer(SYMBOLS), text(period, 60), segment_length)
+    return _subject(model, period, segment_length)
+
+
+def forgetting(half_life: float, period: int) -> Subject:
+    """An LSTM of which half is gone after so many tokens, and the text."""
+    options = EmbeddingConfig(tie=False, scale=False)
+    model = LanguageModel(len(SYMBOLS), LSTMConfig(n_layers=1, d_model=WIDTH), options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embedding.tables[0].copy_(torch.eye(len(SYMBOLS), WIDTH))
+        model.head.tables[0][ANSWERS, FACTS] = 3.5 * torch.eye(4)
+        (layer,) = model.backbone.layers
+        weights = layer.weight_ih_l0.view(4, WIDTH, WIDTH)
+        biases = layer.bias_ih_l0.view(4, WIDTH)
+        write, keep, value, read = range(4)
+        biases[write] = biases[read] = -20
+        weights[write, FACTS, FACTS] = weights[value, FACTS, FACTS] = 40 * torch.eye(4)
+        weights[read, FACTS, QUESTION] = 40
+        biases[keep] = torch.tensor(0.5 ** (1 / half_life)).logit()
+    return _subject(model, period, segment_length=16)
+
+
+def _subject(model: LanguageModel, period: int, segment_length: int) -> Subject:
+    # Without a token for unknown ones, which are not scored.
+    tokenizer = CharacterTokenizer(SYMBOLS, others=False)
+    return Subject(model.eval(), tokenizer, text(period, 60), segment_length)
 
 
 def _write_facts(attention: torch.nn.Module) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memspan.errors import MemspanError
-from memspan.evaluation import text_of
+from memspan.evaluation import ALL, text_of
 from memspan.measurement import attention, memory_length, repeats, retention, span
 from memspan.measurement.attention import Attention
 from memspan.measurement.budget import Budget
@@ -125,7 +125,7 @@ def measure(
         raise MemspanError(f"budget must be more than 0 seconds, not {budget:g}")
     run = opened(run)
     text = text_of(run, corpus, field, split, progress is not None)
-    fits, left_out = _fitting(len(text.tokens), longest, f"{text.corpus}, {split}")
+    fits, left_out = _fitting(len(text.tokens), longest, split)
     subject = Subject(
         run.model,
         run.tokenizer,
@@ -158,17 +158,18 @@ def measure(
     return found
 
 
-def _fitting(n_tokens: int, longest: int, text: str) -> tuple[int, list[str]]:
+def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
     """The longest distance that so many tokens allow, a power of two, and what that leaves out."""
     if n_tokens < LEAST_TOKENS:
         raise MemspanError(
-            f"{text} has only {n_tokens} tokens, and measuring needs at least {LEAST_TOKENS}: give a "
-            "longer text (--corpus)"
+            f"measuring needs at least {LEAST_TOKENS} tokens, and what was asked for ({split}) has "
+            f"{n_tokens}: give a longer text (--corpus)"
+            + (f", or the whole of this one (--split {ALL})" if split != ALL else "")
         )
     fits = 1 << (min(longest, n_tokens // 2).bit_length() - 1)
     if fits > longest // 2:
         return fits, []
-    return fits, [f"distances over {fits:,}: {text} has only {n_tokens:,} tokens"]
+    return fits, [f"distances over {fits:,}: the text ({split}) has only {n_tokens:,} tokens"]
 
 
 @dataclass
@@ -248,7 +249,7 @@ class _Measuring:
         if not options:
             self.left_out.append("memory length: this architecture's memory has no size to vary")
         elif not memory_length.fits(self.subject):
-            self.left_out.append("memory length: the text is no longer than a segment")
+            self.left_out.append("memory length: the text has too few segments")
             return
         for option, trained in options.items():
 
@@ -273,6 +274,10 @@ class _Measuring:
                 f"repeats: a string has {repeats.LENGTH} tokens, and the text allows no longer "
                 f"distance than {self.longest}"
             )
+            return None
+        subject = self.subject
+        if (subject.tokens == subject.tokenizer.unknown).all():
+            self.left_out.append("repeats: all tokens of the text are unknown to the run")
             return None
         found = self._last(
             "repeats", 0.7, lambda budget: repeats.measured(self.subject, self.longest, budget)

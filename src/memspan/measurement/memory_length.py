@@ -11,7 +11,7 @@ import torch
 
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.measurement.budget import Budget
-from memspan.measurement.statistics import Blocks, Estimate
+from memspan.measurement.statistics import LEAST_BLOCKS, Blocks, Estimate
 from memspan.measurement.subject import Subject
 from memspan.memory import Memory
 from memspan.models import Reader
@@ -44,6 +44,8 @@ class MemoryLength:
     """Slots in training."""
     targets: int
     """Tokens that were scored with every size."""
+    blocks: int
+    """Segments that they stand in; the intervals come from how these differ."""
     points: tuple[MemoryLengthPoint, ...]
     """By size."""
     impossible: dict[int, str]
@@ -58,12 +60,18 @@ def sizes(config: BackboneConfig) -> dict[str, int]:
 
 
 def fits(subject: Subject) -> bool:
-    """Whether something of the text is left to be scored after the first segment of every stream."""
-    return len(subject.tokens) // _n_streams(subject) > subject.segment_length
+    """Whether enough of the text is left to be scored after the first segments of every stream."""
+    rows = _n_streams(subject)
+    return len(subject.tokens) // rows > (_least_segments(rows) - 1) * subject.segment_length
 
 
 def _n_streams(subject: Subject) -> int:
     return min(STREAMS, max(1, len(subject.tokens) // (4 * subject.segment_length)))
+
+
+def _least_segments(rows: int) -> int:
+    """Of a stream, so that the half of them that is scored has :data:`LEAST_BLOCKS` in all streams."""
+    return max(2, 2 * -(-LEAST_BLOCKS // rows) - 1)
 
 
 def measured(
@@ -83,6 +91,7 @@ def measured(
         budget: for how long.
     """
     rows = _n_streams(subject)
+    least = _least_segments(rows)
     length = len(subject.tokens) // rows
     wanted = sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained})
     readers, impossible = _readers(subject, option, wanted, rows)
@@ -107,8 +116,10 @@ def measured(
             )
             for i, n in enumerate(readers)
         )
-        scored = sum(targets[unscored:])
-        return MemoryLength(option, trained, scored, found, dict(sorted(impossible.items())))
+        scored, n_blocks = sum(targets[unscored:]), rows * (len(nats) - unscored)
+        return MemoryLength(
+            option, trained, scored, n_blocks, found, dict(sorted(impossible.items()))
+        )
 
     for start in range(0, length, subject.segment_length):
         first = np.arange(rows) * length + start
@@ -131,20 +142,20 @@ def measured(
         # A reader's memory is a copy, and what fills up later is of no interest.
         waiting = readers.keys() - full_after.keys() if len(nats) <= most_unscored else ()
         full_after |= {n: len(nats) for n in waiting if _is_full(readers[n].memory)}
-        # Not after every segment, for resampling takes a while.
-        if len(nats) > 1 and len(nats).bit_count() == 1:
+        if len(nats) >= least and len(nats).bit_count() == 1:
             yield points()
         if budget.left() < 0:
             break
-    if len(nats) > 1:
+    if len(nats) >= least:
         yield points()
 
 
 def _is_full(memory: Memory) -> bool:
     """Whether one row's slots are all in use, or the architecture counts none."""
     full = torch.ones(memory.batch_size, dtype=torch.bool)
-    for name, in_use in memory.counts().items():
-        full &= in_use == memory.slots()[name]
+    counts = memory.counts()
+    for name, slots in memory.slots().items():
+        full &= counts[name] == slots
     return bool(full.any())
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from memspan.errors import MemspanError
+from memspan.files.pictures import label, png
 from memspan.measurement.measure import Measurement
 from memspan.measurement.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -31,33 +36,34 @@ class Panel:
     lines: list[Line] = field(default_factory=list)
 
 
-def picture(measurements: list[Measurement], names: list[str]) -> bytes | None:
-    """A PNG; None where there is nothing to draw or no matplotlib (the extra ``memspan[plot]``)."""
+def picture(measurements: list[Measurement], names: list[str]) -> bytes:
+    """A PNG.
+
+    Raises:
+        MemspanError: there is nothing to draw; matplotlib is not installed, or fails.
+    """
     panels = [panel for panel in _panels(measurements, names) if panel.lines]
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
     if not panels:
-        return None
+        raise MemspanError("there is nothing to draw")
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6 * columns, 3.8 * rows), layout="constrained")
-    for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(rows, columns, number)
-        for line in panel.lines:
-            (drawn,) = axes.plot(line.x, line.y, marker=".", label=line.label)
-            if line.low:
-                axes.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.15)
-        # Zero, too, has its place on the scale.
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
+
+    def draw(figure: Figure) -> None:
+        for number, panel in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, columns, number)
+            for line in panel.lines:
+                (drawn,) = axes.plot(line.x, line.y, marker=".", label=label(line.label))
+                if line.low:
+                    color = drawn.get_color()
+                    axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.15)
+            # Zero, too, has its place on the scale.
+            axes.set_xscale("symlog", base=2, linthresh=1)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize="small")
+
+    return png(draw, 6 * columns, 3.8 * rows, dpi=110)
 
 
 def _panels(measurements: list[Measurement], names: list[str]) -> list[Panel]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import html
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from memspan.errors import MemspanError
 from memspan.files.bytes import write_atomically
 from memspan.measurement.attention import Attention
 from memspan.measurement.effective_context import EffectiveContext, effective_context
@@ -106,13 +108,24 @@ class Report:
                 span += f" [{m.span.low:,}, {m.span.high:,}]"
             text = f"{m.corpus}, {m.split}"
             size = f"{m.parameters:,}"
-            rows.append((name, m.architecture, size, m.tokenizer, text, span, f"{m.seconds:.0f}"))
+            blocks = "" if m.span is None else f"{m.span.blocks:,}"
+            cells = (m.architecture, size, m.tokenizer, text, span, blocks, f"{m.seconds:.0f}")
+            rows.append((name, *cells))
         return Table(
             "Span",
-            ("run", "architecture", "parameters", "tokens", "text", "span in tokens", "CPU s"),
+            (
+                "run",
+                "architecture",
+                "parameters",
+                "tokens",
+                "text",
+                "span in tokens",
+                "blocks",
+                "CPU s",
+            ),
             rows,
             f"The smallest history whose loss is within {TOLERANCE} bits per byte of the longest "
-            "history's, with a 95 % interval.",
+            "history's, with a 95 % interval from so many blocks of neighbouring tokens.",
         )
 
 
@@ -133,7 +146,7 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{name}: loss against history, from an empty memory",
                 ("tokens of history", "bits per byte", "more than with the longest"),
                 span_rows,
-                f"The same {m.span.targets:,} tokens in every row.",
+                f"The same {m.span.targets:,} tokens, in {m.span.blocks:,} blocks, in every row.",
             )
         )
     for sizes in m.memory_lengths:
@@ -151,7 +164,7 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{name}: loss against {sizes.option.replace('_', ' ')} at evaluation",
                 ("slots", "bits per byte", "more than in training"),
                 size_rows,
-                f"The same {sizes.targets:,} tokens in every row.",
+                f"The same {sizes.targets:,} tokens, in {sizes.blocks:,} blocks, in every row.",
             )
         )
     if m.repeats is not None:
@@ -223,21 +236,23 @@ def printed(report: Report) -> str:
 
 
 def written(report: Report, folder: Path) -> list[Path]:
-    """Write the report's files into ``folder`` and return their paths.
+    """Write the report's files into ``folder``, the numbers first, and return their paths.
 
     Raises:
         MemspanError: the folder cannot be written.
     """
-    drawn = picture(report.measurements, report.names)
-    content = {
-        "measure.json": json.dumps(report.as_dict(), indent=2, allow_nan=False).encode() + b"\n",
-        "measure.html": _page(report, drawn).encode(),
-    }
-    if drawn is not None:
-        content["measure.png"] = drawn
-    for name, data in content.items():
-        write_atomically(folder / name, data)
-    return [folder / name for name in content]
+    numbers, page, image = (folder / f"measure.{kind}" for kind in ("json", "html", "png"))
+    content = json.dumps(report.as_dict(), indent=2, allow_nan=False)
+    write_atomically(numbers, f"{content}\n".encode())
+    try:
+        drawn = picture(report.measurements, report.names)
+    except MemspanError as error:
+        logging.getLogger("memspan").warning(f"no picture: {error}")
+        write_atomically(page, _page(report, None).encode())
+        return [numbers, page]
+    write_atomically(page, _page(report, drawn).encode())
+    write_atomically(image, drawn)
+    return [numbers, page, image]
 
 
 STYLE = """
@@ -255,10 +270,6 @@ def _page(report: Report, drawn: bytes | None) -> str:
     if drawn is not None:
         data = base64.b64encode(drawn).decode()
         body.append(f'<img alt="The tables below, drawn" src="data:image/png;base64,{data}">')
-    else:
-        body.append(
-            "<p>No picture: it needs matplotlib (the extra plot), and something to draw.</p>"
-        )
     body += [f"<p>{html.escape(note)}</p>" for note in report.notes]
     for table in report.tables():
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)

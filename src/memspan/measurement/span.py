@@ -2,7 +2,8 @@
 
 The same target tokens are scored with ``n`` tokens of history, ``n`` log-spaced, from an empty memory
 each time. The span is the smallest ``n`` whose loss is within :data:`TOLERANCE` of the longest
-history's.
+history's; its interval reaches from the first ``n`` of which that may be true to the first of which it
+surely is.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memspan.measurement.budget import Budget
-from memspan.measurement.statistics import Blocks, Estimate, interval
+from memspan.measurement.statistics import Blocks, Estimate
 from memspan.measurement.subject import SEED, Cuts, Subject
 
 TOLERANCE = 0.01
 """Bits per byte."""
 BLOCK = 64
-"""Targets that stand together in the text, and are resampled together."""
+"""Targets that stand together in the text."""
 MOST_ROWS = 32
 """Blocks of a round."""
 MOST_READ = 128
@@ -32,7 +33,7 @@ class SpanPoint:
     """The loss with so much history."""
 
     history: int
-    """Tokens, n. A target has n to 1.25 n, the neighbours being read together."""
+    """Tokens, n in the mean: from 16 on neighbours are read together, and have n ± n/16."""
     bits_per_byte: float
     difference: Estimate
     """From the longest history's, on the same targets."""
@@ -45,12 +46,15 @@ class Span:
     tokens: int
     """The span: the smallest history within the tolerance."""
     low: int
-    """Of the spans of resampled blocks, 95 % lie between this and ``high``."""
+    """The smallest history whose difference's 95 % interval begins within the tolerance."""
     high: int
+    """The smallest history whose difference's interval lies within the tolerance."""
     beyond: bool
     """Whether only the longest history is within the tolerance, so that the span may be longer."""
     targets: int
     """Tokens that were scored with every history."""
+    blocks: int
+    """Of neighbouring targets; the intervals come from how these differ."""
     points: tuple[SpanPoint, ...]
     first: np.ndarray = field(repr=False, compare=False)
     """Position of each block's first target, ``[N]``."""
@@ -132,11 +136,12 @@ def _round(
             return
         before = 0.0 if budget is None else budget.spent()
         # Neighbours are read together where that changes their history by little.
-        w = max(1, min(width, n // 4))
+        w = max(1, min(width, n // 8))
         nats = np.empty((len(first), width))
         for cuts, offsets in _alike(subject, range(0, width, w), n, w, place, len(first)):
-            from_here = first + np.array(offsets)[:, None] - n + 1
-            losses = subject.losses(subject.segment(from_here.ravel(), n + w - 1), cuts)
+            length = cuts[-1][1]
+            from_here = first + np.array(offsets)[:, None] + w - length
+            losses = subject.losses(subject.segment(from_here.ravel(), length), cuts)
             for i, offset in enumerate(offsets):
                 rows = slice(i * len(first), (i + 1) * len(first))
                 nats[:, offset : offset + w] = losses[rows, -w:]
@@ -151,7 +156,9 @@ def _alike(
     a time. Of short histories that is most: few meet the end of a segment."""
     alike: dict[Cuts, list[int]] = {}
     for offset in offsets:
-        cuts = subject.cuts(n + w - 1, n - 1 - offset - place)
+        # Of the first of w neighbours: n in the mean of all, as every other group has one less.
+        history = n - (w - 1 + offset // w % 2) // 2
+        cuts = subject.cuts(history + w - 1, history - 1 - offset - place)
         alike.setdefault(cuts, []).append(offset)
     for cuts, found in alike.items():
         together = max(1, MOST_READ // n_blocks)
@@ -161,20 +168,21 @@ def _alike(
 
 def _span(scale: Sequence[int], first: np.ndarray, nats: np.ndarray, n_bytes: np.ndarray) -> Span:
     blocks = Blocks(nats.sum(1), n_bytes)
-    differences = blocks.resampled - blocks.resampled[:, -1:]
-    steps = np.array(scale)
-    low, high = interval(steps[(differences <= TOLERANCE).argmax(1)])
     points = tuple(
         SpanPoint(n, float(blocks.bits_per_byte[i]), blocks.difference(i, len(scale) - 1))
         for i, n in enumerate(scale)
     )
-    span = next(p.history for p in points if p.difference.value <= TOLERANCE)
+    low, span, high = (
+        next(p.history for p in points if getattr(p.difference, bound) <= TOLERANCE)
+        for bound in ("low", "value", "high")
+    )
     return Span(
         tokens=span,
-        low=int(low),
-        high=int(high),
+        low=low,
+        high=high,
         beyond=span == scale[-1],
         targets=nats[..., 0].size,
+        blocks=len(nats),
         points=points,
         first=first,
         losses=nats,

@@ -1,15 +1,15 @@
-"""Means of losses over blocks of text, with intervals from resampling the blocks."""
+"""Means of losses over blocks of text, with intervals from how the blocks differ."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from memspan.measurement.subject import SEED
-
-RESAMPLES = 1000
+LEAST_BLOCKS = 2
+"""Of fewer nothing can be said about how they differ."""
 
 
 @dataclass(frozen=True)
@@ -28,29 +28,46 @@ class Blocks:
     """Losses of the same blocks under several conditions, compared block by block.
 
     Args:
-        nats: the losses of each block's targets together, ``[N, conditions]``.
+        nats: the losses of each block's targets together, ``[N, conditions]``; N is at least
+            :data:`LEAST_BLOCKS`.
         n_bytes: bytes of those targets, ``[N]``.
     """
 
     def __init__(self, nats: np.ndarray, n_bytes: np.ndarray) -> None:
-        bits = nats / math.log(2)
-        total = max(n_bytes.sum(), 1.0)
-        self.bits_per_byte: np.ndarray = bits.sum(0) / total
+        self._bits, self._n_bytes = nats / math.log(2), n_bytes
+        self._total = max(n_bytes.sum(), 1.0)
+        self.bits_per_byte: np.ndarray = self._bits.sum(0) / self._total
         """``[conditions]``."""
-        draws = np.random.default_rng(SEED)
-        n = len(bits)
-        counts = draws.multinomial(n, np.full(n, 1 / n), RESAMPLES)
-        self.resampled: np.ndarray = counts @ bits / np.maximum(counts @ n_bytes, 1.0)[:, None]
-        """The same of each resample of blocks, ``[RESAMPLES, conditions]``."""
 
     def difference(self, one: int, other: int) -> Estimate:
         """Bits per byte that condition ``one`` costs more than ``other``."""
-        value = self.bits_per_byte[one] - self.bits_per_byte[other]
-        low, high = interval(self.resampled[:, one] - self.resampled[:, other])
-        return Estimate(float(value), low, high)
+        bits = self._bits[:, one] - self._bits[:, other]
+        value = bits.sum() / self._total
+        low, high = _interval(bits - value * self._n_bytes)
+        n_bytes = self._total / len(bits)
+        return Estimate(*map(float, (value, value + low / n_bytes, value + high / n_bytes)))
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """Of resampled ``values``, the bounds that 95 % lie between."""
-    low, high = np.quantile(values, (0.025, 0.975), method="nearest")
-    return float(low), float(high)
+def _interval(x: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of a mean, about ``x``'s own mean of 0.
+
+    Student's t after Hall's transformation (1992), which takes account of skewness: the few blocks
+    that cost much are more often missing from a sample than not. Resampling the blocks, the usual way,
+    covers .79 to .92 where there are eight.
+    """
+    n = len(x)
+    deviation = x.std(ddof=1)
+    if deviation == 0:
+        return 0.0, 0.0
+    skewness = ((x / deviation) ** 3).mean() / math.sqrt(n)
+    # Solves q = t + skewness t^2 / 3 + skewness^2 t^3 / 27 + skewness / 6.
+    q = np.array([-1, 1]) * _student(n - 1)
+    t = (np.cbrt(1 + skewness * (q - skewness / 6)) - 1) * 3 / skewness if skewness else q
+    error = deviation / math.sqrt(n)
+    return float(-t[1] * error), float(-t[0] * error)
+
+
+def _student(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t; Wallace's approximation (1959), a little wide below five."""
+    z = NormalDist().inv_cdf(0.975) * (8 * degrees + 3) / (8 * degrees + 1)
+    return math.sqrt(degrees * math.expm1(z * z / degrees))
