@@ -60,6 +60,7 @@ from faults.trials import (
     second_trainer,
     spoiled_code,
     started_together,
+    swapped_checkpoints,
     torn_by,
     undeletable_checkpoint,
     untrusted_code,
@@ -130,6 +131,7 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     add("folder moved while training", moved_while_training, 8)
     add("corpus changed before resuming", corpus_changed, 12)
     add("old checkpoint not deleted", undeletable_checkpoint, 4)
+    add("two checkpoints swap names", swapped_checkpoints, 4)
     add("compiled code damaged", spoiled_code, 8, among=compiled)
     add("compiled code open to others", untrusted_code, 4, among=compiled)
     add("second trainer", second_trainer, 6)

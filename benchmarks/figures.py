@@ -33,7 +33,7 @@ PASSAGE = (
 """The text that is read; none of the runs was trained on it."""
 SEGMENT = 24
 """Tokens of a segment, slots of memory, and what a line of the figures has."""
-LAYER, HEAD = 1, 5
+LAYER, HEAD = 0, 5
 """Whose matrix is drawn, from 0."""
 CHUNK = (42, 8)
 """The delta rule's chunk: its first token and its length."""

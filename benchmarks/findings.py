@@ -46,9 +46,8 @@ from findings_page import PROGRAM_SECONDS, STEPS, runs_in
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.measurement.reading import after_history
 from memspan.measurement.subject import Subject
-from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from shakespeare import PRESETS, add_text, parts
+from shakespeare import add_text, parts, preset
 from sides import Side, shortened
 from timing import machine
 
@@ -197,7 +196,7 @@ PROGRAMS = {"variables": 5, "seconds": PROGRAM_SECONDS, "seed": 1}
 def config_of(row: str, variant: str, seed: int, steps: int) -> RunConfig[Any]:
     """A training's options."""
     chosen = ROWS[row].variants[variant]
-    config = shortened(read_config(PRESETS[chosen.architecture]), steps, seed)
+    config = shortened(preset(chosen.architecture), steps, seed)
     loop = dataclasses.replace(config.train, **chosen.train)
     model = dataclasses.replace(config.model, **chosen.model).for_segments(loop.segment_length)
     return dataclasses.replace(config, train=loop, model=model)

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from memspan.models import LanguageModel, initialisation
 from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
-from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from shakespeare import PRESETS, add_text
+from shakespeare import add_text
+from shakespeare import preset as published
 from sides import Side
 from timing import machine
 
@@ -62,7 +62,7 @@ def changed(rule: str) -> Iterator[None]:
 
 def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
     """The preset ``name`` with the rule's scheme; ``large``: twice as wide, with twice the heads."""
-    config = read_config(PRESETS[name])
+    config = published(name)
     times = 2 if size == "large" else 1
     widths = {n: times * getattr(config.model, n, 0) for n in ("d_model", "n_heads", "d_ff")}
     model = resized(dataclasses.replace(config.model, initialisation=factors(rule)[0]), **widths)

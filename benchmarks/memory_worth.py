@@ -37,9 +37,8 @@ import torch
 from learning import GPTRun
 from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
-from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from shakespeare import PRESETS, add_text, parts
+from shakespeare import add_text, parts, preset
 from sides import Side
 from timing import machine, seconds_per_call
 
@@ -53,7 +52,7 @@ GPT_STEPS = 2000
 
 def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[Any]:
     """The preset as the side trains it."""
-    config = read_config(PRESETS[model])
+    config = preset(model)
     loop = dataclasses.replace(config.train, steps=steps or config.train.steps, seed=seed)
     backbone = config.model
     if side == "long segments":

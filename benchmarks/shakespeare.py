@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from memspan.models.relative.options import RelativeOptions
 from memspan.runs.config_files import PRESETS as ALL_PRESETS
 from memspan.runs.config_files import read_config
+from memspan.runs.options import RunConfig
 
 PRESETS = {
     read_config(file).architecture: file
@@ -16,6 +20,15 @@ PRESETS = {
     if name.startswith("tiny-shakespeare")
 }
 """Each architecture's, name -> file."""
+
+
+def preset(architecture: str) -> RunConfig[Any]:
+    """An architecture's preset as the published results have it: with learned positions where there is
+    a choice. benchmarks/positions.py says what the sinusoids of today's presets change."""
+    config = read_config(PRESETS[architecture])
+    if not isinstance(config.model, RelativeOptions):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, positions="learned"))
 
 
 def parts(text: str | Path) -> tuple[np.ndarray, np.ndarray]:

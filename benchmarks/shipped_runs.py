@@ -8,6 +8,9 @@ stream: with the float32 weights, and with the float16 weights that ship. The ru
 src/memspan/trained, with a card each, the figures to benchmarks/results/shipped-runs.json, and what
 `memspan measure` finds to span-ARCHITECTURE.json beside it, for the annotated pages. Training goes on
 in --work where it was stopped; what is finished there is not trained again.
+
+Fast Weights are trained on some stretches with their lines joined; docs/measured/fast_weights.md says
+why.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import random
 import shutil
 import textwrap
 import time
@@ -27,6 +31,9 @@ from rich.console import Console
 
 import memspan
 from memspan.data.corpora import HELD_OUT, SHAKESPEARE
+from memspan.data.identity import identity
+from memspan.data.prepared import prepare
+from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.measurement.report import Report
 from memspan.runs import checkpoints
@@ -53,13 +60,17 @@ class Recipe:
     architecture: str
     steps: int
     model: dict[str, int]
+    joined: float = 0.0
+    """Share of the training text whose lines are joined by spaces."""
 
 
 RECIPES = {
     "shakespeare": Recipe("transformer-xl", 4000, {"d_model": 80, "n_heads": 4, "d_ff": 288}),
     "shakespeare-compressive": Recipe("compressive", 3344, {"d_model": 72, "d_ff": 264}),
     "shakespeare-feedback": Recipe("feedback", 2500, {"d_model": 112, "d_ff": 400}),
-    "shakespeare-fast-weights": Recipe("fast-weights", 6000, {"d_model": 84, "d_ff": 328}),
+    "shakespeare-fast-weights": Recipe(
+        "fast-weights", 6000, {"d_model": 84, "d_ff": 328}, joined=0.05
+    ),
 }
 
 
@@ -77,6 +88,28 @@ def config_of(recipe: Recipe) -> RunConfig[Any]:
     return dataclasses.replace(preset, model=model, train=loop)
 
 
+def joined(text: bytes, share: float, seed: int = 0) -> bytes:
+    """The text, ``share`` of its stretches on one line: whole speeches, 300 to 1,500 bytes or so."""
+    rng, speeches, parts = random.Random(seed), text.split(b"\n\n"), []
+    while speeches:
+        length, size, count = rng.randrange(300, 1500), 0, 0
+        while count < len(speeches) and size < length:
+            size += len(speeches[count]) + 2
+            count += 1
+        part, speeches = b"\n\n".join(speeches[:count]), speeches[count:]
+        parts.append(b" ".join(part.split()) if rng.random() < share else part)
+    return b"\n\n".join(parts)
+
+
+def partly_joined(file: Path, share: float) -> Path:
+    """Write the text that is trained on, and the tenth more that a file keeps for scoring."""
+    whole = SHAKESPEARE.path.read_bytes()
+    cut = len(whole) * 9 // 10
+    text = joined(whole[:cut], share)
+    file.write_bytes(text + whole[cut:][: len(text) // 9])
+    return file
+
+
 def trained(name: str, work: Path) -> bool:
     """Train the run in ``work``, or go on with it; whether it is finished.
 
@@ -84,7 +117,12 @@ def trained(name: str, work: Path) -> bool:
     """
     folder, spent = work / name, work / f"{name}.seconds"
     begun = bool(checkpoints.steps_of(folder))
-    config = config_of(RECIPES[name])
+    recipe = RECIPES[name]
+    config = config_of(recipe)
+    if recipe.joined:
+        text = partly_joined(work / f"{name}.txt", recipe.joined)
+        data = dataclasses.replace(config.data, corpus=str(text))
+        config = dataclasses.replace(config, data=data)
     if begun and checkpoints.latest(folder).state["step"] >= config.train.steps:
         return True
     start = time.process_time()
@@ -111,7 +149,10 @@ def stored(name: str, work: Path) -> Path:
     (folder / "config.toml").write_text(to_toml(dataclasses.replace(config, data=data)))
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     bound = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in BOUND}
-    about = {"step": header["step"], "corpus": header["corpus"]} | bound
+    # What it was trained on, and the text that it is scored on.
+    shipped = identity(prepare(HELD_OUT.stem, "bytes", with_tokenizer=ByteTokenizer()).splits)
+    corpus = {"train": json.loads(header["corpus"])["train"]} | shipped
+    about = {"step": header["step"], "corpus": json.dumps(corpus, sort_keys=True)} | bound
     halves = {key: x.half() if x.is_floating_point() else x for key, x in weights.items()}
     save_tensors(folder / WEIGHTS, halves, about)
     return folder
@@ -119,7 +160,7 @@ def stored(name: str, work: Path) -> Path:
 
 def figures(name: str, work: Path, folder: Path) -> dict[str, Any]:
     """The scores of a run as trained and as shipped, and what it took."""
-    as_trained, as_shipped = memspan.evaluate(work / name), memspan.evaluate(folder)
+    as_trained, as_shipped = (memspan.evaluate(run, HELD_OUT.stem) for run in (work / name, folder))
     run = memspan.load(folder)
     return {
         "architecture": run.config.architecture,
@@ -150,6 +191,7 @@ def card(name: str, row: dict[str, Any]) -> str:
         preset=PRESETS[config.architecture].stem,
         changed=_listed(RECIPES[name].model),
         read=config.train.batch_size * config.train.tokens_read(row["steps"]),
+        joined=_joined(RECIPES[name].joined),
         seed=config.train.seed,
         minutes=row["cpu_seconds"] / 60,
         sizes=_listed(sizes),
@@ -158,6 +200,15 @@ def card(name: str, row: dict[str, Any]) -> str:
     wrap = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
     parts = text.strip().split("\n\n")
     return "\n\n".join(p if p.startswith("  ") else wrap.fill(p) for p in parts) + "\n"
+
+
+def _joined(share: float) -> str:
+    if not share:
+        return ""
+    return (
+        f", about one stretch in {1 / share:.0f} with its lines joined by spaces, so that it can read "
+        "text without line breaks"
+    )
 
 
 def _listed(options: dict[str, Any]) -> str:

@@ -19,15 +19,14 @@ import numpy as np
 import torch
 
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
-from shakespeare import add_text, parts
+from shakespeare import add_text, parts, preset
 from sides import Side, n_parameters
 from timing import write
 
 HERE = Path(__file__).resolve().parent
 # Comparison -> preset of the side that Transformer-XL is compared with.
-COMPARISONS = {"compressive": "tiny-shakespeare-compressive"}
+COMPARISONS = ("compressive",)
 
 
 def transformer_xl(preset: RunConfig[Any]) -> RunConfig[Any]:
@@ -96,12 +95,11 @@ def main() -> None:
         help="folder for COMPARISON-learning.json and .png (default: benchmarks/results)",
     )
     options = parser.parse_args()
-    preset = read_config(preset_file(COMPARISONS[options.comparison]))
-    preset = with_table(preset)
+    recipe = with_table(preset(options.comparison))
     jobs = []
     for seed in range(1, options.seeds + 1):
-        loop = dataclasses.replace(preset.train, steps=options.steps, seed=seed)
-        ours = dataclasses.replace(preset, train=loop)
+        loop = dataclasses.replace(recipe.train, steps=options.steps, seed=seed)
+        ours = dataclasses.replace(recipe, train=loop)
         every = max(1, options.steps // 10)
         jobs += [(side, options.text, every) for side in (ours, transformer_xl(ours))]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:

@@ -97,7 +97,7 @@ def main() -> None:
     config = RunConfig(
         model=MODELS[options.architecture](),
         architecture=options.architecture,
-        data=DataConfig(),
+        data=DataConfig("python-stdlib"),
         train=loop,
     )
     console = Console()

@@ -24,9 +24,8 @@ import torch
 
 from memspan.models import CompressiveConfig, LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
-from shakespeare import PRESETS, add_text, parts
+from shakespeare import add_text, parts, preset
 from sides import Side
 from timing import interleaved, write
 
@@ -76,7 +75,7 @@ def measure(text: Path, rounds: int) -> None:
     n_tokens: dict[tuple[str, str], int] = {}
     sizes = {}
     for model in NAMES:
-        config = read_config(PRESETS[model])
+        config = preset(model)
         loop = dataclasses.replace(config.train, first_segment_length=None, curriculum_steps=0)
         backbone = config.model.for_segments(loop.segment_length)
         config = dataclasses.replace(config, train=loop, model=backbone)

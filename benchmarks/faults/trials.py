@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -308,7 +309,7 @@ def corpus_changed(home: Path, reference: Reference, name: str, draw: random.Ran
 
 
 def undeletable_checkpoint(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """Deleting an old checkpoint fails at some saves; the next save tries again."""
+    """Deleting an old checkpoint fails at some saves, and a line says so; the next save tries again."""
     fresh(home, reference)
 
     def hook() -> None:
@@ -318,17 +319,40 @@ def undeletable_checkpoint(home: Path, reference: Reference, name: str, draw: ra
             nonlocal failures
             if ".old.tmp" in Path(path).name and failures:
                 failures -= 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             else:
                 original(path, **options)
 
         shutil.rmtree = rmtree  # type: ignore[assignment]
 
     done = run(train_arguments(name), home, hook)
-    if done.code != 0:
+    if done.code != 0 or done.err.count("cannot be deleted") != 1:
         raise Failure(str(done))
     if wrong := difference(home / "run", reference.result):
         raise Failure(f"differs: {wrong}")
     return "survived"
+
+
+def swapped_checkpoints(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+    """The last checkpoint has the name of the one before, and the other way round."""
+    fresh(home, reference, stopped=True)
+    older, newer = sorted((home / "run" / "checkpoints").glob("step-*"))[-2:]
+
+    def swap() -> None:
+        older.rename(home / "aside")
+        newer.rename(older)
+        (home / "aside").rename(newer)
+
+    swap()
+    before = outcome(home / "run")
+    done = run(RESUME, home)
+    if f"rename it to {older.name}" not in (done.refused or ""):
+        raise Failure(str(done))
+    if wrong := difference(home / "run", before):
+        raise Failure(f"changed though refused: {wrong}")
+    swap()
+    finish(home, name, reference.result)
+    return "refused"
 
 
 def spoiled_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
