@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert len(lines) == 1
     assert lines[0].startswith("memspan: ")
     return lines[0]
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    """Give the text on standard input."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
 
 
 def harm(path: Path, damage: str) -> None:

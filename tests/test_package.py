@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module, metadata
@@ -53,7 +54,7 @@ def test_public_names_and_signatures_are_those_listed() -> None:
 
 @pytest.mark.parametrize("module", [memspan, memspan.models], ids=lambda m: m.__name__)
 def test_dir_shows_what_is_public(module: ModuleType) -> None:
-    assert set(module.__all__) <= set(dir(module))
+    assert set(module.__all__) == set(dir(module)) - {"__version__"}
     assert all(getattr(module, name) is not None for name in dir(module))
     assert not [n for n in module.__all__ if not inspect.getdoc(getattr(module, n))]
 
@@ -84,8 +85,23 @@ def test_the_harness_that_is_not_installed_is_one_line(
         import_module(harness)
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        "memspan: lm-eval is not installed: pip install 'memspan[lm-eval]'\n"
+        "memspan: lm-eval is not installed: pip install 'lm-eval>=0.4.13'\n"
     )
+
+
+def test_nothing_says_to_install_memspan_from_an_index() -> None:
+    """It is on none, so anyone could register the name there."""
+    root = Path(__file__).parents[1]
+    kinds = {".py", ".md", ".toml", ".ipynb", ".html"}
+    files = [
+        path
+        for folder in ("src", "docs", "examples")
+        for path in (root / folder).rglob("*")
+        if path.suffix in kinds and "results" not in path.parts
+    ]
+    offers = re.compile(r"memspan\[[a-z]|pip3? install ['\"]?memspan\b")
+    for path in [*files, root / "README.md", root / "CHANGELOG.md"]:
+        assert not offers.search(path.read_text(encoding="utf-8")), path
 
 
 if __name__ == "__main__":

@@ -2,6 +2,10 @@
 
 import sys
 
+if not sys.flags.safe_path:
+    # The current folder, which ``python -m`` and torchrun put first: files in it may be anyone's.
+    del sys.path[0]
+
 try:
     from memspan.cli import main
 except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from memspan.memory import Memory
 from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
 from memspan.precision.products import Precision
-from memspan.runs.reading import opened, options_of, precision_for
+from memspan.runs.reading import opened, options_of, precision_for, segment_for
 from memspan.runs.run import Run
 
 ALL = "all"
@@ -159,7 +159,8 @@ def evaluate(
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         tokens: score only the first N tokens (0: all).
         batch_size: parallel streams. 1 is the exact protocol; more are faster and cut the text.
-        segment_length: tokens per step, T (None: as in training).
+        segment_length: tokens per step, T (None: as in training, or fewer if the positions of the
+            model do not reach over a longer memory).
         memory: what was read before, one row, or a file that holds it (None: nothing). The first
             token's input is as ever that before any text: a memory does not hold the last prediction.
         precision: of matrix products (None: float32, multiplied as in training).
@@ -187,7 +188,7 @@ def evaluate(
     ids = text.tokens[: tokens or None]
     if segment_length is None:
         per_stream = len(ids) // max(batch_size, 1)
-        segment_length = min(run.config.train.segment_length, max(per_stream, 1))
+        segment_length = min(segment_for(run, memory, sizes, reading), max(per_stream, 1))
     scores = score_tokens(
         run.model,
         ids,

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memspan.data.tokenizers.utf8 import bytes_of
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models.protocol import TokenReader
 from memspan.models.sizes import refuse_oversized
 from memspan.precision.products import Precision
-from memspan.runs.reading import opened, options_of, precision_for
+from memspan.runs.reading import opened, options_of, precision_for, segment_for
 from memspan.runs.run import Run
 from memspan.sampling import DEFAULT, Sampling
-
-PROMPT_SEGMENT = 256
-"""Tokens of a prompt that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,8 @@ class Writer:
         reader = model.reader(memory, precision=precision, **reading)
         last: list[int] = []
         ids = tokenizer.encode_stream(_chunks(prompt, tokenizer.opening))
-        logits = read_prompt(reader, _noting_the_last(ids, last))
+        segment_length = segment_for(run, memory, sizes, reading)
+        logits = read_prompt(reader, _noting_the_last(ids, last), segment_length)
         # The prompt is read once. The samples continue from there, each in its own row.
         self._reader = model.reader(
             reader.memory.select([0] * samples), precision=precision, **reading
@@ -176,7 +175,7 @@ class Writer:
 def _chunks(prompt: str | Iterable[bytes], opening: bytes) -> Iterator[bytes]:
     """The prompt's bytes; ``opening`` if there are none."""
     if isinstance(prompt, str):
-        prompt = [prompt.encode("utf-8", errors="surrogateescape")]
+        prompt = [bytes_of(prompt)]
     empty = True
     for chunk in prompt:
         empty = empty and not chunk
@@ -213,18 +212,19 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p / p.sum(-1, keepdim=True)
 
 
-def read_prompt(reader: TokenReader, prompt: Iterable[np.ndarray]) -> Tensor:
+def read_prompt(reader: TokenReader, prompt: Iterable[np.ndarray], segment_length: int) -> Tensor:
     """Read a prompt of any length in segments; returns the logits ``[1, V]`` after its last token.
 
     Args:
         reader: of one row.
         prompt: token ids, 1-D, in pieces of any length.
+        segment_length: tokens that are read at once, T.
 
     Raises:
         MemspanError: the prompt has no tokens.
     """
     logits = None
-    for segment in _segments(prompt):
+    for segment in _segments(prompt, segment_length):
         tokens = torch.from_numpy(segment.astype(np.int64))[None]
         logits = reader.read(tokens.to(reader.device))
     if logits is None:
@@ -232,13 +232,13 @@ def read_prompt(reader: TokenReader, prompt: Iterable[np.ndarray]) -> Tensor:
     return logits[:, -1]
 
 
-def _segments(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """The ids in segments of ``PROMPT_SEGMENT``, wherever pieces are cut; the last may be shorter."""
+def _segments(pieces: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
+    """The ids in segments of ``length``, wherever pieces are cut; the last may be shorter."""
     rest = np.empty(0, np.uint8)
     for piece in pieces:
         rest = np.concatenate([rest, piece])
-        end = len(rest) // PROMPT_SEGMENT * PROMPT_SEGMENT
-        yield from rest[:end].reshape(-1, PROMPT_SEGMENT)
+        end = len(rest) // length * length
+        yield from rest[:end].reshape(-1, length)
         rest = rest[end:]
     if len(rest):
         yield rest

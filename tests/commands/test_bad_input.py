@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("text_file")
             "there is no --model rnn: use one of transformer-xl,",
         ),
         (["train", "--modle.n-layers", "2"], "perhaps --model.n-layers is meant"),
-        (["train", "--train.steps", "many"], "--train.steps: invalid literal"),
+        (["train", "--train.steps", "many"], "--train.steps takes an integer, not 'many'"),
         (["train", "--train.steps", "0"], "steps must be at least 1, not 0; memspan"),
         (["train", "--optim.learning-rate", "inf"], "learning_rate must be a finite number"),
         (["train", "--model", "feedback", "--model.max-distance", "9"], "exceeds the position"),
@@ -76,6 +76,9 @@ pytestmark = pytest.mark.usefixtures("text_file")
         ),
         (["train", "--train.parallel", "fsdp"], "add --nproc 2"),
         (["train", "--train.device", "cpu:7"], "there is no device 'cpu:7'"),
+        (["train", "--train.device", "hpu"], "there is no device 'hpu'"),
+        (["train", "--optim.beta1", "high"], "--optim.beta1 takes a number, not 'high'"),
+        (["train", "--train.accumulate", str(10**18)], "accumulate must be at most 65,536"),
         (["train", "--steps", "10"], "perhaps --train.steps is meant"),
         (
             ["train", "--compression-rate", "2"],

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import memspan
-from command_line import SMALL, TEXT, refused
+from command_line import SMALL, TEXT, pipe, refused
 from memspan import cli, evaluation
+from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.runs import run as runs
+from memspan.runs.config_files import load_config
 
 pytestmark = pytest.mark.usefixtures("text_file")
 
@@ -60,8 +63,11 @@ def test_more_streams_than_tokens_are_refused_at_once(
 ) -> None:
     """Before memory is made for them."""
 
-    def made(*arguments: object, **options: object) -> None:
-        raise AssertionError("memory for streams that there are not")
+    one_row = LanguageModel.initial_memory
+
+    def made(model: LanguageModel, batch_size: int, **options: object) -> Memory:
+        assert batch_size == 1, "memory for streams that there are not"
+        return one_row(model, batch_size, **options)
 
     monkeypatch.setattr(LanguageModel, "initial_memory", made)
     said = refused(capsys, "evaluate", "run", "--batch-size", "1000000")
@@ -102,8 +108,13 @@ def test_memory_length_beyond_a_learned_table_is_refused(
     learned = ["--model.positions", "learned"]
     cli.main(["train", "--data.corpus", "text.txt", "--out", "l", *SMALL, *learned])
     line = refused(capsys, "evaluate", "l", "--memory-length", "500")
-    assert "--model.max-distance" in line
+    assert "set memory_length" in line
+    assert "clamp_length" in line
     cli.main(["evaluate", "l", "--memory-length", "4"])
+    # A longer memory leaves less of the table to a segment.
+    table = load_config(Path("l")).model.max_distance
+    cli.main(["evaluate", "l", "--memory-length", str(table - 1)])
+    assert "segment 1," in capsys.readouterr().out
 
 
 def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,3 +145,21 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
     ]:
         assert says in refused(capsys, *scored, "--memory", "m", *flags)
     assert "text.txt" in refused(capsys, *scored, "--memory", "text.txt")
+
+
+def test_a_text_from_standard_input_is_scored(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = ["evaluate", "run", "--json", "--corpus"]
+    capsys.readouterr()
+    cli.main([*scored, "text.txt"])
+    of_file = json.loads(capsys.readouterr().out)
+    pipe(monkeypatch, TEXT)
+    cli.main([*scored, "-"])
+    piped = json.loads(capsys.readouterr().out)
+    assert piped["corpus"] == "standard input"
+    assert piped["nats"] == of_file["nats"]
+    pipe(monkeypatch, b"")
+    assert "standard input is empty" in refused(capsys, *scored, "-")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed: give --corpus a file" in refused(capsys, *scored, "-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +13,20 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from memspan.commands.generate import GenerateArguments
 from memspan.data.identity import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
-from memspan.generation import PROMPT_SEGMENT, draw_tokens, generate, probabilities, read_prompt
+from memspan.generation import Writer, draw_tokens, generate, probabilities, read_prompt
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.sampling import Sampling
+
+SEGMENT = 32
 
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
 
@@ -38,19 +42,30 @@ def model() -> LanguageModel:
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
-        (Sampling(), [0.5, 0.25, 0.125, 0.125]),
+        (Sampling(temperature=1), [0.5, 0.25, 0.125, 0.125]),
         (Sampling(temperature=0), [1, 0, 0, 0]),
         (Sampling(temperature=0.5), [16 / 22, 4 / 22, 1 / 22, 1 / 22]),
-        (Sampling(top_k=2), [2 / 3, 1 / 3, 0, 0]),
-        (Sampling(top_k=9), [0.5, 0.25, 0.125, 0.125]),
-        (Sampling(top_p=0.5), [1, 0, 0, 0]),
-        (Sampling(top_p=0.51), [2 / 3, 1 / 3, 0, 0]),
-        (Sampling(min_p=0.5), [2 / 3, 1 / 3, 0, 0]),
-        (Sampling(top_k=3, min_p=0.4), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(1, top_k=2), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(1, top_k=9), [0.5, 0.25, 0.125, 0.125]),
+        (Sampling(1, top_p=0.5), [1, 0, 0, 0]),
+        (Sampling(1, top_p=0.51), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(1, min_p=0.5), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(1, top_k=3, min_p=0.4), [2 / 3, 1 / 3, 0, 0]),
     ],
 )
 def test_filters(sampling: Sampling, expected: list[float]) -> None:
     assert probabilities(LOGITS, sampling)[0].tolist() == pytest.approx(expected)
+
+
+def test_half_a_surrogate_pair_in_a_prompt_is_refused() -> None:
+    with pytest.raises(MemspanError, match=r"half a surrogate pair, '.ud800', at character 2"):
+        generate("shakespeare", "ab\ud800", tokens=0)
+
+
+def test_sampling_has_one_default() -> None:
+    parameters = inspect.signature(generate).parameters, inspect.signature(Writer).parameters
+    defaults = [each["sampling"].default for each in parameters]
+    assert {*defaults, GenerateArguments.sampling} == {Sampling()}
 
 
 @given(
@@ -83,9 +98,9 @@ def test_impossible_options_are_refused(options: dict[str, float]) -> None:
 
 def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> None:
     m = model()
-    prompt = np.arange(PROMPT_SEGMENT * 2 + 3) % 50
+    prompt = np.arange(2 * SEGMENT + 3) % 50
     reader = m.reader(batch_size=1)
-    logits = read_prompt(reader, [prompt])
+    logits = read_prompt(reader, [prompt], SEGMENT)
     drawn = list(draw_tokens(reader, logits, 5, Sampling(seed=3)))
     assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
     # The whole text in one call leaves the same memory: what was drawn was read.
@@ -93,7 +108,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     whole = m(text).memory
     torch.testing.assert_close(reader.memory.hidden, whole.hidden)
     again = m.reader(batch_size=1)
-    logits = read_prompt(again, np.array_split(prompt, 3))
+    logits = read_prompt(again, np.array_split(prompt, 3), SEGMENT)
     assert drawn == list(draw_tokens(again, logits, 5, Sampling(seed=3)))
 
 
@@ -104,21 +119,21 @@ def test_a_prompt_is_read_as_it_comes() -> None:
     def pieces() -> Iterator[np.ndarray]:
         for n in range(4):
             # Of what came before, less than a segment waits.
-            assert n * PROMPT_SEGMENT * 2 - read[0] < PROMPT_SEGMENT
-            yield np.zeros(PROMPT_SEGMENT * 2 + 1, np.uint8)
+            assert n * SEGMENT * 2 - read[0] < SEGMENT
+            yield np.zeros(SEGMENT * 2 + 1, np.uint8)
 
     def counted(tokens: torch.Tensor) -> torch.Tensor:
         read[0] += tokens.shape[1]
         return torch.zeros(*tokens.shape, 50)
 
     reader.read = counted  # type: ignore[method-assign]
-    read_prompt(reader, pieces())
-    assert read[0] == 4 * (PROMPT_SEGMENT * 2 + 1)
+    read_prompt(reader, pieces(), SEGMENT)
+    assert read[0] == 4 * (SEGMENT * 2 + 1)
 
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(MemspanError, match="prompt is empty"):
-        read_prompt(model().reader(), [np.empty(0, np.uint8)])
+        read_prompt(model().reader(), [np.empty(0, np.uint8)], SEGMENT)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

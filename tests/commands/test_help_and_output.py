@@ -73,7 +73,7 @@ def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["data", "list"])
     said = capsys.readouterr().out
     shakespeare = ["tiny-shakespeare", "tiny-shakespeare-held-out"]
-    names = ["python-stdlib", *shakespeare, "enwik8", "text8", "wikitext-103"]
+    names = ["two-plays", "python-stdlib", *shakespeare, "enwik8", "text8", "wikitext-103"]
     assert all(name in said for name in names)
     cli.main(["data", "list", "--json"])
     rows = json.loads(capsys.readouterr().out)

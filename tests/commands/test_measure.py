@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memspan
+from command_line import pipe
 from memspan import cli
 from memspan.measurement import attention, budget, repeats, span
 from memspan.measurement.report import Report, printed
+from memspan.training import terminal
 
 TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
 
@@ -54,7 +58,11 @@ def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(Path("report/measure.json").read_text())
     first, second = found["runs"]
     assert [p["history"] for p in first["span"]["points"]] == [1, 2, 4, 8, 16, 32, 64]
+    n_blocks = first["span"]["blocks"]
+    assert n_blocks == 8
+    assert f"in {n_blocks} blocks" in printed
     (sizes,) = first["memory_lengths"]
+    assert sizes["blocks"] >= 2
     assert [p["slots"] for p in sizes["points"]] == [0, 2, 4, 8, 16, 32]
     assert sizes["points"][3]["difference"]["value"] == 0
     assert [p["distance"] for p in first["repeats"]["points"]] == [16, 32, 64]
@@ -79,7 +87,10 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "too small to measure anything of run" in refused(capsys, "run", "--budget", "1e-9")
     assert "budget must be more than 0" in refused(capsys, "run", "--budget", "0")
     Path("tiny.txt").write_text("tiny")
-    assert "needs at least 32" in refused(capsys, "run", "--corpus", "tiny.txt", "--split", "all")
+    few = refused(capsys, "run", "--corpus", "tiny.txt")
+    assert "needs at least 32" in few
+    assert "--split all" in few
+    assert "--split" not in refused(capsys, "run", "--corpus", "tiny.txt", "--split", "all")
     assert "no-run" in refused(capsys, "no-run")
     assert "--out text.txt is no folder" in refused(capsys, "run", "--out", "text.txt")
     Path("text.txt").rename("moved.txt")
@@ -121,7 +132,7 @@ def test_memories_that_were_not_full_are_said(run: Path) -> None:
     train("wide", "--model.n-heads", "2", "--model.d-ff", "8", "--train.segment-length", "64")
     short = memspan.measure("wide", "short.txt", split="all", budget=1000)
     assert not short.memory_lengths
-    assert "memory length: the text is no longer than a segment" in short.left_out
+    assert "memory length: the text has too few segments" in short.left_out
 
 
 def test_a_run_that_fails_loses_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +155,18 @@ def test_runs_with_different_longest_histories_are_not_compared(run: Path) -> No
     report = Report(runs)
     assert any("longest histories differ (32, 64 tokens)" in note for note in report.notes)
     assert {row.longest for row in report.effective_context} <= {32}
+
+
+def test_all_runs_are_measured_on_a_text_from_standard_input(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("run", "other")
+    pipe(monkeypatch, TEXT.encode())
+    quick = ["--longest", "16", "--budget", "1000"]
+    cli.main(["measure", "run", "other", "--corpus", "-", "--out", "report", *quick])
+    found = json.loads(Path("report/measure.json").read_text())
+    assert [each["corpus"] for each in found["runs"]] == ["standard input"] * 2
+    assert found["effective_context"]
 
 
 def interrupt(*arguments: object) -> Iterator[None]:
@@ -174,3 +197,50 @@ def test_what_is_done_is_kept_after_an_interrupt(
     assert found["interrupted"]
     assert found["span"] is not None
     assert "repeats: interrupted" in found["left_out"]
+
+
+@pytest.mark.plots
+@pytest.mark.parametrize("name", ["cost $x^$", "_{run} [red]"])
+def test_a_name_is_drawn_as_it_is(run: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn: list[str] = []
+    savefig = figure.Figure.savefig
+
+    def watched(self: Any, *arguments: Any, **options: Any) -> None:
+        savefig(self, *arguments, **options)
+        for axes in self.axes:
+            drawn.extend((axes.get_title(), *(t.get_text() for t in axes.get_legend().get_texts())))
+
+    monkeypatch.setattr(figure.Figure, "savefig", watched)
+    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0)
+    run.rename(name)
+    cli.main(["train", "--resume", name, "--train.steps", "3"])
+    assert name in drawn
+    cli.main(["measure", name, "--longest", "16", "--budget", "1000"])
+    # In a legend, and in a title.
+    assert {text.strip() for text in drawn[1:]} >= {name, f"{name}: attention by distance"}
+
+
+@pytest.mark.plots
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_picture_that_fails_loses_nothing_else(
+    run: Path, missing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("a font\nis broken")
+
+    monkeypatch.setattr(figure.Figure, "savefig", fail)
+    says = "matplotlib cannot draw it (a font is broken)"
+    if missing:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        says = "matplotlib is not installed: pip install matplotlib"
+    cli.main(["train", "--resume", "run", "--train.steps", "3"])
+    assert f"no picture: {says}\n" in capsys.readouterr().out
+    cli.main(["measure", "run", "--longest", "16", "--budget", "1000"])
+    said = capsys.readouterr()
+    assert f"memspan: no picture: {says}\n" in said.err
+    assert "written: run/measure.html\n" in said.out
+    assert json.loads(Path("run/measure.json").read_text())["runs"]
+    assert not Path("run/measure.png").exists()

@@ -55,7 +55,7 @@ def test_what_is_not_given_is_from_the_default() -> None:
         ([], "run is missing: add it"),
         (["x", "--kind", "c"], "--kind must be one of a, b, not 'c'"),
         (["x", "--kind"], "--kind needs a value: give one"),
-        (["x", "--train.steps", "y"], "--train.steps: invalid literal for int() with base 10: 'y'"),
+        (["x", "--train.steps", "y"], "--train.steps takes an integer, not 'y'"),
         (["x", "--train.steps", "0"], "steps must be at least 1"),
         (
             ["x", "--train.stops=4"],
@@ -91,6 +91,8 @@ def test_modules_are_imported_from_the_current_folder(
     (tmp_path / "of_this_folder.py").touch()
     import_modules(["train", "--import", "of_this_folder"])
     assert sys.modules.pop("of_this_folder").__file__ == str(tmp_path / "of_this_folder.py")
+    # Installed libraries come first.
+    assert sys.path.index(str(tmp_path)) == len(sys.path) - 1
     with pytest.raises(MemspanError, match="there is no module not_there: check the name"):
         import_modules(["--import=not_there"])
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 import memspan
-from command_line import SMALL, TEXT, refused
+from command_line import SMALL, TEXT, pipe, refused
 from memspan import cli
 from memspan.commands import train
 from memspan.data.options import DataConfig
+from memspan.invocation import command
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
@@ -34,7 +40,10 @@ def test_train_writes_a_run_and_reports(
     said = capsys.readouterr().out
     assert said.startswith("preparing text.txt\n")
     assert "Lower is better" in said
-    assert "\n  memspan generate run --prompt 'the quick brown fox'" in said
+    words = command("generate", "run", "--prompt", "the quick brown fox", "--min-p", 0.1)
+    assert f"\n  {words}\n" in said
+    # What was read before the sample is quoted above it.
+    assert re.search(r"which ends:\n  \| .+ \nand writes on:\n", said)
     # This is no terminal: lines stand for the bar.
     assert re.search(r"^step 6/6  loss [\d.]+  [\d.]+ bits/byte  [\d,]+ tokens/s  left", said, re.M)
     assert "bits per byte" in said
@@ -50,6 +59,82 @@ def test_train_writes_a_run_and_reports(
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "validation_bits_per_byte" in r] == [3, 6]
     assert len(list((run / "checkpoints").iterdir())) <= 3
+
+
+@pytest.fixture
+def script() -> str:
+    """The console script, in a folder that is not on the PATH."""
+    Path("bin").mkdir()
+    lines = f"#!{sys.executable}\nfrom memspan.cli import main\nmain()\n"
+    Path("bin/memspan").write_text(lines)
+    Path("bin/memspan").chmod(0o755)
+    return "bin/memspan"
+
+
+def test_the_commands_on_the_last_screen_can_be_typed_as_they_are(script: str) -> None:
+    # Without --data.corpus: what is trained on with no options comes along.
+    start = [script, "train", "--out", "runs/a b", *SMALL]
+    said = subprocess.run(start, check=True, capture_output=True, text=True).stdout
+    commands = [line.strip() for line in said.partition("\nnext:\n")[2].splitlines()]
+    assert [line.split()[:2] for line in commands] == [
+        [script, verb] for verb in ("generate", "evaluate", "measure")
+    ]
+    generate, evaluate, measure = commands
+    printed = subprocess.run(
+        generate, shell=True, check=True, capture_output=True, text=True
+    ).stdout
+    assert printed.startswith("PROSPERO:")
+    subprocess.run(evaluate, shell=True, check=True, capture_output=True)
+    # It would measure for the better part of a minute.
+    subprocess.run(f"{measure} --help", shell=True, check=True, capture_output=True)
+
+
+def test_the_command_that_resumes_can_be_typed_as_it_is(script: str) -> None:
+    """After Ctrl-C."""
+    steps = ["--train.steps", "1000", "--train.evaluate-every", "0", "--train.save-every", "0"]
+    start = [script, "train", "--data.corpus", "text.txt", "--out", "r", *SMALL, *steps]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        metrics = Path("r/metrics.jsonl")
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert training.poll() is None
+            time.sleep(0.01)
+        training.send_signal(signal.SIGINT)
+        said = training.stdout.read()
+    resume = said.partition("continue with: ")[2].strip()
+    assert resume == f"{script} train --resume r"
+    end = subprocess.run(resume, shell=True, check=True, capture_output=True, text=True).stdout
+    assert end.startswith("preparing r\nresuming r at step ")
+
+
+@pytest.mark.parametrize("text", ["bytes", "hexadecimal digits"])
+def test_a_text_with_nothing_to_learn_is_not_praised(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = random.Random(1).randbytes(20_000)
+    Path("noise").write_bytes(noise if text == "bytes" else noise.hex().encode())
+    cli.main(["train", "--data.corpus", "noise", *SMALL, "--train.evaluate-tokens", "0"])
+    said = capsys.readouterr().out
+    assert "Lower is better: memory is not used yet.\n" in said
+    # lzma stores what it cannot shorten, and nothing is added for the file.
+    packed = re.search(r"^  lzma, a compressor +([\d.]+) bits per byte$", said, re.M)
+    assert packed is not None
+    assert float(packed[1]) < 8.05
+    assert "compressor does" not in said
+
+
+def test_lines_of_progress_say_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first update on, even where each takes minutes."""
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    printed = io.StringIO()
+    with terminal.progress(Console(file=printed, width=200), 40) as show:
+        show(completed=0)
+        for step in (10, 20, 30):
+            show(completed=step, loss="1", speed=5)
+    lines = printed.getvalue().splitlines()
+    assert len(lines) >= 3
+    assert all(re.search(r"  left \d+:\d\d:\d\d$", line) for line in lines[1:])
 
 
 def test_config_toml_gives_back_every_option(run: Path) -> None:
@@ -128,18 +213,15 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
 ) -> None:
     new = ["train", *SMALL, "--data.corpus", "-", "--out", "runs/v1.5"]
 
-    def pipe(text: bytes) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-
-    pipe(b"")
+    pipe(monkeypatch, b"")
     assert "standard input is empty" in refused(capsys, *new)
     assert not Path("runs/v1.5.txt").exists()
-    pipe(TEXT)
+    pipe(monkeypatch, TEXT)
     cli.main(new)
     assert Path("runs/v1.5.txt").read_bytes() == TEXT
     cli.main(["train", "--resume", "runs/v1.5", "--train.steps", "7"])
     assert memspan.load("runs/v1.5").step == 7
-    pipe(TEXT)
+    pipe(monkeypatch, TEXT)
     assert "runs/v1.5.txt, where" in refused(capsys, *new)
     assert "root folder" in refused(capsys, "train", "--data.corpus", "-", "--out", "/")
 

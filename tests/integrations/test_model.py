@@ -65,7 +65,9 @@ def test_the_same_seed_draws_the_same_tokens(case: Case, options: dict[str, Any]
     model, prompt = wrapped(case), text(3, 5)
     torch.manual_seed(8)
     written = model.generate(prompt, max_new_tokens=12, do_sample=True, **{"top_k": 0, **options})
-    assert torch.equal(written, ours(case, prompt, 12, Sampling(seed=8, **options)))
+    assert torch.equal(
+        written, ours(case, prompt, 12, Sampling(**{"temperature": 1, **options}, seed=8))
+    )
 
 
 @every_architecture
@@ -359,6 +361,20 @@ def test_mistakes_are_one_line(mistake: Any, words: str) -> None:
     with pytest.raises(MemspanError, match=words) as caught:
         mistake(model)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("columns", [-1, 1.0, True])
+def test_other_columns_to_keep_are_refused(columns: Any) -> None:
+    with pytest.raises(MemspanError, match="logits_to_keep must be a number of columns, 0 for all"):
+        wrapped(ONE_EACH["lstm"])(text(1, 3), logits_to_keep=columns)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = wrap(ONE_EACH["lstm"])
+    model.model.head.biases[0].data[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(MemspanError, match=r"head\.biases\.0 has values that are not finite"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["attention_norm.bias", "projection"])

@@ -44,6 +44,9 @@ def _text(own_folders: Path) -> None:
     Path("text.txt").write_text(TEXT)
 
 
+SAVING_OFTEN = dataclasses.replace(OPTIONS.train, save_every=1)
+
+
 def content(folder: Path) -> dict[str, object]:
     """All that a run comes to; the records of its speed differ from one to the next."""
     found: dict[str, object] = {
@@ -229,7 +232,9 @@ def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(updates.Updater, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
         with pytest.raises(PowerCut):
             start.train(OPTIONS, Path("r"))
-    with pytest.raises(MemspanError, match="start it again with memspan train --preset r/config"):
+    with pytest.raises(
+        MemspanError, match=r"start it again with .*memspan train --preset r/config"
+    ):
         start.resume(Path("r"))
     cli.main(["train", "--preset", "r/config.toml", "--out", "r"])
     start.train(OPTIONS, Path("whole"))
@@ -250,7 +255,7 @@ def test_published_weights_that_are_damaged_come_back_from_their_checkpoint() ->
 def test_a_run_without_weights_says_what_to_do() -> None:
     start.train(OPTIONS, Path("r"))
     Path("r/model.safetensors").unlink()
-    with pytest.raises(MemspanError, match=r"is missing: restore it, or .* memspan export r$"):
+    with pytest.raises(MemspanError, match=r"is missing: restore it, or .*memspan export r$"):
         memspan.load("r")
     with claim(Path("r")):
         checkpoints.export(Path("r"))
@@ -265,8 +270,8 @@ def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPa
     """They are damaged under both their names, and the newest checkpoint is whole."""
     original = validation.Validation.score
 
-    def worse(self: validation.Validation, batch_size: int) -> Any:
-        scores = original(self, batch_size)
+    def worse(self: validation.Validation, batch_size: int, **options: bool) -> Any:
+        scores = original(self, batch_size, **options)
         return dataclasses.replace(scores, nats=scores.tokens * self.state.step)
 
     monkeypatch.setattr(validation.Validation, "score", worse)
@@ -281,6 +286,49 @@ def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MemspanError, match="is finished"):
         start.resume(Path("r"))
     assert memspan.load("r").step == 6
+
+
+def test_a_checkpoint_under_the_name_of_another_is_refused() -> None:
+    """Of two with swapped names the newer would be deleted as the older."""
+    start.train(OPTIONS, Path("r"))
+    whole = content(Path("r"))
+    folders = [Path("r/checkpoints", f"step-0000000{step}") for step in (4, 6)]
+
+    def swap() -> None:
+        folders[0].rename("aside")
+        folders[1].rename(folders[0])
+        Path("aside").rename(folders[1])
+
+    swap()
+    swapped = content(Path("r"))
+    with pytest.raises(MemspanError, match="6 holds the checkpoint of step 4: rename it to step-0"):
+        start.resume(Path("r"))
+    assert content(Path("r")) == swapped != whole
+    swap()
+    with pytest.raises(MemspanError, match="is finished"):
+        start.resume(Path("r"))
+    assert content(Path("r")) == whole
+
+
+def test_what_cannot_be_deleted_is_said_once_and_deleted_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = shutil.rmtree
+
+    def refuse(path: Path, **options: Any) -> None:
+        if ".old.tmp" in Path(path).name:
+            raise OSError(24, "Too many open files")
+        original(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        start.train(dataclasses.replace(OPTIONS, train=SAVING_OFTEN), Path("r"))
+    (said,) = caplog.messages
+    assert said.startswith("old checkpoints in r cannot be deleted (Too many open files): that is")
+    assert len(list(Path("r/checkpoints").glob(".step-*.old.tmp"))) > 1
+    with pytest.raises(MemspanError, match="is finished"):
+        start.resume(Path("r"))
+    assert not list(Path("r").rglob(".*"))
 
 
 def test_checkpoints_elsewhere_are_refused() -> None:

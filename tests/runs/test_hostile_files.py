@@ -38,8 +38,9 @@ pytestmark = pytest.mark.xdist_group("hostile files")
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
-    "tokens", "token header", "tokenizer", "archive", "history",
-    "peer's options", "peer's weights", "peer's vocabulary",
+    "tokens", "token header", "tokenizer", "archive", "records",
+    "history",
+    "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
 )  # fmt: skip
 
 
@@ -234,12 +235,12 @@ def test_counts_beyond_a_memorys_slots_are_refused(
             tensors[name] = torch.full_like(tensors[name], value)
             said = reader(save(tensors, header))
             assert said is not None
-            assert f"{name} does not lie in 0 .." in said
+            assert f"{name} must be int64 [1], in 0 .. " in said
     tensors = load(reader.valid)
     tensors = {n: torch.cat([t, t]) for n, t in tensors.items()}
     said = reader(save(tensors, header))
     assert said is not None
-    assert "use it with the run that wrote it" in said
+    assert "use a memory of this model" in said
 
 
 def _header(content: bytes) -> dict[str, str]:
@@ -404,7 +405,7 @@ def test_other_members_of_an_archive_are_not_touched(tmp_path: Path) -> None:
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
-    with pytest.raises(MemspanError, match="no regular file"):
+    with pytest.raises(MemspanError, match="not a regular file"):
         load_tokenizer(tmp_path)
     (tmp_path / "config.toml").symlink_to("/dev/zero")
     with pytest.raises(MemspanError, match="has no config"):

@@ -16,7 +16,7 @@ from memspan.measurement import report
 from memspan.runs.claim import claim
 from memspan.runs.shipped import SHIPPED
 from memspan.runs.weights import WEIGHTS
-from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, table
+from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, joined, table
 
 ROWS = json.loads(RESULTS.read_text())
 
@@ -63,6 +63,22 @@ def test_it_scores_and_writes_without_a_network(
     assert len(memspan.generate(name, "ROMEO:\n", tokens=20).text) == 20
     assert not caplog.records
     assert contents() == before
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_reads_text_without_line_breaks(name: str) -> None:
+    """Fast Weights once counted the bytes since the last one, and came to 7 bits."""
+    text = (TRAINED / "tiny-shakespeare-held-out.txt").read_text()[:1500]
+    Path("joined.txt").write_text(" ".join(text.split()))
+    assert memspan.evaluate(name, "joined.txt", split="all").bits_per_byte < 3.5
+
+
+def test_some_stretches_are_joined_in_training() -> None:
+    text = b"A:\none two\nthree\n\nB:\nfour\n\n" * 500
+    assert joined(text, 0) == text
+    some = joined(text, 0.2)
+    assert text.count(b"\n") / 2 < some.count(b"\n") < text.count(b"\n")
+    assert some.split() == joined(text, 1).split() == text.split()
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -115,7 +131,7 @@ def test_a_report_goes_to_the_current_folder(
     own_folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Drawing takes seconds.
-    monkeypatch.setattr(report, "picture", lambda *_: None)
+    monkeypatch.setattr(report, "picture", lambda *_: b"")
     before = contents()
     cli.main(["measure", "shakespeare-fast-weights", "--budget", "0.5", "--longest", "16"])
     assert contents() == before

@@ -267,10 +267,10 @@ def test_a_validation_that_is_not_finite_does_not_end_the_run(
 ) -> None:
     original = validation.Validation.score
 
-    def score(self: validation.Validation, batch_size: int) -> Any:
+    def score(self: validation.Validation, batch_size: int, **options: bool) -> Any:
         if self.state.step == 4:
             raise NonFiniteError("the score is not finite")
-        return original(self, batch_size)
+        return original(self, batch_size, **options)
 
     monkeypatch.setattr(validation.Validation, "score", score)
     start.train(run("transformer-xl", evaluate_every=4), Path("r"), console=Console())

@@ -214,8 +214,10 @@ def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPa
     scores = iter([1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
     original = validation.Validation.score
 
-    def score(self: validation.Validation, batch_size: int) -> object:
-        got = original(self, batch_size)
+    def score(self: validation.Validation, batch_size: int, emptied: bool = False) -> object:
+        got = original(self, batch_size, emptied=emptied)
+        if emptied:
+            return got
         return dataclasses.replace(got, nats=next(scores) * got.tokens)
 
     monkeypatch.setattr(validation.Validation, "score", score)
@@ -425,8 +427,12 @@ def test_tensorboard_gets_the_metrics() -> None:
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(MemspanError, match=r"memspan\[trackio\]"):
+    with pytest.raises(MemspanError, match="pip install trackio, or leave"):
         loggers(Path(), ["trackio"], 0)
+    # Before the run's folder is made.
+    with pytest.raises(MemspanError, match="pip install trackio, or leave"):
+        start.train(config(tracker=("trackio",)), Path("r"))
+    assert not Path("r").exists()
 
 
 def test_weights_and_biases_gets_numbers_in_the_runs_folder(
@@ -465,9 +471,9 @@ def test_weights_and_biases_gets_numbers_in_the_runs_folder(
 @pytest.mark.parametrize(
     ("text", "prompt"),
     [
-        (b"def f(x):\n    return x", "--prompt 'def f(x):'"),
-        ("Größe ist relativ, sagte er.".encode(), "--prompt 'Größe ist relativ, sagte'"),
-        (b"\n- one\n#!/\nIt's", """--prompt 'It'"'"'s'"""),
+        (b"def f(x):\n    return x", "def f(x):"),
+        ("Größe ist relativ, sagte er.".encode(), "Größe ist relativ, sagte"),
+        (b"\n- one\n#!/\nIt's", "It's"),
         (b"\x00\xff\xfe", ""),
         (b"A" * 100, ""),
     ],
@@ -507,6 +513,8 @@ def test_several_trackers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     made = {name: lambda folder, name=name: Tracker(name) for name in logged}
     monkeypatch.setattr("memspan.training.loggers.TRACKERS", made)
+    for name in logged:
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     sizes = ["--model.n-layers=1", "--model.d-model=8", "--model.n-heads=1", "--model.d-ff=8"]
     loop = ["--train.steps=2", "--train.batch-size=2", "--train.segment-length=4"]
     rest = ["--train.sample-tokens=0", "--train.evaluate-tokens=16", "--data.corpus=text.txt"]

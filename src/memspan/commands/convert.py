@@ -10,6 +10,7 @@ import tyro
 
 from memspan.commands.parsing import parsed
 from memspan.converters.kinds import KindName, kind_of
+from memspan.invocation import command
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,6 @@ def convert(arguments: list[str]) -> None:
     size = sum(parameter.numel() for parameter in run.model.parameters())
     print(
         f"{folder}: {run.config.architecture}, {size:,} parameters, {run.tokenizer.vocab_size:,} "
-        f"{run.tokenizer.kind}; memspan evaluate reads {run.config.data.corpus} unless "
+        f"{run.tokenizer.kind}; {command('evaluate', folder)} reads {run.config.data.corpus} unless "
         "--corpus names another text"
     )

@@ -14,10 +14,24 @@ from memspan.data.options import FIELD_HELP, TOKENIZER_HELP, DataConfig
 from memspan.errors import MemspanError
 
 USAGE = """\
-usage: memspan data list | memspan data prepare CORPUS [OPTIONS]
+List the named corpora, or download and tokenise one before it is needed.
 
-  list     the named corpora
-  prepare  download and tokenise a corpus now
+usage: memspan data list [--json]
+       memspan data prepare CORPUS [OPTIONS]
+
+  list     the named corpora: size, splits, and where each is or comes from
+  prepare  put a corpus and its tokens into the cache, and print the number of tokens in each split;
+           training with the same tokeniser then begins at once. CORPUS is a named corpus; a file, a
+           folder or a quoted glob of text, JSON Lines or Parquet; or hf:NAME, a data set on the hub
+
+options of prepare; memspan data prepare --help explains each:
+
+  --tokenizer bytes|characters|words|subwords|PATH    what a token is
+  --vocab-size N                                      largest vocabulary, for words and subwords
+  --field NAME                                        the field or column with a record's text
+
+  memspan data prepare tiny-shakespeare
+  memspan data prepare 'books/*.txt' --tokenizer subwords --vocab-size 4096
 """
 
 

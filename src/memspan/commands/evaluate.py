@@ -14,6 +14,7 @@ from memspan.checks import at_least
 from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
+from memspan.commands.standard_input import STDIN, readable
 from memspan.runs.config_files import load_config
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class EvaluateArguments(ReadingArguments):
     """Score a text with a trained model: every token once, memory carried from start to end."""
 
     corpus: str | None = None
-    """A named corpus, file, folder or glob (None: the run's own)."""
+    """A named corpus, file, folder or glob; -: standard input (None: the run's own)."""
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
     training)."""
@@ -37,7 +38,8 @@ class EvaluateArguments(ReadingArguments):
     batch_size: int = 1
     """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
     segment_length: int | None = None
-    """Tokens read per step (None: as in training)."""
+    """Tokens read per step (None: as in training; fewer where a longer memory leaves less of a table of
+    learned positions)."""
     memory: Path | None = None
     """Start from this saved memory (generate --save-memory) instead of an empty one. For one stream."""
     json: bool = False
@@ -54,28 +56,26 @@ def evaluate(arguments: list[str]) -> None:
     kind = with_architectures(EvaluateArguments, memory_and_reader)
     options = parsed(kind, arguments, "memspan evaluate")
     own = given_to(load_config(options.run).model, options, EvaluateArguments, memory_and_reader)
-    from memspan.data.corpora import is_there, load_corpus
+    with readable(options.corpus) as corpus:
+        import memspan
 
-    if options.corpus is not None and not is_there(options.corpus):
-        # Says what is wrong with it, before torch is imported and a model is built.
-        load_corpus(options.corpus)
-    import memspan
-
-    run, precision = options.opened()
-    with _bar() as progress:
-        scores = memspan.evaluate(
-            run,
-            options.corpus,
-            field=options.field,
-            split=options.split,
-            tokens=options.tokens,
-            batch_size=options.batch_size,
-            segment_length=options.segment_length,
-            memory=options.memory,
-            precision=precision,
-            progress=progress,
-            **own,
-        )
+        run, precision = options.opened()
+        with _bar() as progress:
+            scores = memspan.evaluate(
+                run,
+                corpus,
+                field=options.field,
+                split=options.split,
+                tokens=options.tokens,
+                batch_size=options.batch_size,
+                segment_length=options.segment_length,
+                memory=options.memory,
+                precision=precision,
+                progress=progress,
+                **own,
+            )
+    if options.corpus == STDIN:
+        scores = dataclasses.replace(scores, corpus="standard input")
     if options.json:
         print(json.dumps(scores.as_dict()))
     else:

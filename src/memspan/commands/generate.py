@@ -19,6 +19,7 @@ from memspan.checks import at_least
 from memspan.commands.architectures import given_to, reader_only, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
+from memspan.data.tokenizers.utf8 import bytes_of
 from memspan.errors import MemspanError
 from memspan.runs.config_files import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -177,4 +178,4 @@ def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
             yield chunk
             n_bytes += len(chunk)
             show(n_bytes)
-    yield (prompt or "").encode("utf-8", errors="surrogateescape")
+    yield bytes_of(prompt or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import tyro
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import RUN_HELP, DeviceArguments
+from memspan.commands.standard_input import STDIN, readable
 from memspan.errors import MemspanError
 from memspan.runs.config_files import load_config
 from memspan.runs.shipped import is_shipped, run_folder
@@ -32,7 +34,7 @@ class MeasureArguments(DeviceArguments):
         tyro.conf.arg(help=f"{RUN_HELP} Several are compared."),
     ] = field(kw_only=True)
     corpus: str | None = None
-    """A named corpus, file, folder or glob (None: each run's own)."""
+    """A named corpus, file, folder or glob; -: standard input (None: each run's own)."""
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
     training)."""
@@ -63,10 +65,12 @@ def measure(arguments: list[str]) -> None:
     for folder in options.run:
         # Says what is wrong with it, before torch is imported.
         load_config(folder)
-    from memspan.data.corpora import is_there, load_corpus
+    with readable(options.corpus) as corpus:
+        _measure(options, corpus)
 
-    if options.corpus is not None and not is_there(options.corpus):
-        load_corpus(options.corpus)
+
+def _measure(options: MeasureArguments, corpus: str | None) -> None:
+    """Measure the runs on ``corpus``, and write the report."""
     import memspan
     from memspan.devices import device_for
     from memspan.measurement.measure import Measurement
@@ -82,7 +86,7 @@ def measure(arguments: list[str]) -> None:
                 found.append(
                     memspan.measure(
                         run,
-                        options.corpus,
+                        corpus,
                         field=options.field,
                         split=options.split,
                         longest=options.longest,
@@ -99,6 +103,8 @@ def measure(arguments: list[str]) -> None:
             break
     # Whatever stopped it: what is done is kept.
     done = [measurement for measurement in found if not measurement.is_empty()]
+    if options.corpus == STDIN:
+        done = [dataclasses.replace(measurement, corpus="standard input") for measurement in done]
     if done:
         report = Report(done)
         print(printed(report))

@@ -90,8 +90,15 @@ def _line(event: events.ParseErrorEvent) -> str:
         )
     if isinstance(event, events.InstantiationFailure):
         # Without an argument it is a message of ours, from a dataclass's own checks.
-        name = f"{event.argument.display_name()}: " if event.argument else ""
-        return f"{name}{event.message}"
+        if event.argument is None:
+            return event.message
+        name = event.argument.display_name()
+        what, _, value = event.message.partition(": ")
+        # Python's messages.
+        for start, kind in (("invalid literal", "an integer"), ("could not convert", "a number")):
+            if what.startswith(start):
+                return f"{name} takes {kind}, not {value}"
+        return f"{name}: {event.message}"
     return f"these options cannot be parsed ({type(event).__name__})"
 
 
@@ -143,9 +150,9 @@ def import_modules(arguments: list[str]) -> None:
     """
     load_plugins()
     for name in filter(None, first_look(arguments).modules):
-        # As with python -m: the console script does not look into the current folder.
+        # Last: a file in the current folder must not stand in for an installed library.
         if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+            sys.path.append(os.getcwd())
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:

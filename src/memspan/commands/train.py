@@ -15,11 +15,10 @@ import tyro
 from memspan.checks import at_least
 from memspan.commands.output import settle_output
 from memspan.commands.parsing import Modules, first_look, parsed
-from memspan.data.texts import CHUNK
+from memspan.commands.standard_input import STDIN, keep_input
 from memspan.distributed import reports
 from memspan.distributed.cores import cores
 from memspan.errors import MemspanError
-from memspan.files.bytes import write_atomically
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import PRESETS, load_config, preset_file, read_config
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from memspan.distributed.processes import Processes
 
 M = TypeVar("M", bound=BackboneConfig)
-STDIN = "-"
-"""A corpus that comes from standard input."""
 PRESET_HELP = (
     f"Preset to start from: {', '.join(PRESETS)}, or your own TOML file. Flags override it."
 )
@@ -162,17 +159,11 @@ def _keep_input(options: TrainArguments[BackboneConfig]) -> Path:
     )
     if kept.exists():
         raise taken
-    if sys.stdin is None:
-        raise MemspanError("standard input is closed: give --data.corpus a file")
-    read = sys.stdin.buffer.read
     try:
-        write_atomically(kept, iter(lambda: read(CHUNK), b""), replace=False)
+        keep_input(kept, "--data.corpus")
     except FileExistsError:
         # Another training has kept its text there while this one read.
         raise taken from None
-    if not kept.stat().st_size:
-        kept.unlink()
-        raise MemspanError("standard input is empty: pipe a text into --data.corpus -")
     print(f"standard input is kept in {kept}", flush=True)
     return kept
 

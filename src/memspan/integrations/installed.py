@@ -7,23 +7,23 @@ from importlib import metadata
 
 from memspan.errors import MemspanError
 
-OLDEST = {"lm-eval": (0, 4, 13), "transformers": (5, 4)}
-"""Of each library, which is an extra of the same name, the oldest version that the tests have passed
-with; pyproject.toml has the same numbers."""
+NEEDED = {"lm-eval": ">=0.4.13", "transformers": ">=5.4,<6"}
+"""The versions of each library that the tests have passed with, as in pyproject.toml."""
 
 
 def require(library: str) -> None:
-    """Refuse to go on where a library of :data:`OLDEST` is missing or too old.
+    """Refuse to go on where a library of :data:`NEEDED` is missing or too old.
 
     Raises:
         MemspanError: says what to install.
     """
-    remedy = f"pip install 'memspan[{library}]'"
+    # By its own name: memspan is not on PyPI, where anyone could take that of its extras.
+    remedy = f"pip install '{library}{NEEDED[library]}'"
     try:
         version = metadata.version(library)
     except metadata.PackageNotFoundError:
         raise MemspanError(f"{library} is not installed: {remedy}") from None
-    oldest = OLDEST[library]
-    if tuple(map(int, re.findall(r"\d+", version)[: len(oldest)])) < oldest:
-        needed = ".".join(map(str, oldest))
+    needed = NEEDED[library].removeprefix(">=").partition(",")[0]
+    oldest, found = (list(map(int, re.findall(r"\d+", v))) for v in (needed, version))
+    if found[: len(oldest)] < oldest:
         raise MemspanError(f"{library} {version} is too old, {needed} is needed: {remedy}")

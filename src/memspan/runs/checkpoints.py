@@ -11,10 +11,12 @@ run's own ``model.safetensors``.
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from memspan.errors import MemspanError
 from memspan.files.bytes import link_atomically, read_limited, write_atomically
 from memspan.files.folders import sync_folder
 from memspan.files.tensors import checked_header, save_tensors
+from memspan.invocation import command
 from memspan.runs import shards, state_file, tensor_files
 from memspan.runs.binding import bound_files, header, refuse_changes
 from memspan.runs.claim import Claim
@@ -88,10 +91,9 @@ def steps_of(folder: Path) -> list[int]:
 
 def no_checkpoint(folder: Path) -> MemspanError:
     """The error for a run that ended, or is still training, before its first checkpoint."""
-    preset, out = shlex.quote(str(folder / "config.toml")), shlex.quote(str(folder))
+    again = command("train", "--preset", folder / "config.toml", "--out", folder)
     return MemspanError(
-        f"{folder} has no checkpoint yet: if it is not training now, start it again with memspan "
-        f"train --preset {preset} --out {out}"
+        f"{folder} has no checkpoint yet: if it is not training now, start it again with {again}"
     )
 
 
@@ -304,12 +306,7 @@ def export(folder: Path) -> list[int]:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete files and folders whose writing or deletion a crash cut short."""
-    for left in (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                left.unlink()
+    _delete(folder, (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")))
 
 
 def _drop_old(folder: Path, best_step: int | None) -> None:
@@ -321,12 +318,31 @@ def _drop_old(folder: Path, best_step: int | None) -> None:
             doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
             with contextlib.suppress(OSError):
                 os.replace(_step_folder(folder, old), doomed)
-    for doomed in (folder / "checkpoints").glob(".step-*.old.tmp"):
-        shutil.rmtree(doomed, ignore_errors=True)
+    _delete(folder, (folder / "checkpoints").glob(".step-*.old.tmp"))
+
+
+def _delete(folder: Path, leftovers: Iterable[Path]) -> None:
+    """Delete files and folders of the run in ``folder``, and say so where that fails."""
+    for left in leftovers:
+        try:
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+        except OSError as error:
+            _say_left(folder, error.strerror)
+
+
+@functools.cache
+def _say_left(folder: Path, reason: str) -> None:
+    logging.getLogger("memspan").warning(
+        f"old checkpoints in {folder} cannot be deleted ({reason}): that is tried again at every save "
+        "and with --resume"
+    )
 
 
 def _step_folder(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"step-{step:08d}"
+    return folder / "checkpoints" / state_file.folder_name(step)
 
 
 def _building(folder: Path, step: int) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
+from memspan.invocation import command
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
@@ -150,7 +151,7 @@ def load_config(folder: Path) -> RunConfig[BackboneConfig]:
     folder = run_folder(folder)
     if not folder.is_dir():
         raise MemspanError(
-            f"no run at {folder}: check the path, train one with memspan train, or take one that "
+            f"no run at {folder}: check the path, train one with {command('train')}, or take one that "
             f"comes with memspan: {', '.join(SHIPPED)}"
         )
     if not (folder / "config.toml").is_file():

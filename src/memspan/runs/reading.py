@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from memspan.devices import device_for
 from memspan.errors import MemspanError
+from memspan.memory import Memory
 from memspan.precision.options import MatmulPrecision, Products
 from memspan.precision.products import Precision, resolve
 from memspan.runs.run import Run, load
@@ -41,6 +42,26 @@ def precision_for(
     for line in precision.notices(device, run.model.float32_part()):
         logging.getLogger("memspan").warning(line)
     return precision
+
+
+def segment_for(
+    run: Run, memory: Memory | None, sizes: Mapping[str, object], reading: Mapping[str, object]
+) -> int:
+    """Tokens to read at once: as in training, or fewer where the positions of the run's model do not
+    reach that far.
+
+    Args:
+        run: the run.
+        memory: to read on from (None: an empty one).
+        sizes: options of the empty one.
+        reading: options of the model's reader.
+    """
+    own = run.config.train.segment_length
+    memory = run.model.initial_memory(1, **sizes) if memory is None else memory
+    longest_of: Callable[..., int | None] = run.model.backbone.longest_segment
+    longest = longest_of(memory, **reading)
+    # Where not even one token fits, the reader says what does.
+    return own if longest is None else max(min(own, longest), 1)
 
 
 Options = dict[str, Any]

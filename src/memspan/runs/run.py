@@ -11,6 +11,7 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
+from memspan.invocation import command
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs import checkpoints, history
@@ -109,6 +110,6 @@ def _without_weights(folder: Path) -> MemspanError:
         # Resuming publishes the best checkpoint's weights again.
         return MemspanError(
             f"{folder / WEIGHTS} is missing: restore it, or have it made again from the checkpoints "
-            f"with memspan export {folder}"
+            f"with {command('export', folder)}"
         )
     return checkpoints.no_checkpoint(folder)

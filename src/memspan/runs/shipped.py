@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from importlib import resources
 from pathlib import Path
 
 from memspan.errors import MemspanError
+from memspan.invocation import command
 
 SHIPPED = {
     folder.name: Path(str(folder))
@@ -34,8 +34,10 @@ def refuse_shipped(folder: Path) -> None:
         MemspanError: it is one.
     """
     if is_shipped(folder):
-        preset = shlex.quote(str(folder / "config.toml"))
+        own = command(
+            "train", "--init-from", folder.name, "--preset", folder / "config.toml", "--data.corpus"
+        )
         raise MemspanError(
             f"{folder.name} comes with memspan and is never changed: train a run of your own from its "
-            f"weights with memspan train --init-from {folder.name} --preset {preset} --data.corpus TEXT"
+            f"weights with {own} TEXT"
         )

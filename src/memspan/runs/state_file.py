@@ -84,7 +84,7 @@ def read(folder: Path) -> State:
     """The state of the checkpoint in ``folder``.
 
     Raises:
-        MemspanError: the file is missing or damaged.
+        MemspanError: the file is missing or damaged, or of another step than the folder's name says.
     """
     path = folder / NAME
     try:
@@ -104,4 +104,15 @@ def read(folder: Path) -> State:
         raise MemspanError(f"{path} is missing: restore it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+    # Old checkpoints are deleted by their names.
+    if folder.name != folder_name(state["step"]):
+        raise MemspanError(
+            f"{folder} holds the checkpoint of step {state['step']}: rename it to "
+            f"{folder_name(state['step'])}"
+        )
     return state
+
+
+def folder_name(step: int) -> str:
+    """The name of the folder with the checkpoint of ``step``."""
+    return f"step-{step:08d}"

@@ -24,6 +24,7 @@ from memspan.data.tokenizers.words import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError
+from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.models.sizes import memory_of
 from memspan.runs.options import RunConfig
@@ -192,7 +193,7 @@ def vocabulary(data: DataConfig) -> int:
     source = CORPORA[data.corpus].source if data.corpus in CORPORA else None
     absent = source is not None and not source.path.exists()
     if not is_there(data.corpus) or absent or data.corpus.startswith(PREFIX):
-        remedy = f"memspan data prepare {data.corpus} --tokenizer {data.tokenizer}"
+        remedy = command("data", "prepare", data.corpus, "--tokenizer", data.tokenizer)
         if data.tokenizer in ("words", "subwords"):
             remedy = f"give its size with --data.vocab-size, or run {remedy}"
         raise MemspanError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -35,8 +36,21 @@ def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
     Raises:
         MemspanError: a tracker is not installed.
     """
-    others = [_tracker(name, folder) for name in trackers]
+    trackers = tuple(trackers)
+    refuse_missing(trackers)
+    others = [TRACKERS[name](folder) for name in trackers]
     return [JsonLines(folder, step), *others]
+
+
+def refuse_missing(trackers: Iterable[str]) -> None:
+    """Raise :class:`MemspanError` where a tracker is not installed."""
+    for name in trackers:
+        try:
+            import_module(name)
+        except ImportError:
+            raise MemspanError(
+                f"{name} is not installed: pip install {name}, or leave it out of --train.tracker"
+            ) from None
 
 
 class JsonLines:
@@ -139,7 +153,7 @@ TRACKERS: dict[str, Callable[[Path], Logger]] = {
     "trackio": Trackio,
     "wandb": Wandb,
 }
-"""Loggers beside ``metrics.jsonl``, by the name of the extra that installs them."""
+"""Loggers beside ``metrics.jsonl``, by the name of the library that each needs."""
 
 
 def _refuse_link(logs: Path) -> None:
@@ -147,13 +161,3 @@ def _refuse_link(logs: Path) -> None:
         raise MemspanError(
             f"{logs} is a link out of the run's folder: put the folder itself there, or remove it"
         )
-
-
-def _tracker(name: str, folder: Path) -> Logger:
-    try:
-        return TRACKERS[name](folder)
-    except ImportError:
-        raise MemspanError(
-            f"{name} is not installed: pip install 'memspan[{name}]', or leave it out of "
-            "--train.tracker"
-        ) from None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memspan.files.bytes import write_atomically
+from memspan.files.pictures import png
 from memspan.models.options import Plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -61,35 +64,32 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     unknown tokens leave no bits per byte. ``attention.png``, for architectures that report it: the
     share of attention that falls on each part of memory.
 
-    Empty where matplotlib (the extra ``memspan[plot]``) is not installed.
+    Raises:
+        MemspanError: matplotlib is not installed, or fails; the disk is full.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
     records = read(folder / "metrics.jsonl")
     pictures = []
 
     def draw(name: str, lines: dict[str, tuple[str, dict[str, Any]]], ylabel: str) -> None:
         """``lines``: label -> start of the records' keys, whose mean is drawn, and style."""
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
-        axes = figure.subplots()
-        for label, (key, style) in lines.items():
-            points = []
-            for record in records:
-                values = [v for k, v in record.items() if k == key or k.startswith(f"{key}/")]
-                if values and None not in (record.get("tokens"), *values):
-                    points.append((record["tokens"], sum(values) / len(values)))
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, **style)
-        axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend()
+
+        def on(figure: Figure) -> None:
+            axes = figure.subplots()
+            for label, (key, style) in lines.items():
+                points = []
+                for record in records:
+                    values = [v for k, v in record.items() if k == key or k.startswith(f"{key}/")]
+                    if values and None not in (record.get("tokens"), *values):
+                        points.append((record["tokens"], sum(values) / len(values)))
+                if points:
+                    axes.plot(*zip(*points, strict=True), label=label, **style)
+            axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
+            axes.grid(alpha=0.3)
+            if axes.lines:
+                axes.legend()
+
         # Written as all else is: whole or not at all, and never through a link to elsewhere.
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=120)
-        write_atomically(folder / name, picture.getvalue())
+        write_atomically(folder / name, png(on, 7, 4.2, dpi=120))
         pictures.append(folder / name)
 
     kinds = ("train", "validation")

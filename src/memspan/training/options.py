@@ -42,6 +42,10 @@ class OptimConfig:
             raise MemspanError("beta1 and beta2 must lie in [0, 1)")
 
 
+MOST_SEGMENTS = 1 << 16
+"""Segments to one update at most."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Training loop."""
@@ -73,7 +77,7 @@ class TrainConfig:
     """Tokens of the validation split scored at each validation (0: all)."""
     save_every: int = 250
     """Steps between checkpoints (0: only at the end)."""
-    sample_tokens: int = 200
+    sample_tokens: int = 300
     """Tokens of sample text generated at each validation (0: none)."""
     seed: int = 1
     """Seed of all random numbers."""
@@ -93,7 +97,7 @@ class TrainConfig:
     """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
     and count it."""
     tracker: tuple[Literal["none", "tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers that also get the metrics, each an extra (none: no tracker); metrics.jsonl is always
+    """Trackers that also get the metrics, each a library (none: no tracker); metrics.jsonl is always
     written."""
 
     def curriculum(self) -> list[tuple[int, int]]:
@@ -140,6 +144,12 @@ class TrainConfig:
         object.__setattr__(self, "tracker", tuple(trackers))
         at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
         at_least(1, self, "gradient_segments", "accumulate_later")
+        for name in ("accumulate", "accumulate_later"):
+            # Their losses are kept until the update.
+            if (getattr(self, name) or 0) > MOST_SEGMENTS:
+                raise MemspanError(
+                    f"{name} must be at most {MOST_SEGMENTS:,} segments to an update: lower it"
+                )
         at_least(0, self, "curriculum_steps", "accumulate_from")
         at_least(1, self, "first_segment_length")
         if (self.first_segment_length or 0) > self.segment_length:

@@ -17,6 +17,7 @@ from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError
+from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.precision.products import recorded_precision
 from memspan.runs import checkpoints, history
@@ -30,11 +31,11 @@ from memspan.runs.weights import check_fit
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
+from memspan.training.loggers import refuse_missing
 from memspan.training.precision import precision_of, without_auto
 from memspan.training.saves import Saves
 from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState
-from memspan.training.terminal import resume_command
 from memspan.training.trainer import Trainer
 
 
@@ -77,6 +78,9 @@ def train(
     folder, console = Path(folder), console or Console(quiet=True)
     refuse_fsdp_alone(config, processes.size)
     device = own_device(device_for(config.train.device))
+    # Before anything is announced that would not happen.
+    if processes.first:
+        refuse_missing(config.train.tracker)
     # Absolute, so that the run can be resumed from any working directory.
     config = _with_texts(config, located(config.data.corpus), _absolute(config.data.tokenizer))
     prepared = _prepared(config, processes)
@@ -154,6 +158,9 @@ def _resume(
     # Only a converted run has no place in its text; one that stopped at step 0 has.
     _refuse_changes(changed, config, folder, begun=bool(state["streams"]))
     device = own_device(device_for(config.train.device))
+    # Before anything is announced that would not happen.
+    if processes.first:
+        refuse_missing(config.train.tracker)
     # A single process checks all of the checkpoint before the model takes memory.
     saved = latest.load() if processes.size == 1 else None
     if processes.first:
@@ -161,8 +168,8 @@ def _resume(
     if state["step"] >= config.train.steps:
         raise MemspanError(
             f"{folder} is finished: it has made {state['step']:,} steps, and train.steps is "
-            f"{config.train.steps:,}; to go on: {resume_command(folder)} --train.steps "
-            f"{2 * state['step']}"
+            f"{config.train.steps:,}; to go on: "
+            + command("train", "--resume", folder, "--train.steps", 2 * state["step"])
         )
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)

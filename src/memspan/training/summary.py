@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import lzma
 import re
-import shlex
 from pathlib import Path
 
 from rich.console import Console
 
+from memspan.errors import MemspanError
 from memspan.evaluation import Scores, percent
+from memspan.invocation import command
 from memspan.training import metrics
 from memspan.training.health import Health
 from memspan.training.state import TrainingState
-from memspan.training.validation import Validation
+from memspan.training.validation import MIN_P, Validation
+
+PROMPT_LINES = 3
+PROMPT_WIDTH = 100
+"""How much of what was read before a sample is shown: lines, and characters of each."""
+LEAST_WORTH = 0.002
+"""What memory must save of the loss to be said to save anything: less may be chance."""
 
 
 def introduce(console: Console, state: TrainingState, folder: Path) -> None:
@@ -37,63 +44,90 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
 
 
 def conclude(console: Console, state: TrainingState, validation: Validation, folder: Path) -> None:
-    """Score the model beside a compressor, show a sample, and say what was written and is next."""
-    if state.health != Health():
-        console.print(f"{state.health}", highlight=False)
-    tokens, _ = validation.text()
-    text = state.prepared.tokenizer.decode(tokens)
-    _show_score(console, state, validation.score(1), text)
+    """Say what was written, how the model goes on after held-out text, its scores, and what is next."""
     say = console.print
-    if n_tokens := state.config.train.sample_tokens:
-        sample = validation.sample(n_tokens)
-        say("\nsample:", style="bold")
-        say(sample, markup=False, highlight=False)
-    pictures = metrics.plot(folder, state.config.model.plots)
+    if state.health != Health():
+        say(f"{state.health}", highlight=False)
     say("\nwritten:", style="bold")
     say(f"  run folder  {folder}\n  metrics     {folder / 'metrics.jsonl'}")
-    for picture in pictures:
-        say(f"  picture     {picture}")
-    if not pictures:
-        say("  no picture: pip install 'memspan[plot]' for loss.png")
-    quoted = shlex.quote(str(folder))
+    try:
+        for picture in metrics.plot(folder, state.config.model.plots):
+            say(f"  picture     {picture}")
+    except MemspanError as error:
+        # All that counts is saved.
+        say(f"  no picture: {error}")
+    tokens, _ = validation.text()
+    text = state.prepared.tokenizer.decode(tokens)
+    if n_tokens := state.config.train.sample_tokens:
+        sample = validation.sample(n_tokens)
+        say("\nit has read the beginning of the held-out text, which ends:", style="bold")
+        say(_last_lines(validation.prompt()), markup=False, highlight=False)
+        say("and writes on:", style="bold")
+        say(sample.strip("\n"), markup=False, highlight=False)
+    _show_score(console, state, validation, text)
+    words = prompt_from(text)
+    prompt = ["--prompt", words, "--min-p", MIN_P] if words else []
     say("\nnext:", style="bold")
     # Commands are copied: no line breaks or colours inside.
-    for command in (f"evaluate {quoted}", f"generate {quoted} {prompt_from(text)}".rstrip()):
-        say(f"  memspan {command}", highlight=False)
+    for arguments in (["generate", folder, *prompt], ["evaluate", folder], ["measure", folder]):
+        say(f"  {command(*arguments)}", highlight=False)
 
 
-def _show_score(console: Console, state: TrainingState, scores: Scores, text: bytes) -> None:
+def _last_lines(prompt: bytes) -> str:
+    """The last lines of a prompt, quoted; of a long line, its end."""
+    lines = prompt.decode(errors="replace").rstrip("\n").splitlines()[-PROMPT_LINES:]
+    return "\n".join(f"  | {line[-PROMPT_WIDTH:]}" for line in lines)
+
+
+def _show_score(
+    console: Console, state: TrainingState, validation: Validation, text: bytes
+) -> None:
+    """The model's score, what it is without memory, and a compressor's."""
     config, say = state.config, console.print
+    scores = validation.score(1)
     n_tokens = config.train.evaluate_tokens
     whole = not 0 < n_tokens < len(state.prepared.splits["validation"].tokens)
     part = "the validation split" if whole else "the validation split's first part"
-    how = "every document by itself" if config.data.document_reset else "memory carried"
-    say(f"\nfinal score on {part}, {scores.tokens:,} tokens in one stream, {how}:")
-    perplexity = f"perplexity per token {scores.perplexity:.2f}"
-    if scores.bits_per_byte is None:
-        say(f"  {config.architecture:<16} {perplexity}")
+    apart = ", every document by itself" if config.data.document_reset else ""
+    rows = {"memory carried": _in_words(scores)}
+    if validation.has_memory:
+        without = validation.score(1, emptied=True)
+        rows[f"memory emptied every {scores.segment_length} tokens"] = _in_words(without)
+        saved = 1 - scores.nats / without.nats
+        worth = f"memory saves {saved:.1%}" if saved >= LEAST_WORTH else "memory is not used yet"
+    else:
+        worth = "this architecture has no memory"
+    if scores.bits_per_byte is not None:
+        rows["lzma, a compressor"] = f"{_compressed(text):.3f} bits per byte"
+    say(f"\nscore on {part}, {scores.tokens:,} tokens in one stream{apart}:")
+    for what, score in rows.items():
+        say(f"  {what:<{max(map(len, rows))}}   {score}", highlight=False)
+    say(f"Lower is better: {worth}.")
+    if scores.n_unknown:
         say(
             f"{percent(scores.unknown_share)} of the tokens are unknown and their text is not "
             "scored: there are no bits per byte, and the model cannot be compared with lzma, a "
             "compressor."
         )
-        return
-    baseline = 8 * len(lzma.compress(text, preset=9)) / len(text)
-    bits = f"{scores.bits_per_byte:.3f} bits per byte"
-    say(f"  {config.architecture:<16} {bits}   ({perplexity})")
-    say(f"  {'lzma':<16} {baseline:.3f} bits per byte   (the same text)")
-    say(
-        "Lower is better: the model predicts this text better than a strong compressor does."
-        if scores.bits_per_byte < baseline
-        else "Lower is better. After minutes of training it is normal not to reach lzma, a strong "
-        "compressor, yet: more --train.steps and a larger model do."
-    )
+
+
+def _in_words(scores: Scores) -> str:
+    perplexity = f"perplexity per token {scores.perplexity:.2f}"
+    if scores.bits_per_byte is None:
+        return perplexity
+    return f"{scores.bits_per_byte:.3f} bits per byte   ({perplexity})"
+
+
+def _compressed(text: bytes) -> float:
+    """Bits per byte of ``text`` as lzma packs it, without a file's header."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
+    return 8 * len(lzma.compress(text, lzma.FORMAT_RAW, filters=filters)) / len(text)
 
 
 def prompt_from(text: bytes) -> str:
-    """A ``--prompt`` from the first words of ``text``; empty if it has no plain ones."""
+    """A prompt from the first words of ``text``; empty if it has no plain ones."""
     for line in text[:4096].decode(errors="replace").splitlines():
         words = re.match(r"\w[\w ,.:;'()-]{2,23}(?!\w)", line.strip())
         if words and "\N{REPLACEMENT CHARACTER}" not in words[0]:
-            return f"--prompt {shlex.quote(words[0].strip())}"
+            return words[0].strip()
     return ""

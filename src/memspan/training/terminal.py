@@ -7,29 +7,25 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 PLAIN_SECONDS = 30
 """Seconds between the lines that replace a progress bar where there is no terminal."""
+ESTIMATE_UPDATES = 100
+"""Updates of a progress bar whose mean speed tells the time left, however long they take."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
 """Signals that stop training, with a checkpoint."""
-
-
-def resume_command(folder: Path) -> str:
-    """What continues the run in ``folder``."""
-    return f"memspan train --resume {shlex.quote(str(folder))}"
 
 
 @contextmanager
@@ -127,7 +123,7 @@ def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
     """
     line = (
         "step {task.completed:,.0f}/{task.total:,.0f}",
-        "loss {task.fields[loss]}  {task.fields[speed]:,.0f} tokens/s  left",
+        "loss {task.fields[loss]}  {task.fields[speed]:,.0f} tokens/s",
     )
     with _bar(console, line, steps, loss="?", speed=0) as show:
         yield show
@@ -136,9 +132,11 @@ def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
 @contextmanager
 def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """The same on standard error, up to ``total`` (None: unknown); yields what takes the count."""
+    # A folder's name may hold braces.
+    what = what.replace("{", "{{").replace("}", "}}")
     of = "" if total is None else "/{task.total:,.0f}"
-    line = (what, f"{{task.completed:,.0f}}{of} {unit}  left")
-    with _bar(Console(stderr=True), line, total) as show:
+    line = (what, f"{{task.completed:,.0f}}{of} {unit}")
+    with _bar(Console(stderr=True, markup=False), line, total) as show:
         yield lambda count: show(completed=count)
 
 
@@ -146,25 +144,35 @@ def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int]
 def _bar(
     console: Console, line: tuple[str, str], total: int | None, **fields: Any
 ) -> Iterator[Callable[..., None]]:
-    """A bar between the two texts of ``line``, and the remaining time; off a terminal, plain lines."""
-    left, right = line
-    columns = (TextColumn(left), BarColumn(bar_width=20), TextColumn(right), TimeRemainingColumn())
+    """A bar between the two texts of ``line``, and the time left; off a terminal, plain lines."""
+    left, right = line[0], line[1] + "{task.fields[rest]}"
+    columns = (
+        TextColumn(left, markup=False),
+        BarColumn(bar_width=20),
+        TextColumn(right, markup=False),
+    )
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        bar.add_task("", total=total, **fields)
+        bar.add_task("", total=total, rest="", **fields)
         (task,) = bar.tasks
         printed = time.monotonic()
+        seen: deque[tuple[float, int]] = deque(maxlen=ESTIMATE_UPDATES)
 
-        def show(**values: Any) -> None:
+        def show(completed: int, **values: Any) -> None:
             nonlocal printed
-            bar.update(task.id, **values)
+            seen.append((time.monotonic(), completed))
+            bar.update(task.id, completed=completed, rest=_time_left(seen, total), **values)
             if not console.is_terminal and time.monotonic() - printed >= PLAIN_SECONDS:
                 printed = time.monotonic()
-                rest = (
-                    "?" if task.time_remaining is None else timedelta(seconds=task.time_remaining)
-                )
-                text = f"{left}  {right}".format(task=task)
-                console.print(f"{text} {rest}", highlight=False)
+                console.print(f"{left}  {right}".format(task=task), highlight=False)
 
         yield show
+
+
+def _time_left(seen: Sequence[tuple[float, int]], total: int | None) -> str:
+    """The time until ``total`` at the mean speed of ``seen``, times and counts; empty if unknown."""
+    (start, first), (now, last) = seen[0], seen[-1]
+    if total is None or last == first:
+        return ""
+    return f"  left {timedelta(seconds=round((now - start) * (total - last) / (last - first)))}"

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
+from memspan.invocation import command
 from memspan.training.journal import Journal
 from memspan.training.loggers import loggers
 from memspan.training.saves import Saves
 from memspan.training.state import TrainingState
 from memspan.training.summary import conclude, introduce
-from memspan.training.terminal import progress, resume_command, stoppable
+from memspan.training.terminal import progress, stoppable
 from memspan.training.updates import Updater
 from memspan.training.validation import Validation
 
@@ -94,7 +95,7 @@ class Trainer:
 
     def _report_stop(self) -> None:
         step, saves = self.state.step, self.saves
-        remedy = f"continue with: {resume_command(saves.folder)}"
+        remedy = f"continue with: {command('train', '--resume', saves.folder)}"
         if saves.moved_from is not None:
             raise MemspanError(
                 f"the run's folder {saves.moved_from} was moved while it was trained: stopped at "

@@ -14,9 +14,14 @@ from memspan.data.streams import evaluation_segments
 from memspan.distributed.processes import ALONE
 from memspan.evaluation import Scores, score_tokens
 from memspan.generation import draw_tokens, read_prompt
+from memspan.memory import Memory
 from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
 
+PROMPT_TOKENS = 512
+"""Tokens that are read before a sample is written, at most."""
+MIN_P = 0.1
+"""Of samples: after minutes of training, what is less likely is mostly a misspelling."""
 STATISTICS_SEGMENTS = 32
 """Segments that statistics read: the last of them, with memory filled by those before."""
 
@@ -29,14 +34,21 @@ class Validation:
         # Whatever the run trains in, scores are comparable; the best weights are chosen by them.
         self.precision = dataclasses.replace(state.precision, products="float32")
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the architecture remembers anything from one segment to the next."""
+        return self.state.model.backbone.memory_type is not Memory
+
     def text(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Tokens to score and, if the run resets memory at documents, where documents start."""
         config, split = self.state.config, self.state.prepared.splits["validation"]
         tokens = split.tokens[: config.train.evaluate_tokens or None]
         return tokens, split.document_starts if config.data.document_reset else None
 
-    def score(self, batch_size: int) -> Scores:
+    def score(self, batch_size: int, *, emptied: bool = False) -> Scores:
         """Score the first ``evaluate_tokens`` tokens, from an empty memory, in so many streams.
+
+        ``emptied``: as if a document began with every segment of one stream.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite.
@@ -45,26 +57,42 @@ class Validation:
         tokens, document_starts = self.text()
         state.model.eval()
         batch_size = min(batch_size, len(tokens))
+        segment_length = min(state.config.train.segment_length, len(tokens))
+        if emptied:
+            firsts = np.arange(0, len(tokens), segment_length)
+            document_starts = (
+                firsts if document_starts is None else np.union1d(firsts, document_starts)
+            )
         return score_tokens(
             state.passes.scored,
             tokens,
             state.prepared.tokenizer,
             document_starts=document_starts,
             batch_size=batch_size,
-            segment_length=min(state.config.train.segment_length, len(tokens)),
+            segment_length=segment_length,
             precision=self.precision,
             processes=state.processes if batch_size % state.processes.size == 0 else ALONE,
         )
 
+    def prompt(self) -> bytes:
+        """The beginning of the text to score, up to where a paragraph, a line or a word ends."""
+        text = self.state.prepared.tokenizer.decode(self.text()[0][:PROMPT_TOKENS])
+        for end in (b"\n\n", b"\n", b" "):
+            if (at := text.rfind(end, len(text) // 2)) >= 0:
+                return text[: at + len(end)]
+        return text
+
     def sample(self, n_tokens: int) -> str:
-        """Text that the model writes from the start, always with the same random numbers."""
+        """Text that the model writes after :meth:`prompt`, always with the same random numbers."""
         state = self.state
         state.model.eval()
         reader = state.passes.scored.reader(batch_size=1, precision=self.precision)
         tokenizer = state.prepared.tokenizer
         decoder = tokenizer.stream_decoder()
-        logits = read_prompt(reader, [tokenizer.encode(tokenizer.opening)])
-        drawn = draw_tokens(reader, logits, n_tokens, Sampling(temperature=0.8, seed=1))
+        logits = read_prompt(
+            reader, [tokenizer.encode(self.prompt())], state.config.train.segment_length
+        )
+        drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
         return "".join(decoder.push(ids[0]) for ids in drawn)
 
     @torch.no_grad()

@@ -8,7 +8,7 @@ Importing this module registers the model ``memspan`` with the harness::
     lm_eval.simple_evaluate("memspan", {"run": "runs/book"}, tasks=["wikitext"])
 
 ``python -m memspan.integrations.lm_eval`` is the harness's command line with that model. Needs
-``memspan[lm-eval]``; without it the import raises :class:`memspan.MemspanError`.
+``lm-eval``; without it the import raises :class:`memspan.MemspanError`.
 """
 
 import sys

@@ -20,13 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from memspan.data.streams import START
+from memspan.data.tokenizers.utf8 import bytes_of
 from memspan.devices import device_for
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.generation import Writer
 from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.nn import NOT_SCORED
-from memspan.runs.reading import options_of, precision_for
+from memspan.runs.reading import options_of, precision_for, segment_for
 from memspan.runs.run import Run, load
 from memspan.sampling import Sampling
 
@@ -72,11 +73,11 @@ class MemspanLM(LM):
         if device is None or (device == "cuda:0" and not torch.cuda.is_available()):
             device = "auto"
         self.run = run if isinstance(run, Run) else load(run, str(device_for(device)))
-        if segment_length is None:
-            segment_length = self.run.config.train.segment_length
-        self._segment_length = _at_least_1("segment_length", segment_length)
         self._options = options
         self._sizes, self._reading = options_of(self.run, options)
+        if segment_length is None:
+            segment_length = segment_for(self.run, None, self._sizes, self._reading)
+        self._segment_length = _at_least_1("segment_length", segment_length)
         self._precision = precision_for(self.run)
         # An option that the model cannot have is refused here, and not in the middle of a task.
         self._reader(self._empty())
@@ -136,7 +137,7 @@ class MemspanLM(LM):
         ]
 
     def _encode(self, text: str) -> np.ndarray:
-        return self.run.tokenizer.encode(text.encode())
+        return self.run.tokenizer.encode(bytes_of(text))
 
     def _pair(self, context: str, continuation: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a context, at least one, and those of what follows.
@@ -256,7 +257,9 @@ def _sampling(options: dict[str, Any]) -> Sampling:
         )
     if not options.pop("do_sample"):
         return Sampling(temperature=0.0)
-    return Sampling(**options, seed=int(torch.randint(2**31, ())))
+    # 1 is what the harness means where a task names no temperature.
+    seed = int(torch.randint(2**31, ()))
+    return Sampling(**{"temperature": 1.0, **options}, seed=seed)
 
 
 def _row(ids: np.ndarray) -> Tensor:

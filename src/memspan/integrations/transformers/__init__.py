@@ -9,7 +9,7 @@ what ``memspan export RUN --to transformers DIR`` or :func:`export` wrote::
     model = AutoModelForCausalLM.from_pretrained("DIR")
     tokenizer = AutoTokenizer.from_pretrained("DIR")
 
-Needs ``memspan[transformers]``; without it the import raises :class:`memspan.MemspanError`.
+Needs ``transformers``; without it the import raises :class:`memspan.MemspanError`.
 """
 
 from memspan.integrations.installed import require

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast
 from transformers import PreTrainedConfig
 
 from memspan.errors import MemspanError
-from memspan.generation import PROMPT_SEGMENT
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.runs.config_files import section
@@ -23,8 +22,8 @@ class MemspanConfig(PreTrainedConfig):
         model: the architecture's options; those left out have their defaults.
         embedding: those of embedding and head, see :class:`memspan.EmbeddingConfig`.
         vocab_size: number of token ids, V.
-        segment_length: tokens that are read at once; longer inputs are read in segments of so many, as
-            ``memspan generate`` reads a prompt.
+        segment_length: tokens that are read at once, at most; longer inputs are read in segments. That
+            of a run is its segment length in training.
         padding_id: outside of the vocabulary, what stands for padding wherever it is, whatever the
             attention mask says. transformers' ``pad_token_id`` would have to be one of the vocabulary.
         options: what every config of transformers takes.
@@ -42,7 +41,7 @@ class MemspanConfig(PreTrainedConfig):
         model: dict[str, Any] | None = None,
         embedding: dict[str, Any] | None = None,
         vocab_size: int = 256,
-        segment_length: int = PROMPT_SEGMENT,
+        segment_length: int = 256,
         padding_id: int | None = None,
         **options: Any,
     ) -> None:

@@ -33,7 +33,7 @@ tags: [memspan, {architecture}]
 # {name}
 
 A language model with a memory ({architecture}, {parameters:,} parameters, {tokenizer} as tokens),
-{origin} and exported by memspan. It needs `pip install 'memspan[transformers]'`.
+{origin} and exported by memspan. It needs memspan, and `pip install 'transformers>=5.4,<6'`.
 
 ```python
 import memspan.integrations.transformers
@@ -69,6 +69,7 @@ def from_run(run: Run | str | Path) -> tuple[MemspanForCausalLM, PreTrainedToken
         model=options["model"],
         embedding=options["embedding"],
         vocab_size=run.tokenizer.vocab_size,
+        segment_length=run.config.train.segment_length,
         padding_id=run.tokenizer.vocab_size,
     )
     tokenizer = fast_tokenizer(run.tokenizer)

@@ -16,7 +16,7 @@ from memspan.errors import MemspanError
 from memspan.integrations.transformers.cache import MemspanCache
 from memspan.integrations.transformers.config import MemspanConfig
 from memspan.models import LanguageModel
-from memspan.models.inputs import check_segment, outside
+from memspan.models.inputs import check_tokens, outside
 from memspan.nn import NOT_SCORED
 
 
@@ -51,6 +51,23 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         self._segment_length = min(config.segment_length, longest)
         self.generation_config.pad_token_id = config.padding_id
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+        """As :meth:`transformers.PreTrainedModel.from_pretrained`.
+
+        Raises:
+            MemspanError: a tensor is missing, or not finite.
+        """
+        loaded = super().from_pretrained(*arguments, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, tensor in model.named_parameters():
+            if not tensor.is_meta and not tensor.isfinite().all():
+                raise MemspanError(
+                    f"the weights are damaged: {name} has values that are not finite; export the run "
+                    "again"
+                )
+        return loaded
 
     @can_return_tuple
     def forward(
@@ -98,8 +115,12 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
                 "inputs_embeds, output_attentions and output_hidden_states are not for this model: "
                 "leave them out and give input_ids"
             )
+        if type(logits_to_keep) is not int or logits_to_keep < 0:
+            raise MemspanError(
+                f"logits_to_keep must be a number of columns, 0 for all, not {logits_to_keep!r}"
+            )
         targets = labels if shift_labels is None else shift_labels
-        check_segment(cast(Tensor, input_ids), targets)
+        check_tokens(cast(Tensor, input_ids), targets)
         assert input_ids is not None
         cache = _cache(past_key_values)
         own = self._own(input_ids, attention_mask, cache.get_seq_length())

@@ -1,0 +1,56 @@
+"""A corpus from standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from memspan.data.texts import CHUNK
+from memspan.errors import MemspanError
+from memspan.files.bytes import write_atomically
+
+STDIN = "-"
+"""The corpus that comes from standard input."""
+
+
+def keep_input(path: Path, option: str) -> None:
+    """Write standard input into a new file.
+
+    Args:
+        path: of the file.
+        option: the one that asked for it, for what is said.
+
+    Raises:
+        FileExistsError: there is such a file, even one made meanwhile.
+        MemspanError: standard input is closed or empty, or the file cannot be written.
+    """
+    if sys.stdin is None:
+        raise MemspanError(f"standard input is closed: give {option} a file")
+    read = sys.stdin.buffer.read
+    write_atomically(path, iter(lambda: read(CHUNK), b""), replace=False)
+    if not path.stat().st_size:
+        path.unlink()
+        raise MemspanError(f"standard input is empty: pipe a text into {option} {STDIN}")
+
+
+@contextlib.contextmanager
+def readable(corpus: str | None) -> Iterator[str | None]:
+    """A corpus to be read: standard input from a file, for as long as this lasts.
+
+    Raises:
+        MemspanError: there is no such corpus; it is said before torch is imported.
+    """
+    from memspan.data.corpora import is_there, load_corpus
+
+    if corpus == STDIN:
+        with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
+            path = Path(folder, "standard input")
+            keep_input(path, "--corpus")
+            yield str(path)
+        return
+    if corpus is not None and not is_there(corpus):
+        load_corpus(corpus)
+    yield corpus
