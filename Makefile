@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures bench bench-learning chaos fuzz constraints soak clean
+.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures journeys bench bench-learning chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -14,7 +14,7 @@ help: ## list the targets
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: .venv ## train a small Transformer-XL, score it and print what it writes (minutes)
+demo: .venv ## train a small Transformer-XL, score it and show what it writes (two minutes)
 	$(BIN)/memspan train $(ARGS)
 
 test: .venv ## run the test suite, but for what needs the libraries that memspan works with
@@ -32,6 +32,9 @@ test-all: .full-venv ## run the whole test suite, with all extras
 
 smoke: .full-venv ## run a few tests of what needs other libraries (a minute)
 	.full-venv/bin/pytest -m smoke tests/integrations $(ARGS)
+
+journeys: .full-venv ## run every journey of a run, a verb and a text, as before a release (minutes)
+	.full-venv/bin/pytest -n 2 -m '' tests/journeys tests/integrations/test_travel.py $(ARGS)
 
 check: .venv ## lint, format, types, import contract, workflows
 	$(BIN)/ruff check .

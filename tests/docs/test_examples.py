@@ -29,6 +29,17 @@ PAGES = [
     *sorted({*(DOCS / "guides").glob("*.md")} - OTHERS),
     *sorted((DOCS / "annotated").glob("*.md")),
 ]
+NOT_RUN = {
+    r"make |pip install|PIP_EXTRA_INDEX_URL=": "installs, or runs this suite",
+    r"OMP_\w+=\w+ memspan train": "threads are set before a process starts",
+    r"cat .* \| memspan train --data.corpus -": "standard input: tests/commands has it",
+    r"python -P -m memspan.integrations.lm_eval": "test_lm_eval.py runs it",
+    r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",
+    r"memspan export runs/book --to transformers": "tests/integrations has it",
+    r".*--nproc": "starts processes: tests/distributed has it",
+    r".*enwik8": "a download, and days of training",
+}
+"""Lines of blocks ``sh`` that are not run here, and why. A new line is run or is one of these."""
 NOT_OF_LSTM = ("--model.n-heads", "--model.d-ff")
 BOOK = "Once upon a time there was a fox. " * 60
 SMALL = {
@@ -53,7 +64,7 @@ def commands(block: str) -> list[list[str]]:
     return [
         small(line[1:])
         for line in lines
-        if line[:1] == ["memspan"] and not {"--nproc", "enwik8", "measure"} & {*line}
+        if line[:1] == ["memspan"] and not any(re.match(lines, " ".join(line)) for lines in NOT_RUN)
     ]
 
 
@@ -73,6 +84,8 @@ def small(arguments: list[str]) -> list[str]:
         sizes = {"--tokens": "4"}
     elif arguments[0] == "evaluate":
         sizes = {"--tokens": "64"}
+    elif arguments[0] == "measure":
+        sizes = {"--longest": "16", "--budget": "1"}
     kept = list(arguments)
     for flag in sizes:
         if flag in kept:
@@ -127,6 +140,22 @@ def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
             ran += 1
     assert ran, f"{page.name} has no code to run"
     assert torch.is_grad_enabled()
+
+
+def test_every_command_and_snippet_is_run_or_listed() -> None:
+    unknown = []
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+        for language, block in blocks(page):
+            if language == "python":
+                if page not in {*PAGES, *OTHERS}:
+                    unknown.append(f"{page.name}: {block[:60]}")
+                continue
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                ours = page in PAGES and words[:1] == ["memspan"]
+                if words and not ours and not any(re.match(k, " ".join(words)) for k in NOT_RUN):
+                    unknown.append(f"{page.name}: {line}")
+    assert not unknown
 
 
 def _config() -> memspan.RunConfig[Any]:
