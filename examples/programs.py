@@ -148,7 +148,7 @@ def picture(results: list[dict[str, Any]], known: float, variables: int, path: P
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("no picture: pip install 'memspan[plot]'")
+        print("no picture: pip install matplotlib")
         return
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
     for axis, unit in zip(axes, ("tokens", "seconds"), strict=True):

@@ -2,7 +2,7 @@
 
     python examples/notebooks/execute.py            # all, or NAME.ipynb ...
 
-Needs ``memspan[notebooks]``. Ruff formats the cells: ``ruff format examples``.
+Needs the extra ``notebooks``. Ruff formats the cells: ``ruff format examples``.
 """
 
 from __future__ import annotations
