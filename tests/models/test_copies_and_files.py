@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from architectures import Case, randomise
+from architectures import ADAPTIVE, Case, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.models.ties import tied_names
+from memspan.runs.weights import weights_of
 from readings import (
     assert_memories_equal,
     every_case,
@@ -40,6 +47,60 @@ def test_deepcopy_and_state_dict(case: Case, tmp_path: Path) -> None:
             parameter.data.add_(1.0)
         assert torch.equal(model(text(2, 4), memory).logits, expected.logits)
         assert other.fingerprint() != model.fingerprint()
+
+
+def _in_a_file(model: LanguageModel) -> LanguageModel:
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+def _filled(model: LanguageModel) -> LanguageModel:
+    """Without values first, and as a part of something else."""
+    weights = {f"0.{name}": tensor for name, tensor in model.state_dict().items()}
+    nn.Sequential(model.to("meta").to_empty(device="cpu")).load_state_dict(weights)
+    return model
+
+
+def _assigned(model: LanguageModel) -> LanguageModel:
+    """The file's tensors themselves; as in the files of runs, every tied one is there once."""
+    weights = weights_of(model)
+    model.to("meta").load_state_dict(weights, assign=True)
+    return model
+
+
+def _converted(model: LanguageModel) -> LanguageModel:
+    return model.float().double()
+
+
+WAYS = {
+    "deepcopy": copy.deepcopy,
+    "file": _in_a_file,
+    "filled": _filled,
+    "assigned": _assigned,
+    "converted": _converted,
+}
+
+
+@pytest.mark.parametrize("conversion", ["in place", "overwrite", "swap"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("tie", ["all-but-first", "all"])
+def test_what_is_tied_stays_tied(
+    tie: Any, way: str, conversion: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However torch replaces parameters, which it does name by name."""
+    future = torch.__future__
+    monkeypatch.setattr(future, "_overwrite_module_params_on_conversion", conversion == "overwrite")
+    monkeypatch.setattr(future, "_swap_module_params_on_conversion", conversion == "swap")
+    embedding = dataclasses.replace(ADAPTIVE, tie_projections=tie)
+    model = transformer_xl(embedding).model()
+    expected, ties = model(text(2, 4)).logits, tied_names(model)
+    names = [name for name, _ in model.named_parameters()]
+    found = WAYS[way](model)
+    assert tied_names(found) == ties
+    assert ["embedding.tables.0", "head.tables.0"] in ties
+    assert [name for name, p in found.named_parameters() if p.requires_grad] == names
+    assert torch.equal(found(text(2, 4)).logits, expected)
 
 
 @every_case

@@ -90,10 +90,9 @@ class Head(nn.Module):
         self.edges = (0, *config.cutoffs, embedding.vocab_size)
         n_clusters = len(self.edges) - 1
         self.by_cluster = config.div_val > 1
-        self.tables = (
-            embedding.tables
-            if config.tie
-            else nn.ParameterList(nn.Parameter(torch.empty(t.shape)) for t in embedding.tables)
+        # A list of its own even if tied: torch.func would restore a module under two names wrongly.
+        self.tables = nn.ParameterList(
+            t if config.tie else nn.Parameter(torch.empty(t.shape)) for t in embedding.tables
         )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
         tied = {

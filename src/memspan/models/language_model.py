@@ -24,6 +24,7 @@ from memspan.models.output import BackboneOutput, Output
 from memspan.models.protocol import Backbone, BackboneReader, not_copied
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
+from memspan.models.ties import expand_ties, tie, tied_names
 from memspan.nn import NOT_SCORED, dropout_layer
 from memspan.precision.products import Precision
 
@@ -52,6 +53,14 @@ class LanguageModel(nn.Module):
         initialise(nn.ModuleList([self.embedding, self.head]), backbone.initialisation)
         with refuse_impossible("the model"):
             self.backbone: Backbone[Any] = backbone.build()
+        self.register_load_state_dict_pre_hook(expand_ties)  # type: ignore[no-untyped-call]
+
+    def _apply(self, *arguments: Any, **options: Any) -> LanguageModel:
+        # All conversions and moves go through here, and some make a new Parameter for each name.
+        names = tied_names(self)
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+        tie(self, names)
+        return self
 
     def initial_memory(self, batch_size: int, **options: object) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""

@@ -28,17 +28,6 @@ def weights_of(model: LanguageModel) -> dict[str, Tensor]:
     return weights
 
 
-def expand_ties(model: LanguageModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of :func:`weights_of`: tied tensors under all their names."""
-    first: dict[int, str] = {}
-    expanded = dict(weights)
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        source = first.setdefault(id(tensor), name)
-        if name not in expanded and source in weights:
-            expanded[name] = weights[source]
-    return expanded
-
-
 def widened(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights that are stored in half precision, as those of shipped runs, in float32."""
     return {
@@ -83,7 +72,7 @@ def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path)
         MemspanError: they do not fit.
     """
     try:
-        model.load_state_dict(expand_ties(model, weights))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise _misfit(folder, error) from None
 
