@@ -18,7 +18,7 @@ demo: .venv ## train a small Transformer-XL, score it and show what it writes (t
 	$(BIN)/memspan train $(ARGS)
 
 test: .venv ## run the test suite, but for what needs the libraries that memspan works with
-	$(BIN)/pytest -n 2 --ignore=tests/integrations $(ARGS)
+	$(BIN)/pytest -n 2 $(ARGS)
 
 .full-venv: .full-venv/.installed
 .full-venv/.installed: pyproject.toml constraints.txt
