@@ -20,6 +20,22 @@ MOST_TOKENS = 1 << 62
 """That a row may have seen; more would overflow when counted on."""
 
 
+class Fingerprint(str):
+    """A model's fingerprint; memory files of 0.1.0 have another one of the same model.
+
+    Args:
+        now: what a memory file is written with.
+        of_0_1_0: what 0.1.0 wrote (None: it could not make such a model).
+    """
+
+    of_0_1_0: str | None
+
+    def __new__(cls, now: str, of_0_1_0: str | None = None) -> Self:
+        fingerprint = super().__new__(cls, now)
+        fingerprint.of_0_1_0 = of_0_1_0
+        return fingerprint
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Memory:
     """Base of the architectures' memories: a frozen dataclass whose fields are all tensors.
@@ -166,7 +182,7 @@ class Memory:
             )
         # Before the fingerprint, since it cannot say what differs.
         memory = cls.from_tensors(tensors, like)
-        if header["fingerprint"] != fingerprint:
+        if header["fingerprint"] not in (fingerprint, getattr(fingerprint, "of_0_1_0", None)):
             raise MemspanError(
                 f"{path} is the memory of another model, with other options or other weights (of "
                 f"{header['fingerprint'][:12]}, this is {fingerprint[:12]}): use it with the run "

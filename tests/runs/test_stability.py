@@ -6,6 +6,7 @@ wrong, not the recording.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 
 import memspan
 from memspan.cli import main
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
 from memspan.runs import checkpoints
 from memspan.training import metrics
 
@@ -35,6 +38,14 @@ READ_ON = {
     "fast-weights": 3.0256295204162598,
 }
 """Nats per token of :data:`TEXT`, read on from each saved memory."""
+FINGERPRINTS = {
+    "transformer-xl": "eb903ab8d5b693010e18803ed80b862213ac9e39702d8dfd96d3493b4a346a3b",
+    "compressive": "9d3deaa84cb8f6e0d1980af906c386e7cb4f2a4d5daef4976111a8041fd7d214",
+    "feedback": "293b9afdb642bed2cd235f76c02f3ccfb116b500082b3baa58204d1d1dbfafe3",
+    "fast-weights": "da86f14106509be3d8ad977ad514b11cd4855727ab606426fd2c61580dc059f6",
+}
+"""Of each run's model, as later versions make them. Its ``config.toml`` gives options that are at their
+defaults, too: a default that changes would change the fingerprint."""
 RESUMED = {"compressive": (94, 2.9083970302343367), "shared": (79, 2.691863857805729)}
 """Last step and its validation score, nats per token, after training a few steps more."""
 CLOSE = {"abs": 1e-4}
@@ -65,6 +76,25 @@ def test_memories_are_read_on_from(name: str, folder: Path) -> None:
     with torch.no_grad():
         losses = run.model(ids[:, :-1], memory, targets=ids[:, 1:]).losses
     assert losses.mean().item() == pytest.approx(READ_ON[name], **CLOSE)
+
+
+@pytest.mark.parametrize("name", READ_ON)
+def test_fingerprints_stay(name: str, folder: Path) -> None:
+    """A memory that is saved today is the model's for good, and another model's never."""
+    run = memspan.load(name)
+    model, path = run.model, Path(f"{name}.memory")
+    assert model.fingerprint() == FINGERPRINTS[name]
+    model.load_memory(path).save(path, model.fingerprint())
+    model.load_memory(path)
+
+
+def test_a_memory_is_not_of_a_model_with_options_that_came_later(folder: Path) -> None:
+    run = memspan.load("transformer-xl")
+    config = dataclasses.replace(run.config.model, norm_epsilon=1e-3)
+    other = LanguageModel(run.tokenizer.vocab_size, config, run.config.embedding)
+    other.load_state_dict(run.model.state_dict())
+    with pytest.raises(MemspanError, match="of another model"):
+        other.load_memory("transformer-xl.memory")
 
 
 @pytest.mark.parametrize("name", RESUMED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,7 @@ from memspan.errors import MemspanError
 from memspan.files.tensors import digest
 from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head
+from memspan.models.fingerprints import fingerprint
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
@@ -45,7 +45,7 @@ class LanguageModel(nn.Module):
         embedding = EmbeddingConfig() if embedding is None else embedding
         check_parts(vocab_size, backbone, embedding)
         refuse_oversized_model(backbone, vocab_size, embedding)
-        self.vocab_size = vocab_size
+        self.vocab_size, self._embedding_options = vocab_size, embedding
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
         self.output_dropout = dropout_layer(embedding.output_dropout)
@@ -223,9 +223,9 @@ class LanguageModel(nn.Module):
         return self.backbone.float32_part()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the backbone's options and all parameters: a memory file carries its model's."""
-        named = f"{self.backbone.config} {digest(self.state_dict())}"
-        return hashlib.sha256(named.encode()).hexdigest()
+        """SHA-256 of the options that change the function, and of all parameters: a memory file carries
+        its model's."""
+        return fingerprint(self.backbone.config, self._embedding_options, digest(self.state_dict()))
 
 
 _version = attrgetter("_version")

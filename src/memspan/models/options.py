@@ -81,6 +81,12 @@ class BackboneConfig(Protocol):
     """Pictures to draw beside the loss."""
     has_auxiliary_parameters: ClassVar[bool] = False
     """Whether an auxiliary loss may have parameters of its own, with a learning rate of their own."""
+    same_function: ClassVar[frozenset[str]] = frozenset(
+        {"initialisation", "dropout", "attention_dropout"}
+    )
+    """Options with which a trained model of the same weights computes the same from tokens and a
+    memory: those of training and of the first memory, and those that the weights show. A model's
+    fingerprint leaves them out."""
 
     def for_segments(self, segment_length: int) -> Self:
         """These options with all sizes set that depend on the longest segment in training."""
@@ -176,6 +182,11 @@ class EmbeddingConfig:
     output_dropout: float = 0.0
     """Dropout probability on the last hidden state, before the output head, as in the Transformer-XL
     authors' code."""
+
+    same_function: ClassVar[frozenset[str]] = frozenset(
+        {"tie", "d_embed", "div_val", "tie_projections", "output_dropout"}
+    )
+    """As :attr:`BackboneConfig.same_function`."""
 
     def __post_init__(self) -> None:
         check_types(self)

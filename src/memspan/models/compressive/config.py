@@ -99,6 +99,15 @@ class CompressiveConfig(BackboneConfig):
 
     memory_options: ClassVar[type] = CompressiveMemoryOptions
     reader_options: ClassVar[type] = RelativeReaderOptions
+    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
+        "d_head",
+        "memory_length",
+        "compressed_length",
+        "auxiliary_loss",
+        "task_gradient",
+        "tie_position_biases",
+        "final_norm",
+    }
     has_auxiliary_parameters: ClassVar[bool] = True
     plots: ClassVar[tuple[Plot, ...]] = (
         Plot(

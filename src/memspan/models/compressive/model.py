@@ -260,9 +260,11 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         return [p for c in layers if c is not None for p in c.parameters()]
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """See :meth:`Backbone.row_sizes`: any number of slots of each kind."""
-        slots = (len(self.layers), None, self.config.d_model)
-        return {"hidden": slots, "compressed": slots}
+        """See :meth:`Backbone.row_sizes`: any number of slots of each kind; compressed ones only where
+        something compresses."""
+        layers, width = len(self.layers), self.config.d_model
+        compressed = None if self.config.compressed_length else 0
+        return {"hidden": (layers, None, width), "compressed": (layers, compressed, width)}
 
     def initial_memory(
         self,

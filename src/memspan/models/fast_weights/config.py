@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
@@ -72,6 +72,15 @@ class FastWeightsConfig(BackboneConfig):
     which suits widths of about 500 to 1,000."""
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs."""
+
+    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
+        "d_head",
+        "favor_features",
+        "favor_redraw",
+        "chunk_size",
+        "recompute",
+        "final_norm",
+    }
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -73,6 +73,16 @@ class FeedbackConfig(BackboneConfig):
     """Dropout probability on attention weights."""
 
     memory_options: ClassVar[type] = MemoryLength
+    # Learned spans are fractions of memory_length, so that it counts.
+    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
+        "d_head",
+        "max_distance",
+        "projections",
+        "final_norm",
+        "memory_norm",
+        "value_bias",
+        "adaptive_span",
+    }
 
     def __post_init__(self) -> None:
         check_types(self)

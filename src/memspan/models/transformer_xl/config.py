@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from memspan.checks import at_least, check_types, probability
@@ -77,16 +77,21 @@ class TransformerXLConfig(BackboneConfig):
     """Dropout probability on embeddings, position codes and sub-layer outputs."""
     attention_dropout: float = 0.0
     """Dropout probability on attention weights."""
-    # Neither this nor norm_epsilon is in the repr, of which a model's fingerprint is made: memories
-    # that older versions saved still fit.
-    start: Literal["empty", "zeros"] = field(default="empty", repr=False)
+    start: Literal["empty", "zeros"] = "empty"
     """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended and
     zero, as in the checkpoints once distributed through transformers. May be changed at evaluation."""
-    norm_epsilon: float = field(default=1e-5, repr=False)
+    norm_epsilon: float = 1e-5
     """Added to the variance in layer normalisation."""
 
     memory_options: ClassVar[type] = TransformerXLMemoryOptions
     reader_options: ClassVar[type] = RelativeReaderOptions
+    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
+        "d_head",
+        "memory_length",
+        "start",
+        "tie_position_biases",
+        "final_norm",
+    }
 
     def __post_init__(self) -> None:
         check_types(self)
