@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,14 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.protocol import Backbone, BackboneReader, not_copied
+from memspan.models.packing import CHANGED, WeightsWatch, is_itself, known
+from memspan.models.protocol import (
+    Backbone,
+    BackboneReader,
+    MemoryReader,
+    WatchedReader,
+    not_copied,
+)
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.ties import expand_ties, tie, tied_names
@@ -29,6 +35,7 @@ from memspan.nn import NOT_SCORED, dropout_layer
 from memspan.precision.products import Precision
 
 
+@known
 class LanguageModel(nn.Module):
     """``model(tokens, memory) -> output``, pure: the memory passed in is not changed.
 
@@ -228,18 +235,17 @@ class LanguageModel(nn.Module):
         return fingerprint(self.backbone.config, self._embedding_options, digest(self.state_dict()))
 
 
-_version = attrgetter("_version")
-
-
 class Reader:
     """A position in a stream of tokens: :meth:`read` returns the model's output and moves on.
 
     Each row is a stream of its own: :meth:`reset` and :meth:`replace` end some of them while the others
     go on (docs/guides/many-streams.md).
 
-    Results equal those of ``model(tokens, memory)`` in evaluation mode. What is cached between calls,
-    such as projected keys and values of memory, is valid for these weights only, so reading on after a
-    change of weights is refused.
+    Results equal those of ``model(tokens, memory)`` in evaluation mode, whatever its modules are. What
+    is cached between calls, such as projected keys and values of memory, is valid for these weights and
+    modules only, so reading on after they have changed is refused. Optimisers' steps, new hooks and
+    changes in place are noticed at the next token; modules that are replaced, and what is written
+    through ``parameter.data`` on a CPU, when several tokens are read.
     """
 
     __reduce_ex__ = not_copied
@@ -257,20 +263,21 @@ class Reader:
             memory = model.initial_memory(batch_size)
         memory = model.backbone.own_memory(memory, batch_size)
         self._rows = memory.batch_size
-        # Where every parameter belongs; the parameters themselves, how often they were written to, and
-        # their storage, which conversions such as model.float() replace.
-        self._homes = [
-            (module._parameters, name)
-            for module in model.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
-        self._parameters: list[Any] = [home[name] for home, name in self._homes]
-        self._versions = list(map(_version, self._parameters))
-        self._addresses = list(map(Tensor.data_ptr, self._parameters))
+        self._by_call = not is_itself(model, LanguageModel)
+        if self._by_call and options:
+            raise MemspanError(
+                f"{', '.join(sorted(options))}: only a LanguageModel without hooks reads with these"
+            )
         make: Callable[..., BackboneReader[Memory]] = model.backbone.reader
         with self._inference():
-            self._backbone = make(memory, self._rows, **options)
+            self._backbone: Any = (
+                MemoryReader(memory) if self._by_call else make(memory, self._rows, **options)
+            )
+        # What watches itself is not looked at twice.
+        rest = (
+            (model.embedding, model.head) if isinstance(self._backbone, WatchedReader) else (model,)
+        )
+        self._watch = WeightsWatch(*rest)
 
     @property
     def device(self) -> torch.device:
@@ -281,16 +288,24 @@ class Reader:
         """The memory after the last token: a value that may be saved, branched or trained on."""
         return self._backbone.memory
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the weights have changed since the reader was made, which ends its use."""
-        # By map, which is faster than a loop: it is asked before every token.
-        parameters: list[Any] = [home[name] for home, name in self._homes]
-        return (
-            any(map(is_not, parameters, self._parameters))
-            or list(map(_version, parameters)) != self._versions
-            or list(map(Tensor.data_ptr, parameters)) != self._addresses
+    def has_changed(self, whole: bool = True) -> bool:
+        """Whether weights or modules have changed since the reader was made, which ends its use.
+
+        ``whole``: look at all that is looked at when several tokens are read, not as for a single one.
+        """
+        watched = isinstance(self._backbone, WatchedReader)
+        return self._has_changed_around(whole) or (
+            watched and self._backbone.watch.has_changed(whole)
         )
+
+    def _has_changed_around(self, whole: bool) -> bool:
+        """The model around a backbone that looks after itself."""
+        by_call = whole and self._by_call is is_itself(self._model, LanguageModel)
+        return by_call or self._watch.has_changed(whole)
+
+    def _refuse_changes(self, whole: bool = False) -> None:
+        if self._has_changed_around(whole):
+            raise MemspanError(CHANGED)
 
     def read(
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
@@ -300,22 +315,35 @@ class Reader:
         ``starts``: bool ``[B, T]``, true where a document begins, as in the model's call.
 
         Raises:
-            MemspanError: an argument is not as described here; the weights have changed since the
-                reader was made.
+            MemspanError: an argument is not as described here; weights or modules have changed since
+                the reader was made.
         """
-        self._refuse_stale()
         check_tokens(tokens, targets)
+        self._refuse_changes(tokens.shape[1] > 1)
         if len(tokens) != self._rows:
             raise MemspanError(
                 f"the reader has {self._rows} rows, and the tokens have {len(tokens)}: give as many"
             )
         with self._inference():
+            if self._by_call:
+                return self._read_by_call(tokens, targets, starts)
             hidden = self._model._embed(tokens)
             if tokens.numel():
                 hidden = self._backbone.read(hidden, starts)
+            hidden = self._model.output_dropout(hidden)
             if targets is None:
                 return self._model.head(hidden)
             return self._model._losses(hidden, targets)
+
+    def _read_by_call(
+        self, tokens: Tensor, targets: Tensor | None, starts: Tensor | None
+    ) -> Tensor:
+        """By a pass of the model itself, which a subclass or a hook has made another one."""
+        output: Output = self._model(tokens, self.memory, targets=targets, starts=starts)
+        self._backbone.memory = output.memory
+        result = output.logits if targets is None else output.losses
+        assert result is not None
+        return result
 
     def select(self, rows: Tensor | list[int]) -> Memory:
         """The memory of some rows: ``reader.memory.select(rows)``, without a copy of the others.
@@ -339,7 +367,7 @@ class Reader:
             MemspanError: the mask is not one bool per row; the weights have changed since the reader
                 was made. The reader stays as it was.
         """
-        self._refuse_stale()
+        self._refuse_changes()
         with self._inference():
             self._backbone.reset(mask)
 
@@ -365,16 +393,9 @@ class Reader:
             waiting = reader.select([3])
             reader.replace([3], next_memory)
         """
-        self._refuse_stale()
+        self._refuse_changes()
         with self._inference():
             self._backbone.replace(rows, memory)
-
-    def _refuse_stale(self) -> None:
-        if self.is_stale:
-            raise MemspanError(
-                "the weights have changed since this reader was made, so what it cached is stale: "
-                "make a new one with model.reader(reader.memory)"
-            )
 
     @contextmanager
     def _inference(self) -> Iterator[None]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.models.plain import are_plain, hooks
 from memspan.nn import FeedForward
 from memspan.ops.native.stack import PackedStack
 
@@ -20,9 +19,6 @@ class Layer(Protocol):
     @property
     def attention(self) -> Any:
         """With its last product as ``output``."""
-
-    def modules(self) -> Iterator[nn.Module]:
-        """The layer and all that it consists of."""
 
     @property
     def feed_forward(self) -> FeedForward:
@@ -35,24 +31,6 @@ class Layer(Protocol):
     @property
     def feed_forward_norm(self) -> Any:
         """Before the feed-forward sub-layer; its epsilon is that of all norms."""
-
-
-def is_plain(layers: Iterable[Layer], final_norm: nn.Module) -> bool:
-    """Whether a step in C can compute what these modules do."""
-    layers = list(layers)
-    may_lack = [layer.attention_norm for layer in layers] + [final_norm]
-    norms = [norm for norm in may_lack if type(norm) is not nn.Identity]
-    norms += [layer.feed_forward_norm for layer in layers]
-    return are_plain(
-        [(layer.attention.output,) for layer in layers],
-        norms,
-        [layer.feed_forward for layer in layers],
-    )
-
-
-def stack_hooks(layers: Iterable[Layer], final_norm: nn.Module) -> list[dict[int, Any]]:
-    """The tables of hooks of all modules that a step in C does not call."""
-    return hooks([*(part for layer in layers for part in layer.modules()), final_norm])
 
 
 def packed_stack(

@@ -19,6 +19,7 @@ from memspan.memory import Memory
 from memspan.models.inputs import check_memory, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
+from memspan.models.packing import Schema, Watch, is_exactly
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
 from memspan.precision.products import Precision
@@ -204,12 +205,19 @@ class Backbone(nn.Module, Generic[M]):
     tables: tuple[str, ...] = ()
     """Last parts of the names of parameters with one row per distance, nearest first. A longer table
     means the same in its first rows."""
+    schema: Schema | None = None
+    """The modules for which this architecture's reader was written, and functions that take a whole
+    segment through all layers (None: there are none)."""
 
     def __init__(self, config: BackboneConfig) -> None:
         """Keep the options, and refuse sizes that no machine holds before any layer is made."""
         super().__init__()
         refuse_oversized_model(config)
         self.config = config
+
+    def is_as_made(self) -> bool:
+        """Whether these are exactly the modules of :attr:`schema`, so that kernels may stand in."""
+        return self.schema is not None and is_exactly(self, self.schema)
 
     def initial_memory(self, batch_size: int) -> M:
         """A memory before the first token, ``batch_size`` rows. More arguments are the architecture's
@@ -364,6 +372,16 @@ def not_copied(reader: object, protocol: object) -> NoReturn:
     )
 
 
+class WatchedReader:
+    """What readers share that compute with weights past their modules: they refuse to read on after
+    weights or modules have changed."""
+
+    __reduce_ex__ = not_copied
+
+    def __init__(self, backbone: Backbone[Any]) -> None:
+        self.watch = Watch(backbone)
+
+
 class MemoryReader(Generic[M]):
     """What readers share that have no state beside their memory."""
 
@@ -388,11 +406,15 @@ class MemoryReader(Generic[M]):
 
 
 class PassReader(MemoryReader[M]):
-    """The reader of any backbone: whole passes, nothing kept beside the memory."""
+    """The reader of any backbone, whatever its modules are: whole passes, nothing kept beside the
+    memory.
 
-    def __init__(self, backbone: Backbone[M], memory: M) -> None:
+    ``options``: more arguments of the backbone's ``forward``.
+    """
+
+    def __init__(self, backbone: Backbone[M], memory: M, **options: Any) -> None:
         super().__init__(memory)
-        self._backbone = backbone
+        self._backbone, self._options = backbone, options
 
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
@@ -401,7 +423,7 @@ class PassReader(MemoryReader[M]):
         check_vectors(x, width, self.memory.tokens_seen.device, rows, starts)
         # Past the backbone's own checks, which take a tenth of a token's time: its memory is known.
         output: BackboneOutput[M] = nn.Module.__call__(
-            self._backbone, x, self.memory, starts=starts
+            self._backbone, x, self.memory, starts=starts, **self._options
         )
         self.memory = output.memory
         return output.hidden

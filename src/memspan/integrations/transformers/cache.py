@@ -65,10 +65,11 @@ class MemspanCache(Cache):
             )
         self._model, self._rows = model, rows
 
-    def reader(self) -> Reader:
-        """A reader that stands where the memory does; it is kept until the memory is replaced."""
+    def reader(self, n_tokens: int) -> Reader:
+        """A reader of so many tokens that stands where the memory does; it is kept until the memory is
+        replaced, or the model has changed."""
         assert self._model is not None
-        if self._reader is None or self._reader.is_stale:
+        if self._reader is None or self._reader.has_changed(whole=n_tokens > 1):
             self._reader = self._model.reader(self.memory, self._rows)
         return self._reader
 

@@ -23,11 +23,15 @@ from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import AttentionWeights, BackboneReader
+from memspan.models.packing import NORM_EPSILON, Schema, known
+from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
     RelativeBackbone,
     RelativeLayer,
+    Span,
+    backbone_schema,
+    layer_schema,
 )
 from memspan.models.segments import (
     Documents,
@@ -62,6 +66,7 @@ class CompressiveMemory(Memory):
         return {"length": self.hidden.shape[2], "compressed_length": self.compressed.shape[2]}
 
 
+@known
 class Compression(nn.Module):
     """A layer's compression function ``f_c`` and, for auto-encoding, its decoder ``g``."""
 
@@ -124,6 +129,7 @@ class Step:
     documents: Documents | None
 
 
+@known
 class CompressiveLayer(RelativeLayer):
     """Attention over both memories and the segment, the feed-forward sub-layer, the compression."""
 
@@ -228,6 +234,7 @@ def _frozen(part: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
+@known
 class Compressive(RelativeBackbone[CompressiveMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -249,6 +256,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         for layer in self.stack():
             if layer.compression is not None:
                 layer.compression.initialise()
+        self.schema = _schema(config)
 
     def stack(self) -> Iterator[CompressiveLayer]:
         """The layers, first to last, as :class:`CompressiveLayer`."""
@@ -315,6 +323,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         padding: Padding = "right",
         implementation: str | None = None,
         attention_weights: list[Tensor] | None = None,
+        span: Span | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -326,6 +335,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
                 before dropout and without gradient; for inspection. Valid slots stand right-most before
                 the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Left
                 padding counts as right padding in it.
+            span: the keys and distances that are told apart (None: as configured).
 
         Returns:
             ``statistics`` holds per layer the auxiliary loss and, in evaluation mode, the shares of
@@ -339,7 +349,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         old_slots, n_tokens = compressed_slots + slots, x.shape[1]
         used = memory.length + memory.compressed_length
         shared = self.attention_pass(
-            used, n_tokens, old_slots, documents, implementation, attention_weights
+            used, n_tokens, old_slots, documents, implementation, attention_weights, span
         )
         step = self._step(memory, n_tokens, documents)
         context = in_one_row(memory)
@@ -417,6 +427,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
+        if not self.is_as_made():
+            return PassReader(self, memory, span=span)
         from memspan.models.compressive.reader import CompressiveReader
 
         return CompressiveReader(self, memory, span)
@@ -465,6 +477,24 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             hidden_valid=in_use(slots, after.length)[..., None],
             documents=documents,
         )
+
+
+def _schema(config: CompressiveConfig) -> Schema:
+    d, rate = config.d_model, config.compression_rate
+    tensors: dict[str, tuple[int, ...]] = {}
+    if config.compression == "convolution":
+        tensors = {"weight": (d, d, rate), "bias": (d,)}
+    elif config.compression == "dilated-convolution":
+        levels = math.ceil(math.log2(rate))
+        tensors = {"weight": (levels, d, d, 2), "bias": (levels, d)}
+    if config.auxiliary_loss == "auto-encoding":
+        tensors |= {"decoder_weight": (d, d, rate), "decoder_bias": (d,)}
+    kind = {"kind": config.compression, "rate": rate}
+    compression = {"compression": Schema(Compression, tensors, kind)}
+    if not config.compressed_length:
+        compression = {}
+    layer = layer_schema(CompressiveLayer, config, NORM_EPSILON, **compression)
+    return backbone_schema(Compressive, config, layer, NORM_EPSILON)
 
 
 def in_one_row(memory: CompressiveMemory) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.plain import are_products, has_bias
+from memspan.models.packing import Schema, is_exactly, known, linear
 from memspan.ops.delta_rule.feature_maps import (
     DPFP,
     elu_plus_one,
@@ -28,6 +28,16 @@ from memspan.ops.delta_rule.inputs import Chunking
 from memspan.ops.delta_rule.rules import delta_rule, outer_product_rule, sum_rule
 
 
+def products(config: FastWeightsConfig) -> dict[str, Schema]:
+    """Those of the input, in the order in which their weights are one matrix."""
+    inner = linear(config.d_model, config.n_heads * config.head_width, bias=False)
+    beta = linear(config.d_model, config.n_heads, bias=False)
+    named = {"query": inner, "key": inner, "value": inner, "beta": beta}
+    missing = {"outer-product": ("query", "beta"), "sum": ("beta",)}.get(config.rule, ())
+    return {name: schema for name, schema in named.items() if name not in missing}
+
+
+@known
 class FastWeightsAttention(nn.Module):
     """Projections, feature map and one of the update rules."""
 
@@ -45,6 +55,7 @@ class FastWeightsAttention(nn.Module):
         self.value = nn.Linear(config.d_model, inner, bias=False)
         if config.rule == "delta":
             self.beta = nn.Linear(config.d_model, config.n_heads, bias=False)
+        self.products = products(config)
         self.output = nn.Linear(inner, config.d_model)
         if config.feature_map == "favor":
             self.register_buffer("projection", self.draw_projection())
@@ -59,28 +70,20 @@ class FastWeightsAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values ``[B, H, T, K]``; with the delta rule, beta's logits ``[B, H, T]``."""
-        weight = self.fused_weight()
-        if weight is None:
-            parts = [projection(x) for projection in self._projections()]
+        projections = [getattr(self, name) for name in self.products]
+        if all(map(is_exactly, projections, self.products.values())):
+            widths = [projection.out_features for projection in projections]
+            parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
         else:
-            widths = [projection.out_features for projection in self._projections()]
-            parts = list(F.linear(x, weight).split(widths, -1))
+            parts = [projection(x) for projection in projections]
         if self.config.rule == "outer-product":
             parts.insert(0, x)
         q, k, v = (self.heads(part) for part in parts[:3])
         return q, k, v, parts[3].transpose(1, 2) if len(parts) > 3 else None
 
-    def fused_weight(self) -> Tensor | None:
-        """The weights of all projections as one matrix, in the order query, key, value, beta. None
-        where one has become more than its weight, as with an adapter."""
-        projections = self._projections()
-        if not are_products(projections) or any(has_bias(p) for p in projections):
-            return None
-        return torch.cat([projection.weight for projection in projections])
-
-    def _projections(self) -> list[nn.Linear]:
-        names = ("query", "key", "value", "beta")
-        return [getattr(self, name) for name in names if hasattr(self, name)]
+    def fused_weight(self) -> Tensor:
+        """The weights of all projections as one matrix, in the order query, key, value, beta."""
+        return torch.cat([getattr(self, name).weight for name in self.products])
 
     def feature_map(self) -> Callable[[Tensor], Tensor]:
         """Feature map and sum normalisation: ``[..., K] -> [..., F]``."""

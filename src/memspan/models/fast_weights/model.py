@@ -17,11 +17,20 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models.fast_weights.attention import FastWeightsAttention
+from memspan.models.fast_weights.attention import FastWeightsAttention, products
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import can_look
 from memspan.models.output import BackboneOutput
+from memspan.models.packing import (
+    Schema,
+    dropout,
+    feed_forward,
+    known,
+    layer_norm,
+    linear,
+    module_list,
+)
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import BYTES, refuse_oversized
@@ -49,6 +58,7 @@ class FastWeightsMemory(Memory):
     another."""
 
 
+@known
 class FastWeightsLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with a residual; ``config.norm`` places the norms."""
 
@@ -90,6 +100,7 @@ class FastWeightsLayer(nn.Module):
         return self.after_attention(x, attended), weights, key_sum
 
 
+@known
 class FastWeights(Backbone[FastWeightsMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -112,6 +123,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         self.final_norm = nn.LayerNorm(config.d_model) if normalises else nn.Identity()
         self.register_buffer("feature_id", self._feature_id(self._draws()))
         initialise(self, config.initialisation, config.n_layers, FACTORS)
+        self.schema = _schema(config)
 
     def stack(self) -> Iterator[FastWeightsLayer]:
         """The layers, first to last, as :class:`FastWeightsLayer`."""
@@ -262,9 +274,12 @@ class FastWeights(Backbone[FastWeightsMemory]):
         self, memory: FastWeightsMemory | None, batch_size: int
     ) -> BackboneReader[FastWeightsMemory]:
         """A reader with constant memory and time per token."""
-        from memspan.models.fast_weights.reader import FastWeightsReader
+        from memspan.models.fast_weights.reader import FastWeightsPassReader, FastWeightsReader
 
-        return FastWeightsReader(self, self.own_memory(memory, batch_size))
+        memory = self.own_memory(memory, batch_size)
+        self.check_feature_map(memory)
+        kind = FastWeightsReader if self.is_as_made() else FastWeightsPassReader
+        return kind(self, memory)
 
     def compiled_loops(self) -> bool:
         """Whether the loop over tokens can run in C here."""
@@ -296,6 +311,40 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 f"model's {self.config.feature_map}, or with other options or random projections: "
                 "reset those rows, or use the model that wrote them"
             )
+
+
+def _schema(config: FastWeightsConfig) -> Schema:
+    d, inner = config.d_model, config.n_heads * config.head_width
+    identity, norm = Schema(nn.Identity), layer_norm(d)
+    favor = config.feature_map == "favor"
+    projection = {"projection": (config.head_width, config.n_projections)} if favor else {}
+    layer = Schema(
+        FastWeightsLayer,
+        attributes={"post": config.norm == "post"},
+        modules={
+            "attention": Schema(
+                FastWeightsAttention,
+                projection,
+                {"config": config, "n_heads": config.n_heads},
+                products(config) | {"output": linear(inner, d)},
+            ),
+            "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
+            "attention_norm": identity if config.norm == "feed-forward" else norm,
+            "feed_forward_norm": norm,
+            "dropout": dropout(config.dropout),
+        },
+    )
+    normalises = config.final_norm and config.norm != "post"
+    return Schema(
+        FastWeights,
+        {"feature_id": ()},
+        {"config": config},
+        {
+            "dropout": dropout(config.dropout),
+            "layers": module_list([layer] * config.n_layers),
+            "final_norm": norm if normalises else identity,
+        },
+    )
 
 
 def listed(mask: Tensor) -> str:

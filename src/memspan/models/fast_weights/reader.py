@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -17,24 +18,21 @@ from memspan.models.fast_weights.model import (
     listed,
 )
 from memspan.models.inputs import can_look, check_vectors
-from memspan.models.one_token import is_plain, packed_stack, stack_hooks
-from memspan.models.plain import are_patched
-from memspan.models.protocol import not_copied
+from memspan.models.one_token import packed_stack
+from memspan.models.protocol import PassReader, WatchedReader
 from memspan.models.segments import cuts
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.delta_rule.compiled import CompiledStep
 from memspan.ops.delta_rule.feature_maps import DPFP
 
 
-class FastWeightsReader:
+class FastWeightsReader(WatchedReader):
     """Reads a stream without gradients, with constant memory and time per token. A single token takes
     one call to the loop in C where that can run, otherwise a few tensor operations per layer."""
 
-    __reduce_ex__ = not_copied
-
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
+        super().__init__(backbone)
         self.backbone = backbone
-        backbone.check_feature_map(memory)
         parameter = next(backbone.parameters())
         self._dtype = torch.promote_types(parameter.dtype, torch.float32)
         self._tokens_seen, self._feature_map = memory.tokens_seen, memory.feature_map
@@ -42,21 +40,26 @@ class FastWeightsReader:
         # Copies, since they are updated in place.
         self._weights = [w.detach().to(self._dtype, copy=True) for w in memory.weights.unbind(1)]
         self._key_sums = [z.detach().to(self._dtype, copy=True) for z in memory.key_sum.unbind(1)]
-        self._projections = _fused_weights(backbone)
-        self._hooks = stack_hooks(backbone.stack(), backbone.final_norm)
-        self._step = self._compiled_step() if self._compiles() else None
 
-    def _compiles(self) -> bool:
-        """Whether the loop in C supports these options and can run here."""
+    @cached_property
+    def _projections(self) -> list[Tensor]:
+        """Of each layer: not before a single token is read."""
+        self.watch.pack(self.backbone.parameters())
+        return [layer.attention.fused_weight() for layer in self.backbone.stack()]
+
+    @cached_property
+    def _step(self) -> CompiledStep | None:
+        """The loop in C, if it supports these options and can run here."""
         config = self.backbone.config
-        supported = config.rule != "outer-product" and config.feature_map == "dpfp"
-        supported = supported and bool(self._projections)
-        supported = supported and is_plain(self.backbone.stack(), self.backbone.final_norm)
-        one_type = all(p.dtype == self._dtype for p in self.backbone.parameters())
-        can = (
-            supported and one_type and config.normalisation != "attention" and config.norm != "post"
+        supported = (
+            config.rule != "outer-product"
+            and config.feature_map == "dpfp"
+            and config.normalisation != "attention"
+            and config.norm != "post"
+            and next(self.backbone.parameters()).dtype == self._dtype
         )
-        return can and delta_rule_loop.available(self._weights[0])
+        can = supported and delta_rule_loop.available(self._weights[0])
+        return self._compiled_step() if can else None
 
     def _compiled_step(self) -> CompiledStep:
         config = self.backbone.config
@@ -99,6 +102,7 @@ class FastWeightsReader:
         check_vectors(x, width, device, self._rows.count, starts)
         if not x.shape[1]:
             return self.backbone.final_norm(x)
+        self.watch.refuse_changes(x.shape[1] > 1)
         if starts is None:
             return self._read(x)
         parts, starts = [], starts.cpu()
@@ -110,6 +114,7 @@ class FastWeightsReader:
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
+        self.watch.refuse_changes(whole=False)
         at = sent(self._rows.mask(mask).nonzero().flatten(), self._tokens_seen.device)
         self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
         self._feature_map = self._feature_map.index_fill(0, at, 0)
@@ -124,6 +129,7 @@ class FastWeightsReader:
             MemspanError: also where another feature map wrote the memory. Where looking would wait for
                 the device, such rows come out as NaN.
         """
+        self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         device = self._tokens_seen.device
         given, at = given.map(lambda t: sent(t, device)), sent(numbers, device)
@@ -145,15 +151,13 @@ class FastWeightsReader:
         h = backbone.add_positions(x, self._tokens_seen)
         self._tokens_seen = self._tokens_seen + x.shape[1]
         self._feature_map = backbone.feature_id.repeat(len(x))
-        # Both shortcuts for a single token pass layers or their parts by, with their hooks.
-        one = x.shape[1] == 1 and bool(self._projections) and not any(self._hooks)
-        if self._step is not None and one:
+        one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
+        if one and self._step is not None:
             # A copy, since it is overwritten.
             h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
             if not self._step.read(h):
                 refuse_non_finite(h)
             return h
-        one = one and backbone.config.rule != "outer-product"
         for n, layer in enumerate(backbone.stack()):
             if one:
                 h = layer.after_attention(h, self._read_one(n, layer, h))
@@ -196,15 +200,15 @@ class FastWeightsReader:
         return attention.output(y.view(batch, 1, -1).to(h.dtype))
 
 
-def _fused_weights(backbone: FastWeights) -> list[Tensor]:
-    """Of each layer; none at all where one's projections must be called."""
-    weights = []
-    for layer in backbone.stack():
-        weight = layer.attention.fused_weight()
-        if weight is None or are_patched(layer.modules()):
-            return []
-        weights.append(weight)
-    return weights
+class FastWeightsPassReader(PassReader[FastWeightsMemory]):
+    """Of a backbone whose modules are not those that it was made with; it refuses what is not finite,
+    too."""
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """See :meth:`FastWeightsReader.read`."""
+        output = super().read(x, starts)
+        refuse_non_finite(output)
+        return output
 
 
 def refuse_non_finite(output: Tensor) -> None:

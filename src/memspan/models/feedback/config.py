@@ -111,6 +111,11 @@ class FeedbackConfig(BackboneConfig):
         """Rows of a layer's position tables."""
         return self.memory_length if self.max_distance is None else self.max_distance
 
+    @property
+    def has_value_bias(self) -> bool:
+        """Whether values have a bias."""
+        return self.attention_bias if self.value_bias is None else self.value_bias
+
     def build(self) -> Feedback:
         from memspan.models.feedback.model import Feedback
 

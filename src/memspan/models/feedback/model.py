@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,16 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import can_look
 from memspan.models.output import BackboneOutput
-from memspan.models.plain import are_patched, are_plain, has_bias, hooks, is_affine
-from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
+from memspan.models.packing import (
+    Schema,
+    dropout,
+    feed_forward,
+    known,
+    layer_norm,
+    linear,
+    module_list,
+)
+from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader, PassReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
@@ -48,6 +56,7 @@ class FeedbackMemory(Memory):
         return {"length": self.vectors.shape[1]}
 
 
+@known
 class FeedbackLayer(nn.Module):
     """Attention to memory vectors and feed-forward, each with its residual and norm."""
 
@@ -130,6 +139,7 @@ class FeedbackLayer(nn.Module):
         return self.feed_forward(z, factor)  # type: ignore[no-any-return]
 
 
+@known
 class Feedback(Backbone[FeedbackMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -149,14 +159,13 @@ class Feedback(Backbone[FeedbackMemory]):
         super().__init__(config)
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers
-        value_bias = config.attention_bias if config.value_bias is None else config.value_bias
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FeedbackLayer(config) for _ in range(config.n_layers))
         self.key = nn.ModuleList(
             nn.Linear(config.d_model, inner, bias=False) for _ in range(groups)
         )
         self.value = nn.ModuleList(
-            nn.Linear(config.d_model, inner, bias=value_bias) for _ in range(groups)
+            nn.Linear(config.d_model, inner, bias=config.has_value_bias) for _ in range(groups)
         )
         self.memory_norm = (
             nn.LayerNorm(config.d_model)
@@ -174,6 +183,7 @@ class Feedback(Backbone[FeedbackMemory]):
             else nn.Identity()
         )
         initialise(self, config.initialisation, config.n_layers)
+        self.schema = _schema(config)
 
     def stack(self) -> Iterator[FeedbackLayer]:
         """The layers, first to last, as :class:`FeedbackLayer`."""
@@ -261,8 +271,7 @@ class Feedback(Backbone[FeedbackMemory]):
             implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
                 one autograd function of the weights, without learned spans; ``compiled``, that function
                 with its loops in C, on a CPU with a C compiler. None: the last that can run. That is
-                the reference where a module has a hook or has become more than its weights, as with an
-                adapter.
+                the reference where modules are not exactly those that the backbone was made with.
 
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
@@ -279,7 +288,7 @@ class Feedback(Backbone[FeedbackMemory]):
             h = vectors = x.to(self.dtype)
         else:
             x, kept = self.dropout(x), self._draw(x, memory, n_old)
-            if implementation == "reference" or not (self.can_fuse() and self.is_plain()):
+            if implementation == "reference" or not (self.can_fuse() and self.is_as_made()):
                 h, vectors = self._reference(x, memory, kept)
             else:
                 h, vectors = self._fused(x, memory, n_old, kept, implementation)
@@ -362,10 +371,10 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"the {wanted} implementation supports no adaptive spans: drop them, or use the "
                 "reference"
             )
-        if wanted in IMPLEMENTATIONS and not self.is_plain():
+        if wanted in IMPLEMENTATIONS and not self.is_as_made():
             raise MemspanError(
-                f"the {wanted} implementation computes with weights alone, and a module has a hook "
-                "or an adapter: remove it, merge it into the weights, or use the reference"
+                f"the {wanted} implementation computes with weights alone, and a module has a hook, an "
+                "adapter or is another one: remove it, merge it into the weights, or use the reference"
             )
 
     def _fused(
@@ -393,29 +402,6 @@ class Feedback(Backbone[FeedbackMemory]):
     def can_fuse(self) -> bool:
         """Whether the fused implementation can compute these options."""
         return self.config.adaptive_span is None
-
-    def is_plain(self) -> bool:
-        """Whether modules do no more than their weights say, which alone the fused implementation
-        takes."""
-        layers = list(self.stack())
-        norms: list[nn.Module] = [] if type(self.memory_norm) is nn.Identity else [self.memory_norm]
-        for layer in layers:
-            norms += layer.attention_norm, layer.feed_forward_norm
-        products = [(layer.query, layer.output) for layer in layers]
-        if not are_plain(products, norms, [layer.feed_forward for layer in layers]):
-            return False
-        if not all(is_affine(part, nn.Linear) for part in (*self.key, *self.value)):
-            return False
-        if any(are_patched(layer.modules()) for layer in layers):
-            return False
-        if any(has_bias(layer.query) or not has_bias(layer.feed_forward.inner) for layer in layers):
-            return False
-        return not any(self.hooks())
-
-    def hooks(self) -> list[dict[int, Any]]:
-        """The tables of hooks of what is called for each token."""
-        parts = [part for layer in self.stack() for part in layer.modules()]
-        return hooks([*parts, *self.key, *self.value, self.memory_norm])
 
     def float32_part(self) -> str | None:
         """What is computed in float32 even under bfloat16 autocast."""
@@ -531,6 +517,8 @@ class Feedback(Backbone[FeedbackMemory]):
     ) -> BackboneReader[FeedbackMemory]:
         """A reader that caches the keys and values of memory."""
         memory = self.own_memory(memory, batch_size)
+        if not self.is_as_made():
+            return PassReader(self, memory)
         from memspan.models.feedback.reader import FeedbackReader
 
         return FeedbackReader(self, memory)
@@ -544,6 +532,49 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"{self.config.table_rows} rows: set memory_length to at most "
                 f"{self.config.table_rows}"
             )
+
+
+def _schema(config: FeedbackConfig) -> Schema:
+    d, heads, rows = config.d_model, (config.n_heads, config.head_width), config.table_rows
+    inner, norm, identity = heads[0] * heads[1], layer_norm(d), Schema(nn.Identity)
+    spans = {} if config.adaptive_span is None else {"span_ratio": heads[:1]}
+    layer = Schema(
+        FeedbackLayer,
+        {
+            "content_bias": heads,
+            "position_keys": (rows, *heads),
+            "position_scores": (rows, heads[0]),
+            **spans,
+        },
+        {
+            "pre": config.normalisation == "pre",
+            "head_width": heads[1],
+            "longest_span": config.memory_length,
+            "span_ramp": config.span_ramp,
+        },
+        {
+            "query": linear(d, inner, bias=False),
+            "output": linear(inner, d, config.attention_bias),
+            "feed_forward": feed_forward(d, config.d_ff, config.activation, 0.0),
+            "attention_norm": norm,
+            "feed_forward_norm": norm,
+        },
+    )
+    groups, pre = 1 if config.projections == "shared" else config.n_layers, layer.attributes["pre"]
+    mixed = {"layer_weights": (config.n_layers + 1,)} if config.memory_vector == "learned" else {}
+    return Schema(
+        Feedback,
+        mixed,
+        {"config": config},
+        {
+            "dropout": dropout(config.dropout),
+            "layers": module_list([layer] * config.n_layers),
+            "key": module_list([linear(d, inner, bias=False)] * groups),
+            "value": module_list([linear(d, inner, config.has_value_bias)] * groups),
+            "memory_norm": norm if pre and config.memory_norm else identity,
+            "final_norm": norm if pre and config.final_norm else identity,
+        },
+    )
 
 
 def _first_layer_weights(config: FeedbackConfig) -> Tensor:

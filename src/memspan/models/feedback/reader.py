@@ -8,32 +8,31 @@ from torch import Tensor
 from memspan.memory import Memory, Rows, sent
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.models.inputs import check_vectors
-from memspan.models.protocol import not_copied
+from memspan.models.protocol import WatchedReader
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.compiled import CompiledReader
 from memspan.ops.feedback.token_step import TokenStep
 
 
-class FeedbackReader:
+class FeedbackReader(WatchedReader):
     """Reads a stream without gradients. Each token's keys and values are computed once.
 
     They are appended to a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a
     new one, so the cost per token is constant.
     """
 
-    __reduce_ex__ = not_copied
-
     @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
+        super().__init__(backbone)
         self.backbone = backbone
+        self.watch.pack(backbone.parameters())
         self._batch, self.span, _ = memory.vectors.shape
         self._rows, self._device = Rows.of(memory), memory.vectors.device
         self._n_heads = backbone.config.n_heads
         self._begin(memory.tokens_seen, memory.counts()["length"])
         self._count = 0
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
-        self._hooks = backbone.hooks()
         self._compiled, self._step = self._whole_steps()
         # self._end: one past the newest column.
         # A copy, since rows are replaced in place.
@@ -48,9 +47,9 @@ class FeedbackReader:
 
     def _whole_steps(self) -> tuple[CompiledReader | None, TokenStep | None]:
         """What takes a token through all layers at once, with a copy of their weights: the loop in C,
-        or without a compiler the step. Neither where a layer's parts must be called."""
+        or without a compiler the step. Neither with learned spans."""
         backbone = self.backbone
-        if not (backbone.can_fuse() and backbone.is_plain()):
+        if not backbone.can_fuse():
             return None, None
         weights = backbone.fold(self.span)
         activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
@@ -81,6 +80,7 @@ class FeedbackReader:
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
         check_vectors(x, self.backbone.config.d_model, self._device, self._batch, starts)
+        self.watch.refuse_changes(x.shape[1] > 1)
         if starts is None or not starts.numel():
             return self._read(x)
         pieces, starts = [], starts.cpu()
@@ -92,6 +92,7 @@ class FeedbackReader:
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
+        self.watch.refuse_changes(whole=False)
         rows = self._rows.mask(mask).nonzero().flatten()
         if not len(rows):
             return
@@ -107,6 +108,7 @@ class FeedbackReader:
     @torch.no_grad()
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
+        self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         # Whatever may fail comes before the first change.
         at = sent(numbers, self._device)
@@ -136,14 +138,12 @@ class FeedbackReader:
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        # What takes all layers at once passes the parts of one by, with their hooks.
-        whole = not any(self._hooks)
-        if whole and self._compiled is not None and x.shape[1]:
+        if self._compiled is not None and x.shape[1]:
             return self._read_compiled(x)
         with torch.autocast(x.device.type, enabled=False):
             h = torch.empty_like(x)
             for t, x_t in enumerate(x.unbind(1)):
-                h[:, t] = self._read_one(x_t, self._step if whole else None)
+                h[:, t] = self._read_one(x_t)
             return self.backbone.final_norm(h)
 
     def _read_compiled(self, x: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class FeedbackReader:
         # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
 
-    def _read_one(self, x: Tensor, step: TokenStep | None) -> Tensor:
+    def _read_one(self, x: Tensor) -> Tensor:
         # Rows of equal length need no mask: only their valid columns are read.
         valid = min(self._longest + self._count, self.span)
         kv = self._kv[:, :, :, self._end - valid : self._end]
@@ -170,9 +170,9 @@ class FeedbackReader:
             slot = torch.arange(self.span - valid, self.span, device=x.device)
             absent = slot < self.span - sent(self._length(), self._device)[:, None]
         vector, column = self._vectors[self._end], self._kv[:, :, :, self._end]
-        if step is not None:
+        if self._step is not None:
             column = column.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
-            h = step(x, kv, absent, vector, column)
+            h = self._step(x, kv, absent, vector, column)
         else:
             h = self._by_layers(x, kv, absent, vector, column)
         self._end += 1

@@ -13,6 +13,7 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
+from memspan.models.packing import Schema, dropout, known, module_list
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import dropout_layer
@@ -29,6 +30,7 @@ class LSTMMemory(Memory):
     """``c``, ``[B, L, D]``."""
 
 
+@known
 class LSTM(Backbone[LSTMMemory]):
     """The stack over vectors. Reading does not depend on how a text is cut."""
 
@@ -45,6 +47,15 @@ class LSTM(Backbone[LSTMMemory]):
             for layer in self.layers:
                 # The forget gates begin open (Jozefowicz et al. 2015); torch's order is i, f, g, o.
                 nn.init.ones_(layer.get_parameter("bias_ih_l0")[d : 2 * d])
+        matrices = dict.fromkeys(("weight_ih_l0", "weight_hh_l0"), (4 * d, d))
+        biases = dict.fromkeys(("bias_ih_l0", "bias_hh_l0"), (4 * d,))
+        options = {"num_layers": 1, "bidirectional": False, "proj_size": 0, "batch_first": True}
+        layers = module_list([Schema(nn.LSTM, {**matrices, **biases}, options)] * config.n_layers)
+        self.schema = Schema(
+            LSTM,
+            attributes={"config": config},
+            modules={"dropout": dropout(config.dropout), "layers": layers},
+        )
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`."""
@@ -72,18 +83,19 @@ class LSTM(Backbone[LSTMMemory]):
         memory = self.initial_memory(len(x)) if memory is None else memory
         if not x.numel():
             return BackboneOutput(x, memory, x.new_zeros(()))
-        read = partial(self._read, reference=implementation == "reference")
+        by_token = implementation == "reference" and self.is_as_made()
+        read = partial(self._read, by_token=by_token)
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(next(self.parameters()).dtype)
             if starts is None and lengths is None:
                 return read(x, memory)
             return read_in_pieces(read, x, memory, starts, lengths, padding)
 
-    def _read(self, x: Tensor, memory: LSTMMemory, reference: bool) -> BackboneOutput[LSTMMemory]:
+    def _read(self, x: Tensor, memory: LSTMMemory, by_token: bool) -> BackboneOutput[LSTMMemory]:
         h, states = self.dropout(x), []
         for n, layer in enumerate(self.layers):
             before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
-            if reference:
+            if by_token:
                 h, state = step_by_step(layer, h, *before)
             else:
                 h, state = layer(h, tuple(t[None].contiguous() for t in before))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Generic
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
 from memspan.models.inputs import check_vectors
-from memspan.models.one_token import is_plain, packed_stack, stack_hooks
-from memspan.models.plain import are_products, has_bias, hooks
-from memspan.models.protocol import M, not_copied
+from memspan.models.one_token import packed_stack
+from memspan.models.protocol import M, WatchedReader
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
 from memspan.ops.relative_attention import Positions, attend_one, relative_attention
@@ -33,12 +31,10 @@ class ReaderAttention:
     def __init__(self, backbone: RelativeBackbone[M], span: Span) -> None:
         self.layers, self.backbone, self.span = list(backbone.stack()), backbone, span
         self.content_biases = [backbone.biases(n)[0] for n in range(len(self.layers))]
-        # None where a layer's projections must be called.
         self.weights = [
             _fused_projection(layer, bias)
             for layer, bias in zip(self.layers, self.content_biases, strict=True)
         ]
-        self._hooks = [hooks(_projections(layer)) for layer in self.layers]
         # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
         # nearest first, and both again farthest first, which is the order of the keys.
         self._nearest_first: tuple[Tensor, Tensor]
@@ -47,16 +43,19 @@ class ReaderAttention:
 
     def project(self, n: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Layer ``n``'s queries, keys and values of ``x [B, T, D]``, ``[B, H, T, K]`` each."""
-        layer, weights = self.layers[n], self.weights[n]
-        attention, x = layer.attention, layer.normalise_context(x)
-        if weights is not None and not any(self._hooks[n]):
-            q, k, v = attention.heads(F.linear(x, *weights)).chunk(3, 1)
-            return q, k, v
-        query = attention.query(x)
-        query = query + self.content_biases[n].flatten().to(query.dtype)
-        parts = query, attention.key(x), attention.value(x)
-        q, k, v = (attention.heads(part) for part in parts)
+        layer = self.layers[n]
+        projected = F.linear(layer.normalise_context(x), *self.weights[n])
+        q, k, v = layer.attention.heads(projected).chunk(3, 1)
         return q, k, v
+
+    def packed(self) -> list[Tensor]:
+        """The weights that it has computed with, and will not look at again."""
+        own: list[Tensor] = [*self.backbone.parameters(recurse=False)]
+        for layer in self.layers:
+            called = {*layer.attention.output.parameters()}
+            own += [p for p in layer.attention.parameters() if p not in called]
+            own += layer.attention_norm.parameters()
+        return own
 
     def keys_and_values(self, n: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Layer ``n``'s keys and values of slots ``[B, N, D]``, ``[B, H, N, K]`` each."""
@@ -71,11 +70,8 @@ class ReaderAttention:
         """
         if n_distances <= self._covered:
             return
-        # Once for all tokens, so in full precision, also under autocast, unless that is needed to join
-        # parameters of several types.
-        one_type = len({p.dtype for p in self.backbone.parameters()}) == 1
-        device = self.content_biases[0].device.type
-        with torch.autocast(device, enabled=False) if one_type else nullcontext():
+        # Once for all tokens, so in full precision, also under autocast.
+        with torch.autocast(self.content_biases[0].device.type, enabled=False):
             self._project_distances(n_distances, slots)
         self._covered = n_distances
 
@@ -126,7 +122,7 @@ class ReaderAttention:
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
 
 
-class RelativeReader(ABC, Generic[M]):
+class RelativeReader(WatchedReader, ABC, Generic[M]):
     """Reads a stream without gradients; keys and values of memory are projected once and cached.
 
     With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
@@ -138,11 +134,11 @@ class RelativeReader(ABC, Generic[M]):
     otherwise a few tensor operations per layer.
     """
 
-    __reduce_ex__ = not_copied
     counts_attention = False
     """Whether :meth:`_advance` needs the attention that each slot received."""
 
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
+        super().__init__(backbone)
         counts = memory.counts()
         hidden = self._slots(memory)
         self.backbone, self.n_slots = backbone, hidden.shape[2]
@@ -150,7 +146,7 @@ class RelativeReader(ABC, Generic[M]):
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
         self._attention = ReaderAttention(backbone, span)
-        self._hooks = stack_hooks(backbone.stack(), backbone.final_norm)
+        self.watch.pack(self._attention.packed())
         self._attention.cover(self.n_slots + 1, self.n_slots)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
         dtype = backbone.content_bias.dtype
@@ -165,6 +161,7 @@ class RelativeReader(ABC, Generic[M]):
         check_vectors(x, self.backbone.config.d_model, self._device, self._rows.count, starts)
         if not x.numel():
             return self.backbone.final_norm(x)
+        self.watch.refuse_changes(x.shape[1] > 1)
         n_new, span = x.shape[1], self._attention.span
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
@@ -195,9 +192,9 @@ class RelativeReader(ABC, Generic[M]):
         return self.backbone.final_norm(h)
 
     def _step_for(self, x: Tensor) -> CompiledStep | None:
-        """The step in C, if it computes what is asked for: no hooks, and products of the weights' type
-        or, under autocast, with weights in bfloat16."""
-        if x.dtype != self._hidden.dtype or any(self._hooks):
+        """The step in C, if it computes what is asked for: products of the weights' type or, under
+        autocast, with weights in bfloat16."""
+        if x.dtype != self._hidden.dtype:
             return None
         if not torch.is_autocast_enabled("cpu"):
             return self._step
@@ -216,20 +213,16 @@ class RelativeReader(ABC, Generic[M]):
 
     def _compiles(self) -> bool:
         """Whether the step in C supports these options and can run here."""
-        backbone = self.backbone
-        dtypes = {p.dtype for p in backbone.parameters()}
-        plain = None not in self._attention.weights and len(dtypes) == 1
-        plain = plain and is_plain(self._attention.layers, backbone.final_norm)
-        pre_norm = backbone.config.normalisation == "pre"
-        return plain and pre_norm and relative_step.available(self._hidden)
+        pre_norm = self.backbone.config.normalisation == "pre"
+        return pre_norm and relative_step.available(self._hidden)
 
     def _compiled_step(self, halved: bool = False) -> CompiledStep:
-        projections = [
-            {"projections": weights[0], "projections_bias": weights[1]}
-            for weights in self._attention.weights
-            if weights is not None
-        ]
         backbone = self.backbone
+        self.watch.pack(backbone.parameters())
+        projections = [
+            {"projections": weight, "projections_bias": bias}
+            for weight, bias in self._attention.weights
+        ]
         return CompiledStep(
             packed_stack(
                 relative_step.SOURCE,
@@ -260,6 +253,7 @@ class RelativeReader(ABC, Generic[M]):
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
+        self.watch.refuse_changes(whole=False)
         rows = self._rows.mask(mask).nonzero().flatten()
         at = self._emptied(rows)
         self._seen_before = self._tokens_seen.index_fill(0, at, 0)
@@ -283,6 +277,7 @@ class RelativeReader(ABC, Generic[M]):
     @torch.no_grad()
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
+        self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         # Whatever may fail comes before the first change.
         seen = sent(given.tokens_seen, self._device)
@@ -367,17 +362,10 @@ class RelativeReader(ABC, Generic[M]):
         self._end = self.n_slots
 
 
-def _projections(layer: RelativeLayer) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    return layer.attention.query, layer.attention.key, layer.attention.value
-
-
-def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Query, key and value weights as one, with ``u`` as the query's bias; None where one of the three
-    has become more than its weights."""
-    projections = _projections(layer)
-    if not are_products(projections):
-        return None
-    u = content_bias.flatten()
-    biases = [p.bias if has_bias(p) else torch.zeros_like(u) for p in projections]
+def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Query, key and value weights as one, with ``u`` as the query's bias."""
+    u, attention = content_bias.flatten(), layer.attention
+    products = attention.query, attention.key, attention.value
+    biases: list[Tensor] = [torch.zeros_like(u) if p.bias is None else p.bias for p in products]
     biases[0] = biases[0] + u
-    return torch.cat([p.weight for p in projections]), torch.cat(biases)
+    return torch.cat([p.weight for p in products]), torch.cat(biases)

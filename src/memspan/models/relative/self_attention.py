@@ -18,6 +18,15 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
+from memspan.models.packing import (
+    Schema,
+    dropout,
+    feed_forward,
+    known,
+    layer_norm,
+    linear,
+    module_list,
+)
 from memspan.models.protocol import Backbone, M, TransferableWeights
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
@@ -88,6 +97,7 @@ class AttentionPass:
     """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
 
 
+@known
 class RelativeSelfAttention(nn.Module):
     """Queries from the segment, keys and values from memory and segment (Dai et al. 2019, section 3.3).
 
@@ -304,6 +314,7 @@ class RelativeBackbone(Backbone[M]):
         documents: Documents | None,
         implementation: str | None,
         weights: list[Tensor] | None,
+        span: Span | None,
     ) -> AttentionPass:
         """What all layers share in one pass.
 
@@ -314,15 +325,17 @@ class RelativeBackbone(Backbone[M]):
             documents: the segment's (None: no document starts, no row is padded).
             implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
             weights: a list that receives each layer's attention weights (None: not wanted).
+            span: None: the model's own.
 
         Raises:
             MemspanError: no such implementation; a learned position table is too short.
         """
         refuse_unknown_implementation(implementation, self.implementations)
-        codes = self.position_codes(slots + n_tokens, slots)
+        span = self.span() if span is None else span
+        codes = self.position_codes(slots + n_tokens, slots, span)
         return AttentionPass(
             codes=self.dropout(codes) if codes.is_floating_point() else codes,
-            mask=self.span().visible(used, n_tokens, slots, slots, documents),
+            mask=span.visible(used, n_tokens, slots, slots, documents),
             implementation=implementation,
             weights=weights,
         )
@@ -370,6 +383,61 @@ class RelativeBackbone(Backbone[M]):
             f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
             f"{rows} rows: {remedy}, or read with {fixed}clamp_length {rows - 1}"
         )
+
+
+def layer_schema(
+    kind: type[RelativeLayer], config: RelativeConfig, epsilon: float, **more: Schema
+) -> Schema:
+    """Of a layer of this ``kind`` with these norms' epsilon; ``more``: its other modules."""
+    d, heads = config.d_model, (config.n_heads, config.head_width)
+    inner, rows, bias = heads[0] * heads[1], _table_rows(config), config.attention_bias
+    tables = {"position_keys": (rows, *heads), "position_scores": (rows, heads[0])} if rows else {}
+    products = {
+        "query": linear(d, inner, bias=False),
+        "key": linear(d, inner, bias=False),
+        "value": linear(d, inner, bias),
+        "output": linear(inner, d, bias),
+    }
+    if not rows:
+        products["position"] = linear(d, inner, bias=False)
+    return Schema(
+        kind,
+        attributes={"pre": config.normalisation == "pre"},
+        modules={
+            "attention": Schema(
+                RelativeSelfAttention,
+                tables,
+                {"n_heads": heads[0], "head_width": heads[1]},
+                products,
+            ),
+            "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
+            "attention_norm": layer_norm(d, epsilon),
+            "feed_forward_norm": layer_norm(d, epsilon),
+            "dropout": dropout(config.dropout),
+            **more,
+        },
+    )
+
+
+def backbone_schema(
+    kind: type[RelativeBackbone[M]], config: RelativeConfig, layer: Schema, epsilon: float
+) -> Schema:
+    """Of a stack of this ``kind`` with layers like ``layer``."""
+    sets = 1 if config.tie_position_biases else config.n_layers
+    names = ("content_bias", "position_bias")[: 1 + (config.positions == "sinusoidal")]
+    normalises = config.normalisation == "pre" and config.final_norm
+    return Schema(
+        kind,
+        {name: (sets, config.n_heads, config.head_width) for name in names},
+        {"config": config},
+        {
+            "dropout": dropout(config.dropout),
+            "layers": module_list([layer] * config.n_layers),
+            "final_norm": layer_norm(config.d_model, epsilon)
+            if normalises
+            else Schema(nn.Identity),
+        },
+    )
 
 
 def _table_rows(config: RelativeConfig) -> int | None:

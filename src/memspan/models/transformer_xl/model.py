@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import AttentionWeights, BackboneReader
+from memspan.models.packing import known
+from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
     RelativeBackbone,
     RelativeLayer,
     Span,
+    backbone_schema,
+    layer_schema,
 )
 from memspan.models.segments import (
     Documents,
@@ -47,6 +50,7 @@ class TransformerXLMemory(Memory):
         return {"length": self.hidden.shape[2]}
 
 
+@known
 class TransformerXLLayer(RelativeLayer):
     """Attention over memory and segment, then the feed-forward sub-layer."""
 
@@ -63,6 +67,7 @@ class TransformerXLLayer(RelativeLayer):
         return self.residual(x, attended)
 
 
+@known
 class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -81,6 +86,8 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = config.norm_epsilon
+        layer = layer_schema(TransformerXLLayer, config, config.norm_epsilon)
+        self.schema = backbone_schema(TransformerXL, config, layer, config.norm_epsilon)
 
     def stack(self) -> Iterator[TransformerXLLayer]:
         """The layers, first to last, as :class:`TransformerXLLayer`."""
@@ -126,6 +133,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         padding: Padding = "right",
         implementation: str | None = None,
         attention_weights: list[Tensor] | None = None,
+        span: Span | None = None,
     ) -> BackboneOutput[TransformerXLMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -136,13 +144,14 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             attention_weights: a list that receives each layer's weights, ``[B, H, T, M + T]`` over
                 ``[memory | segment]``, before dropout and without gradient; for inspection. Left
                 padding counts as right padding in it.
+            span: the keys and distances that are told apart (None: as configured).
         """
         if memory is None:
             memory = self.initial_memory(x.shape[0])
         x, documents = documents_of(x, starts, lengths, padding)
         slots, n_tokens = memory.hidden.shape[2], x.shape[1]
         shared = self.attention_pass(
-            memory.length, n_tokens, slots, documents, implementation, attention_weights
+            memory.length, n_tokens, slots, documents, implementation, attention_weights, span
         )
         h = self.dropout(x)
         recent = []
@@ -189,6 +198,9 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         """
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
+        check_slots(memory.hidden.shape[2], span)
+        if not self.is_as_made():
+            return PassReader(self, memory, span=span)
         from memspan.models.transformer_xl.reader import TransformerXLReader
 
         return TransformerXLReader(self, memory, span)

@@ -7,17 +7,12 @@ from torch import Tensor
 
 from memspan.memory import sent
 from memspan.models.relative.reader import RelativeReader
-from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents, count_after, in_use
-from memspan.models.transformer_xl.model import TransformerXL, TransformerXLMemory, check_slots
+from memspan.models.transformer_xl.model import TransformerXLMemory
 
 
 class TransformerXLReader(RelativeReader[TransformerXLMemory]):
     """See :class:`~memspan.models.relative.reader.RelativeReader`."""
-
-    def __init__(self, backbone: TransformerXL, memory: TransformerXLMemory, span: Span) -> None:
-        check_slots(memory.hidden.shape[2], span)
-        super().__init__(backbone, memory, span)
 
     @staticmethod
     def _slots(memory: TransformerXLMemory) -> Tensor:

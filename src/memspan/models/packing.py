@@ -1,0 +1,308 @@
+"""The only place that says whether a kernel may stand in for modules, and whether it still may.
+
+A kernel, such as a step in C or a function for a whole segment, computes with the weights of a tree of
+modules, and calls none of them. For which tree it was written, its architecture declares as a
+:class:`Schema`. Any other tree computes something else, whatever has made it another one: a subclass,
+an adapter, a hook, a parametrisation. Then modules are called one by one, as the paper has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter, is_not
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memspan.errors import MemspanError
+from memspan.nn import FeedForward
+
+CHANGED = (
+    "the weights or modules have changed since this reader was made, so what it cached is stale: make "
+    "a new one with model.reader(reader.memory)"
+)
+NORM_EPSILON = nn.LayerNorm(0).eps
+"""Where an architecture has no option for it."""
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
+"""Torch's, for all modules: its tables live as long as torch does."""
+TORCH_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
+
+Kind = TypeVar("Kind", bound=type[nn.Module])
+_METHODS: dict[type[nn.Module], dict[str, object]] = {}
+"""Of each class that a kernel knows, as they were when it was defined."""
+_NAMES: dict[type[nn.Module], frozenset[str]] = {}
+
+
+def known(kind: Kind) -> Kind:
+    """Remember the methods of a class, so that one that is replaced later is noticed: a decorator of
+    every class in a :class:`Schema`."""
+    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module]
+    names = {
+        name
+        for base in bases
+        for name, value in vars(base).items()
+        if isinstance(value, FunctionType | property | staticmethod)
+    }
+    _NAMES[kind] = frozenset({*names, "forward", "__call__"})
+    _METHODS[kind] = {name: getattr(kind, name) for name in _NAMES[kind]}
+    return kind
+
+
+for _kind in (
+    nn.Linear,
+    nn.LayerNorm,
+    nn.Identity,
+    nn.Dropout,
+    nn.ModuleList,
+    nn.LSTM,
+    FeedForward,
+):
+    known(_kind)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A module as a kernel knows it, with all that is in it."""
+
+    kind: type[nn.Module]
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Parameters and buffers, with their sizes."""
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    """What its methods read beside them, with the values that the kernel assumes."""
+    modules: Mapping[str, Schema] = field(default_factory=dict)
+    kinds: frozenset[type[nn.Module]] = field(init=False, repr=False)
+    """The classes of this module and of all within."""
+
+    def __post_init__(self) -> None:
+        kinds = frozenset({self.kind}.union(*(schema.kinds for schema in self.modules.values())))
+        object.__setattr__(self, "kinds", kinds)
+
+    def __deepcopy__(self, memo: object) -> Schema:
+        return self
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> Schema:
+    """An ``nn.Linear``."""
+    weight = {"weight": (outputs, inputs)}
+    return Schema(nn.Linear, weight | ({"bias": (outputs,)} if bias else {}))
+
+
+def layer_norm(width: int, epsilon: float = NORM_EPSILON) -> Schema:
+    """An ``nn.LayerNorm`` with gain and bias."""
+    sizes = {"weight": (width,), "bias": (width,)}
+    return Schema(nn.LayerNorm, sizes, {"eps": epsilon, "normalized_shape": (width,)})
+
+
+def dropout(probability: float) -> Schema:
+    """What :func:`memspan.nn.dropout_layer` makes; its probability does not count in evaluation."""
+    return Schema(nn.Dropout if probability else nn.Identity)
+
+
+def feed_forward(d_model: int, d_ff: int, activation: str, probability: float) -> Schema:
+    """A :class:`memspan.nn.FeedForward` of these arguments."""
+    return Schema(
+        FeedForward,
+        attributes={"activation": torch.relu_ if activation == "relu" else F.gelu},
+        modules={
+            "inner": linear(d_model, d_ff),
+            "outer": linear(d_ff, d_model),
+            "dropout": dropout(probability),
+        },
+    )
+
+
+def module_list(schemas: Iterable[Schema]) -> Schema:
+    """An ``nn.ModuleList``."""
+    return Schema(nn.ModuleList, modules={str(n): schema for n, schema in enumerate(schemas)})
+
+
+def is_exactly(module: nn.Module, schema: Schema) -> bool:
+    """Whether ``module`` is the tree that ``schema`` describes: exact classes and names, sizes and
+    attributes, neither hooks nor methods of its own, parameters of one type, one mode for training."""
+    dtypes: set[torch.dtype] = set()
+    return (
+        not any(GLOBAL_HOOKS)
+        and all(map(_is_as_defined, schema.kinds))
+        and _matches(module, schema, module.training, dtypes)
+        and len(dtypes) < 2
+    )
+
+
+def is_itself(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether ``module`` is of this class and no other, calls no hooks, and has no method of its own;
+    what is within it may be anything."""
+    return not any(GLOBAL_HOOKS) and _is_as_defined(kind) and _is_untouched(module, kind)
+
+
+def _is_as_defined(kind: type[nn.Module]) -> bool:
+    return all(getattr(kind, name) is method for name, method in _METHODS[kind].items())
+
+
+def _is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
+    own = vars(module)
+    return (
+        type(module) is kind
+        # One by one, since this is asked of every module.
+        and not own["_forward_pre_hooks"]
+        and not own["_forward_hooks"]
+        and not own["_backward_pre_hooks"]
+        and not own["_backward_hooks"]
+        and _NAMES[kind].isdisjoint(own)
+    )
+
+
+def _matches(module: nn.Module, schema: Schema, training: bool, dtypes: set[torch.dtype]) -> bool:
+    if not _is_untouched(module, schema.kind) or module.training is not training:
+        return False
+    tensors = schema.tensors
+    for table in (module._parameters, module._buffers):
+        for name, tensor in table.items():
+            if tensor is None:
+                continue
+            # A plain tensor within torch.func.functional_call. Quantised weights are neither.
+            if type(tensor) not in (nn.Parameter, Tensor) or tensors.get(name) != tensor.shape:
+                return False
+            if table is module._parameters:
+                dtypes.add(tensor.dtype)
+    if tensors and any(getattr(module, name, None) is None for name in tensors):
+        return False
+    for name, value in schema.attributes.items():
+        found = getattr(module, name, None)
+        if found is not value and found != value:
+            return False
+    modules = {name: part for name, part in module._modules.items() if part is not None}
+    return modules.keys() == schema.modules.keys() and all(
+        _matches(modules[name], each, training, dtypes) for name, each in schema.modules.items()
+    )
+
+
+def _present(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: member for name, member in members.items() if member is not None}
+
+
+_version = attrgetter("_version")
+
+
+class WeightsWatch:
+    """Notices that the weights under ``roots`` have changed, in time for the next token.
+
+    Changes in place raise a tensor's version, and conversions such as ``module.float()`` replace its
+    storage. Fused optimisers do neither, but torch says when one has made a step. What writes through
+    ``parameter.data`` tells nobody.
+    """
+
+    def __init__(self, *roots: nn.Module) -> None:
+        self.modules = list({part: None for root in roots for part in root.modules()})
+        self._homes: list[tuple[dict[str, Any], str]] = [
+            (members, name)
+            for part in self.modules
+            for members in (part._parameters, part._buffers)
+            for name in _present(members)
+        ]
+        # Held, so that no other tensor gets their addresses or ids.
+        self._tensors = [members[name] for members, name in self._homes]
+        self.ids, self.stepped = set(map(id, self._tensors)), False
+        self._versions = list(map(_version, self._tensors))
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        _WATCHES.add(self)
+
+    def has_changed(self, whole: bool) -> bool:
+        """``whole``: look at all that there is, which takes too long for a single token."""
+        if self.stepped:
+            return True
+        try:
+            tensors = [members[name] for members, name in self._homes]
+            # By map, which is faster than a loop.
+            return (
+                list(map(_version, tensors)) != self._versions
+                or list(map(Tensor.data_ptr, tensors)) != self._addresses
+            )
+        except (KeyError, AttributeError, TypeError):
+            # One has gone, or is no tensor any more.
+            return True
+
+    def refuse_changes(self, whole: bool) -> None:
+        """Raise :class:`MemspanError` if something has changed."""
+        if self.has_changed(whole):
+            raise MemspanError(CHANGED)
+
+
+class Watch(WeightsWatch):
+    """Notices also that modules under ``root``, a tree that a kernel stands in for, have changed.
+
+    A single token notices new hooks. A whole look, for several tokens, notices modules and attributes
+    that were put in, and on a CPU the values that were written through ``parameter.data`` to weights
+    that a kernel has packed.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__(root)
+        self._hooks = [vars(part)[name] for part in self.modules for name in HOOKS] + GLOBAL_HOOKS
+        self._members = [
+            members
+            for part in self.modules
+            for members in (part._parameters, part._buffers, part._modules, vars(part))
+        ]
+        self._sizes = list(map(len, self._members))
+        # Of torch's own attributes none but the mode says what a module computes.
+        self._places = [
+            (members, name)
+            for part in self.modules
+            for members in (part._modules, vars(part))
+            for name in members.keys() - TORCH_ATTRIBUTES
+        ]
+        self._found = self._in_places()
+        self._packed: list[tuple[int, int, int]] = []
+        self._copies: dict[int, Tensor] = {}
+
+    def _in_places(self) -> list[Any]:
+        return [members.get(name) for members, name in self._places]
+
+    def pack(self, tensors: Iterable[Tensor]) -> None:
+        """From now on look at the values of ``tensors``, too, which a kernel has packed."""
+        for tensor in tensors:
+            if tensor.device.type == "cpu" and id(tensor) not in self._copies:
+                copy = self._copies[id(tensor)] = tensor.detach().clone()
+                # Of tensors without gaps: as fast as memory is read.
+                if copy.stride() == tensor.stride():
+                    self._packed.append((tensor.data_ptr(), copy.data_ptr(), tensor.nbytes))
+
+    def has_changed(self, whole: bool) -> bool:
+        """See :meth:`WeightsWatch.has_changed`."""
+        if super().has_changed(whole) or any(self._hooks):
+            return True
+        return whole and (
+            list(map(len, self._members)) != self._sizes
+            or any(map(is_not, self._in_places(), self._found))
+            or any(_memcmp(*places) for places in self._packed)
+        )
+
+
+_memcmp = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcmp
+_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+
+
+_WATCHES: weakref.WeakSet[WeightsWatch] = weakref.WeakSet()
+
+
+def _note_step(optimiser: torch.optim.Optimizer, *_: object) -> None:
+    """Torch calls this after every step of any optimiser."""
+    if not _WATCHES:
+        return
+    parameters = (p for group in optimiser.param_groups for p in group["params"])
+    stepped = {id(p) for p in parameters if p.grad is not None}
+    for watch in list(_WATCHES):
+        watch.stepped = watch.stepped or not stepped.isdisjoint(watch.ids)
+
+
+register_optimizer_step_post_hook(_note_step)
