@@ -1,36 +1,129 @@
-"""Modules that a user has changed, with an adapter, a hook or a parametrisation, compute what they are
-changed to: no implementation and no reader takes their weights alone."""
+"""Nothing stands in silently: whatever a user puts into a model, of which no kernel knows, the model,
+its readers, training and evaluation compute what the changed modules say."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize
 
-from architectures import CASES, Case, compressive, fast_weights, feedback, transformer_xl
+from architectures import (
+    CASES,
+    Case,
+    compressive,
+    fast_weights,
+    feedback,
+    transformer_xl,
+)
 from golden import assert_same
+from memspan.data.streams import evaluation_segments
+from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.models.language_model import LanguageModel
-from readings import assert_memories_equal, text
+from memspan.evaluation import score_tokens
+from memspan.models import LanguageModel
+from memspan.models.output import BackboneOutput, Output
+from memspan.models.packing import Schema, is_exactly
+from memspan.models.protocol import PassReader
+from readings import assert_memories_equal, seeds, text
 
 SOME = {
-    "transformer-xl": transformer_xl(),
-    "compressive": compressive(),
-    "fast-weights": fast_weights(),
-    "feedback": feedback(),
+    "transformer-xl": transformer_xl(n_layers=1),
+    "compressive": compressive(n_layers=1),
+    "fast-weights": fast_weights(n_layers=1),
+    "feedback": feedback(n_layers=1),
+    "lstm": CASES["lstm"],
+    "transformer": CASES["transformer"],
 }
-WITH_PRODUCTS = {name: case for name, case in CASES.items() if name != "lstm"}
-every_case = pytest.mark.parametrize("case", WITH_PRODUCTS.values(), ids=WITH_PRODUCTS)
+some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
+# In training that one draws other features for every segment.
+REPEATABLE = {name: case for name, case in CASES.items() if name != "fast-delta-favor-redraw"}
+WITH_KERNELS = {name: case for name, case in CASES.items() if name not in ("lstm", "transformer")}
+
+
+def scaled(output: Any) -> Any:
+    """What a module returned, times 0.7."""
+    if isinstance(output, Tensor):
+        return 0.7 * output
+    if isinstance(output, BackboneOutput):
+        return dataclasses.replace(output, hidden=0.7 * output.hidden)
+    if isinstance(output, Output):
+        found = {"logits": output.logits, "losses": output.losses}
+        return dataclasses.replace(
+            output, **{name: 0.7 * each for name, each in found.items() if each is not None}
+        )
+    first, *rest = output
+    return (0.7 * first, *rest)
+
+
+# ----- What people do to a module: each returns whether it could be done to this one
+
+
+def gate(part: nn.Module) -> bool:
+    """A subclass with a parameter that its outputs are multiplied by."""
+
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        output = super(kind, self).forward(*given, **named)
+        weight = self.gate.sigmoid()
+        if isinstance(output, Tensor):
+            return weight * output
+        return scaled(output)
+
+    original = type(part)
+    if original.forward is nn.Module.forward or not callable(getattr(original, "forward", None)):
+        return False
+    kind = type("Gated", (original,), {"forward": forward})
+    part.register_parameter("gate", nn.Parameter(torch.tensor(0.3, dtype=torch.float64)))
+    part.__class__ = kind
+    return True
+
+
+def hook(part: nn.Module) -> bool:
+    part.register_forward_hook(lambda module, given, output: scaled(output))
+    return True
+
+
+def pre_hook(part: nn.Module) -> bool:
+    def times(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        # Tokens are not scaled, and the tensors of a parametrisation are no arguments.
+        if not given or not given[0].is_floating_point():
+            return None
+        return (0.7 * given[0], *given[1:])
+
+    part.register_forward_pre_hook(times)
+    return True
+
+
+def replaced_forward(part: nn.Module) -> bool:
+    """As accelerate does it."""
+    original = part.forward
+    part.forward = lambda *given, **named: scaled(original(*given, **named))  # type: ignore
+    return True
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.7 * x
+
+
+def parametrisation(part: nn.Module) -> bool:
+    names = [name for name, p in part.named_parameters(recurse=False) if name.isidentifier()]
+    for name in names:
+        parametrize.register_parametrization(part, name, Times())
+    return bool(names)
 
 
 class LowRank(nn.Module):
-    """A low-rank adapter that looks like what it wraps, as PEFT's do (Hu et al. 2021, eq. 3)."""
+    """An adapter that looks like the product it wraps, as PEFT's do (Hu et al. 2021, eq. 3)."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -38,213 +131,279 @@ class LowRank(nn.Module):
         self.down = nn.Parameter(0.4 * torch.randn(2, base.in_features, dtype=base.weight.dtype))
         self.up = nn.Parameter(0.4 * torch.randn(base.out_features, 2, dtype=base.weight.dtype))
         self.in_features, self.out_features = base.in_features, base.out_features
-
-    @property
-    def weight(self) -> Tensor:
-        return self.base.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.base.bias
+        self.weight, self.bias = base.weight, base.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + x @ self.down.mT @ self.up.mT
 
 
-def products(model: LanguageModel) -> Iterator[tuple[str, nn.Linear]]:
-    for name, part in list(model.backbone.named_modules()):
-        if type(part) is nn.Linear:
-            yield name, part
+def extra_parameter(part: nn.Module) -> bool:
+    part.register_parameter("extra", nn.Parameter(torch.zeros(1, dtype=torch.float64)))
+    return True
+
+
+def activation(part: nn.Module) -> bool:
+    if not hasattr(part, "activation"):
+        return False
+    part.activation = F.silu
+    return True
+
+
+def epsilon(part: nn.Module) -> bool:
+    if not hasattr(part, "eps"):
+        return False
+    part.eps = 0.5
+    return True
+
+
+CHANGES: dict[str, Callable[[Any], bool]] = {
+    "gate": gate,
+    "hook": hook,
+    "pre-hook": pre_hook,
+    "forward": replaced_forward,
+    "parametrisation": parametrisation,
+    "extra parameter": extra_parameter,
+    "activation": activation,
+    "epsilon": epsilon,
+}
+
+
+def put_in(model: nn.Module, name: str, kind: str) -> bool:
+    """Change the module of this name; False where that cannot be done to it."""
+    part = model.get_submodule(name)
+    if kind in CHANGES:
+        return CHANGES[kind](part)
+    wanted, new = (nn.Linear, LowRank) if kind == "adapter" else ((nn.Identity, nn.Dropout), Times)
+    if not isinstance(part, wanted):
+        return False
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, new(part) if new is LowRank else new())
+    return True
+
+
+KINDS = [*CHANGES, "adapter", "in place of nothing"]
+
+
+def places(model: nn.Module) -> list[str]:
+    """The names of all modules."""
+    return [name for name, _ in model.named_modules()]
+
+
+# ----- What must be the same
+
+
+def assert_as_reference(model: LanguageModel, seed: int = 0) -> None:
+    """Model, readers of segments and of single tokens, evaluation and training."""
+    with torch.no_grad():
+        reader, memory = model.reader(batch_size=2), None
+        for n, length in enumerate((1, 3, 1, 1, 2)):
+            tokens = text(2, length, seed + n)
+            expected = model(tokens, memory, implementation="reference")
+            found = model(tokens, memory)
+            assert_same(found.logits, expected.logits, 1e-10, "logits")
+            assert_memories_equal(found.memory, expected.memory, 1e-10)
+            assert_same(reader.read(tokens), expected.logits, 1e-10, "logits of the reader")
+            memory = expected.memory
+        assert_memories_equal(reader.memory, memory, 1e-10)
+        tokens, memory, nats = text(1, 9, seed)[0].numpy().astype(np.uint8), None, 0.0
+        for segment in evaluation_segments(tokens, 1, 4):
+            given = segment.part(slice(0, 1), torch.device("cpu"))
+            out = model(given.inputs, memory, targets=given.targets, implementation="reference")
+            memory, nats = out.memory, nats + float(out.losses.sum())
+        scores = score_tokens(model, tokens, ByteTokenizer(), segment_length=4)
+        assert scores.nats == pytest.approx(nats, rel=1e-9)
+    assert_same_gradients(model, seed)
+
+
+def assert_same_gradients(model: LanguageModel, seed: int) -> None:
+    def gradients(implementation: str | None) -> list[Tensor | None]:
+        model.zero_grad()
+        first = model(text(2, 3, seed), targets=text(2, 3, seed + 1), implementation=implementation)
+        out = model(
+            text(2, 4, seed + 2),
+            first.memory,
+            targets=text(2, 4, seed + 3),
+            implementation=implementation,
+        )
+        (first.losses.sum() + out.losses.sum() + out.auxiliary_loss).backward()
+        return [p.grad for p in model.parameters()]
+
+    model.train()
+    found, expected = gradients(None), gradients("reference")
+    names = [name for name, _ in model.named_parameters()]
+    for name, ours, theirs in zip(names, found, expected, strict=True):
+        if theirs is None or ours is None:
+            assert ours is theirs or not (theirs if ours is None else ours).any(), name
+        else:
+            assert_same(ours, theirs, 1e-9, name)
+    model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@some_cases
+def test_every_module_in_turn(case: Case, kind: str) -> None:
+    """Of each architecture, with each kind of change."""
+    original, changed = case.model(), 0
+    for name in places(original):
+        model = copy.deepcopy(original)
+        if put_in(model, name, kind):
+            changed += 1
+            try:
+                assert_as_reference(model)
+            except AssertionError as error:
+                raise AssertionError(f"{kind} at {name!r}") from error
+    # An LSTM has neither norms nor products of its own.
+    assert changed or case is SOME["lstm"]
+
+
+@given(data=st.data(), seed=seeds)
+@pytest.mark.parametrize("case", REPEATABLE.values(), ids=REPEATABLE)
+def test_any_options_and_several_changes(case: Case, data: st.DataObject, seed: int) -> None:
+    model = case.model()
+    for _ in range(data.draw(st.integers(1, 2), label="changes")):
+        put_in(
+            model,
+            data.draw(st.sampled_from(places(model)), label="module"),
+            data.draw(st.sampled_from(KINDS), label="kind"),
+        )
+    assert_as_reference(model, seed)
+
+
+# ----- The schemas
+
+
+def without_one(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The schema without each of its names, of tensors and modules, in turn."""
+    for part in ("tensors", "modules"):
+        for name in getattr(schema, part):
+            rest = {other: each for other, each in getattr(schema, part).items() if other != name}
+            yield name, dataclasses.replace(schema, **{part: rest})
+    for name, each in schema.modules.items():
+        for inner, less in without_one(each):
+            modules = {**schema.modules, name: less}
+            yield f"{name}.{inner}", dataclasses.replace(schema, modules=modules)
+
+
+@pytest.mark.parametrize("case", WITH_KERNELS.values(), ids=WITH_KERNELS)
+def test_schemas_name_all_that_there_is(case: Case) -> None:
+    """Kernels run where nothing was changed; no name can be left out, and none is left over."""
+    backbone = case.shared_model().backbone
+    assert backbone.is_as_made()
+    assert not isinstance(backbone.reader(None, 1), PassReader)
+    names = {name for name, _ in without_one(backbone.schema)}
+    assert names >= {name for name, _ in backbone.named_parameters()}
+    for name, less in without_one(backbone.schema):
+        assert not is_exactly(backbone, less), name
+
+
+def attributes(schema: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name in schema.attributes:
+        yield prefix, name
+    for name, each in schema.modules.items():
+        yield from attributes(each, f"{prefix}.{name}".lstrip("."))
+
+
+@pytest.mark.parametrize("case", WITH_KERNELS.values(), ids=WITH_KERNELS)
+def test_what_methods_read_is_looked_at(case: Case) -> None:
+    backbone = case.model().backbone
+    for place, name in attributes(backbone.schema):
+        part = backbone.get_submodule(place)
+        value = getattr(part, name)
+        setattr(part, name, None)
+        assert not backbone.is_as_made(), f"{name} of {place}"
+        setattr(part, name, value)
+    assert backbone.is_as_made()
+
+
+def test_methods_of_classes_and_hooks_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = transformer_xl().model().backbone
+    layer = type(backbone.layers[0])
+    original = layer.residual
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "residual", lambda *given: 0.7 * original(*given))
+        assert_as_reference(transformer_xl().model())
+        assert not backbone.is_as_made()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not backbone.is_as_made()
+    handle.remove()
+    assert backbone.is_as_made()
+
+
+@some_cases
+def test_dropout_that_is_on_in_evaluation(case: Case) -> None:
+    """As for samples of a posterior (Gal and Ghahramani 2016): here it drops everything."""
+    options = dataclasses.replace(case.backbone, dropout=0.5)
+    model = dataclasses.replace(case, backbone=options).model()
+    dropouts = [part for part in model.backbone.modules() if isinstance(part, nn.Dropout)]
+    for part in dropouts:
+        part.p = 1.0
+        part.train()
+    with torch.no_grad():
+        tokens = text(1, 3)
+        assert_same(model.reader().read(tokens), model(tokens).logits, 1e-10, "logits")
 
 
 @torch.no_grad()
-def adapted(case: Case) -> tuple[LanguageModel, LanguageModel]:
-    """With an adapter around every product, and with the adapters merged into the weights."""
-    model = copy.deepcopy(case.model())
-    merged = copy.deepcopy(model)
-    for name, part in products(merged):
-        parent, _, last = name.rpartition(".")
-        adapter = LowRank(model.backbone.get_submodule(name))
-        setattr(model.backbone.get_submodule(parent), last, adapter)
-        part.weight += adapter.up @ adapter.down
-    return model, merged
+@pytest.mark.parametrize("case", [transformer_xl(), compressive()], ids=["xl", "compressive"])
+def test_changed_modules_are_read_with_another_span(case: Case) -> None:
+    """Hooks that change nothing: the same numbers as those of the reader that knows the modules."""
+    tokens, model = text(2, 30), case.model()
+    options = {"attention_span": "fixed", "clamp_length": 3}
+    expected = model.reader(batch_size=2, **options)
+    handle = model.backbone.layers[0].register_forward_hook(lambda *_: None)
+    reader = model.reader(batch_size=2, **options)
+    handle.remove()
+    for part in tokens.split([5, 1, 9, 1, 14], 1):
+        assert_same(reader.read(part), expected.read(part), 1e-10, "logits")
+    model.register_forward_hook(lambda *_: None)
+    with pytest.raises(MemspanError, match="attention_span, clamp_length: only a LanguageModel"):
+        model.reader(**options)
 
 
-@torch.no_grad()
-def assert_the_same(model: LanguageModel, expected: LanguageModel) -> None:
-    """In segments and for single tokens, by the model and by its reader."""
-    memory, reader = None, model.reader(batch_size=3)
-    for n, length in enumerate((1, 7, 1, 1, 9)):
-        tokens = text(3, length, n)
-        out, ours = expected(tokens, memory), model(tokens, memory)
-        assert_same(ours.logits, out.logits, 1e-11, "logits")
-        assert_same(ours.auxiliary_loss, out.auxiliary_loss, 1e-11, "auxiliary loss")
-        assert_memories_equal(ours.memory, out.memory, 1e-11)
-        assert_same(reader.read(tokens), out.logits, 1e-11, "logits of the reader")
-        memory = out.memory
+def test_implementations_that_take_the_weights_alone_refuse() -> None:
+    backbone = feedback().model().backbone
+    x = torch.zeros(1, 2, 8, dtype=torch.float64)
+    backbone(x, implementation="fused")
+    backbone.layers[0].query = LowRank(backbone.layers[0].query)
+    backbone(x, implementation="reference")
+    with pytest.raises(
+        MemspanError, match="a hook, an adapter or is another one: remove it, merge"
+    ):
+        backbone(x, implementation="fused")
 
 
-@every_case
-def test_adapters_are_called(case: Case) -> None:
-    assert_the_same(*adapted(case))
-
-
-@every_case
-def test_adapters_learn(case: Case) -> None:
-    model, _ = adapted(case)
-    memory, total = None, torch.zeros((), dtype=torch.float64)
-    for n in range(3):
-        out = model.train()(text(4, 6, n), memory, targets=text(4, 6, n + 9))
-        memory, total = out.memory, total + out.losses.sum() + out.auxiliary_loss
-    total.backward()
-    for name, parameter in model.named_parameters():
-        if name.endswith((".down", ".up")):
-            assert parameter.grad.any() or case.sees_itself_only, name
-
-
-@every_case
-def test_hooks_are_called(case: Case) -> None:
-    """What they return counts, whether they were there before the reader or not."""
-    model, doubled = copy.deepcopy(case.model()), copy.deepcopy(case.model())
-    for _, part in products(doubled):
-        for parameter in part.parameters():
-            parameter.data *= 2
-    for _, part in products(model):
-        part.register_forward_hook(lambda module, x, output: 2 * output)
-    assert_the_same(model, doubled)
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@some_cases
+def test_hooks_on_gradients_are_called(case: Case) -> None:
+    model, called = case.model().train(), set()
+    # PyTorch refuses one before an activation in place, in a line of its own.
+    hooked = {
+        name: part
+        for name, part in model.named_modules()
+        if type(part) is nn.Linear and not name.endswith(".inner")
+    }
+    for name, part in hooked.items():
+        part.register_full_backward_hook(lambda module, i, o, name=name: called.add(name))
+    out = model(text(4, 6), targets=text(4, 6, 1))
+    more = model(text(4, 6), out.memory, targets=text(4, 6, 2))
+    (more.losses.sum() + out.losses.sum() + more.auxiliary_loss).backward()
+    assert called == set(hooked)
 
 
 class Doubled(nn.Sequential):
     """An adapter in the place of a module."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return 2 * self[0](x)
-
-
-def _two_wide(layer: Any) -> None:
-    layer.feed_forward.inner, layer.feed_forward.outer = nn.Linear(8, 2), nn.Linear(2, 8)
-
-
-def _patch(part: Any) -> None:
-    forward = part.forward
-    part.forward = lambda x: 2 * forward(x)
-
-
-CHANGES: dict[str, Callable[[Any], object]] = {
-    "pruned": lambda layer: prune.l1_unstructured(layer.feed_forward.inner, "weight", 0.5),
-    "weight norm": lambda layer: nn.utils.weight_norm(layer.feed_forward.inner),
-    "no gain": lambda layer: setattr(
-        layer, "attention_norm", nn.LayerNorm(8, elementwise_affine=False)
-    ),
-    "no bias": lambda layer: setattr(layer, "attention_norm", nn.LayerNorm(8, bias=False)),
-    "no norm": lambda layer: setattr(layer, "feed_forward_norm", nn.Identity()),
-    "epsilon": lambda layer: setattr(layer.attention_norm, "eps", 0.5),
-    "no product": lambda layer: setattr(
-        getattr(layer, "attention", layer), "output", nn.Identity()
-    ),
-    "adapter": lambda layer: setattr(layer, "feed_forward", Doubled(layer.feed_forward)),
-    "activation": lambda layer: setattr(layer.feed_forward, "activation", F.silu),
-    "width": _two_wide,
-    "forward": lambda layer: _patch(layer.feed_forward.inner),
-    "feed-forward": lambda layer: _patch(layer.feed_forward),
-    "dropout": lambda layer: setattr(layer.feed_forward, "dropout", nn.Softplus()),
-    "hook": lambda layer: layer.feed_forward.inner.register_forward_hook(lambda m, x, y: 2 * y),
-    "earlier hook": lambda layer: layer.attention_norm.register_forward_pre_hook(
-        lambda m, x: (x[0].clamp(0),)
-    ),
-}
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("case", SOME.values(), ids=SOME)
-def test_changed_modules_compute_what_they_are_changed_to(case: Case, change: str) -> None:
-    model = case.model()
-    CHANGES[change](model.backbone.layers[-1])
-    model.to(torch.float64)
-    x = torch.randn(2, 4, 8, dtype=torch.float64)
-    expected = model.backbone(x, implementation="reference").hidden
-    assert_same(model.backbone(x).hidden, expected, 1e-12, "hidden")
-    reader = model.backbone.reader(None, 2)
-    found = torch.cat([reader.read(token) for token in x.split(1, 1)], 1)
-    assert_same(found, expected, 1e-12, "hidden")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("case", "names"),
-    [
-        # Its reader calls the parts of a layer, not the layer.
-        (transformer_xl(), ["feed_forward.inner"]),
-        (fast_weights(), ["attention", "feed_forward.inner", ""]),
-        (feedback(), ["query", "feed_forward.inner", ""]),
-    ],
-)
-def test_hooks_added_while_reading_are_called(case: Case, names: list[str]) -> None:
-    model, calls = case.model(), []
-    hooked = [model.backbone.layers[0].get_submodule(name) for name in names]
-    reader = model.reader()
-    reader.read(text(1, 1))
-    handles = [part.register_forward_hook(lambda m, x, y: calls.append(m)) for part in hooked]
-    reader.read(text(1, 1))
-    assert calls == hooked
-    for handle in handles:
-        handle.remove()
-    reader.read(text(1, 1))
-    assert calls == hooked
-
-
-def test_implementations_that_take_the_weights_alone_refuse() -> None:
-    model, _ = adapted(feedback())
-    x = torch.zeros(1, 2, 8, dtype=torch.float64)
-    model.backbone(x, implementation="reference")
-    with pytest.raises(
-        MemspanError, match="a module has a hook or an adapter: remove it, merge it"
-    ):
-        model.backbone(x, implementation="fused")
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@every_case
-def test_hooks_on_gradients_are_called(case: Case) -> None:
-    model, called = copy.deepcopy(case.model()).train(), set()
-    # PyTorch refuses one before an activation in place, in a line of its own.
-    hooked = {name: part for name, part in products(model) if not name.endswith(".inner")}
-    for name, part in hooked.items():
-        part.register_full_backward_hook(lambda module, i, o, name=name: called.add(name))
-    out = model(text(4, 6), targets=text(4, 6, 1))
-    memory = model(text(4, 6), out.memory, targets=text(4, 6, 2))
-    (memory.losses.sum() + out.losses.sum() + memory.auxiliary_loss).backward()
-    assert called == set(hooked)
-
-
-@pytest.mark.parametrize("part", ["layer", "attention"])
-def test_replaced_forwards_are_called(part: str) -> None:
-    """As accelerate's hooks replace them."""
-    for case in (fast_weights(), feedback()):
-        model, calls = case.model(), []
-        layer = model.backbone.layers[0]
-        changed = layer if part == "layer" else getattr(layer, "attention", None) or layer.query
-        forward = changed.forward
-
-        def counted(*given: Any, f: Any = forward, calls: list[int] = calls) -> Any:
-            calls.append(1)
-            return f(*given)
-
-        changed.forward = counted
-        with torch.no_grad():
-            model(text(1, 1))
-            model.reader().read(text(1, 1))
-        assert len(calls) == 2
 
 
 def test_dropout_is_within_the_feed_forward_module() -> None:
     model, calls = feedback(dropout=0.5).model().train(), []
-    handle = model.backbone.layers[0].feed_forward.register_forward_hook(lambda *_: calls.append(1))
+    layer = model.backbone.layers[0]
+    handle = layer.feed_forward.register_forward_hook(lambda *_: calls.append(1))
     model(text(1, 3))
     assert len(calls) == 3
     handle.remove()
-    model.backbone.layers[0].feed_forward = Doubled(model.backbone.layers[0].feed_forward)
+    layer.feed_forward = Doubled(layer.feed_forward)
     with pytest.raises(MemspanError, match="replace its parts inner and outer, or train with"):
         model(text(1, 3))

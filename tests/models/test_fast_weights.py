@@ -212,7 +212,7 @@ def test_a_reader_reads_single_tokens_as_the_model_does(
 ) -> None:
     """Between segments, after a memory, for several rows; the memory it was given stays."""
     if not compiled:
-        monkeypatch.setattr(FastWeightsReader, "_compiles", lambda self: False)
+        monkeypatch.setattr(FastWeightsReader, "_step", None)
     elif not delta_rule_loop.available(torch.zeros(())):
         pytest.skip("no C compiler")
     model = FastWeights(FastWeightsConfig(**SMALL | options)).to(dtype).eval()

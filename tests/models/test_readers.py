@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from architectures import VOCABULARY, Case, randomise
+from architectures import VOCABULARY, Case
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
 from readings import (
     TOLERANCE,
     assert_memories_equal,
@@ -168,29 +167,6 @@ def test_what_is_not_finite_leaves_with_its_stream(case: Case) -> None:
         fresh = model.initial_memory(1).reset([True])
         expected = model(text(2, length)[1:], fresh).logits
         assert_same(reader.read(text(2, length))[1:], expected, 1e-9, "logits")
-
-
-@every_case
-def test_reader_refuses_changed_weights(case: Case) -> None:
-    def step(model: LanguageModel) -> None:
-        with torch.no_grad():
-            next(iter(model.backbone.parameters())).add_(1e-3)
-
-    def load(model: LanguageModel) -> None:
-        model.load_state_dict(randomise(case.model(), seed=1).state_dict())
-
-    def convert(model: LanguageModel) -> None:
-        model.float()
-
-    for change in (step, load, convert):
-        model = case.model()
-        reader = model.reader(batch_size=2)
-        reader.read(text(2, 3))
-        change(model)
-        with pytest.raises(MemspanError, match="weights have changed"):
-            reader.read(text(2, 3))
-        model.double()
-        model.reader(reader.memory).read(text(2, 3))
 
 
 @every_case

@@ -1,0 +1,221 @@
+"""A reader does not read on after its model has changed: what it returns is what the model gives, or
+it refuses and says what to do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from architectures import (
+    CASES,
+    Case,
+    compressive,
+    fast_weights,
+    feedback,
+    randomise,
+    transformer_xl,
+)
+from golden import assert_same
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.models.protocol import WatchedReader
+from readings import text
+
+SOME = {
+    "transformer-xl": transformer_xl(),
+    "transformer-xl-learned": transformer_xl(positions="learned", max_distance=40),
+    "transformer-xl-post": transformer_xl(normalisation="post", attention_bias=True),
+    "compressive": compressive(),
+    "fast-weights": fast_weights(),
+    "fast-weights-favor": fast_weights(feature_map="favor"),
+    "feedback": feedback(),
+    "feedback-spans": feedback(adaptive_span=1e-3),
+    "lstm": CASES["lstm"],
+    "transformer": CASES["transformer"],
+}
+some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
+REFUSED = r"weights or modules have changed .* make a new one with model\.reader\(reader\.memory\)"
+
+
+def step(optimiser: type[torch.optim.Optimizer], **options: bool) -> Callable[[Any], object]:
+    def change(model: LanguageModel) -> None:
+        for parameter in model.backbone.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimiser(model.parameters(), lr=0.1, **options).step()
+
+    return change
+
+
+@torch.no_grad()
+def in_place(model: LanguageModel) -> None:
+    next(model.backbone.parameters()).mul_(1.5)
+
+
+def others(model: LanguageModel) -> dict[str, Any]:
+    """Of a model with the same random features, with which memory was written."""
+    return randomise(copy.deepcopy(model).float(), 1).double().state_dict()
+
+
+def load_copies(model: LanguageModel) -> None:
+    model.load_state_dict(others(model))
+
+
+def load_tensors(model: LanguageModel) -> None:
+    model.load_state_dict(others(model), assign=True)
+
+
+AT_ONCE: dict[str, Callable[[Any], object]] = {
+    "AdamW, fused": step(torch.optim.AdamW, fused=True),
+    "AdamW, for each": step(torch.optim.AdamW, foreach=True),
+    "Adam": step(torch.optim.Adam),
+    "SGD, fused": step(torch.optim.SGD, fused=True),
+    "in place": in_place,
+    "load_state_dict": load_copies,
+    "load_state_dict, assigned": load_tensors,
+    "conversion": lambda model: model.float(),
+}
+
+
+@pytest.mark.parametrize("change", AT_ONCE)
+@some_cases
+def test_changed_weights_are_refused_at_once(case: Case, change: str) -> None:
+    """At the next token, by a reader of the model and by one of the backbone."""
+    for length in (1, 3):
+        model = case.model()
+        reader = model.reader(batch_size=2)
+        backbone = model.backbone.reader(None, 2)
+        x = torch.randn(2, length, 8, dtype=torch.float64)
+        with torch.no_grad():
+            for tokens in (text(2, 4), text(2, 1)):
+                reader.read(tokens)
+            backbone.read(x)
+        AT_ONCE[change](model)
+        with pytest.raises(MemspanError, match=REFUSED):
+            reader.read(text(2, length))
+        with pytest.raises(MemspanError, match=REFUSED):
+            reader.reset([True, False])
+        if isinstance(backbone, WatchedReader):
+            with torch.no_grad(), pytest.raises(MemspanError, match=REFUSED):
+                backbone.read(x)
+        assert reader.has_changed()
+        model.double()
+        model.reader(reader.memory).read(text(2, length))
+
+
+def test_the_step_of_another_optimiser_changes_nothing() -> None:
+    model, other = transformer_xl().model(), nn.Linear(2, 2)
+    reader = model.reader()
+    other(torch.ones(2)).sum().backward()
+    torch.optim.AdamW(other.parameters(), fused=True).step()
+    # Parameters without a gradient are left as they are.
+    torch.optim.AdamW(model.parameters(), fused=True).step()
+    reader.read(text(1, 1))
+    assert not reader.has_changed()
+
+
+@torch.no_grad()
+@some_cases
+def test_values_that_are_written_past_the_version(case: Case) -> None:
+    """One number of each parameter in turn, through ``data``: noticed when several tokens are read."""
+    model = case.model()
+    for name, parameter in model.named_parameters():
+        reader = model.reader()
+        for tokens in (text(1, 4), text(1, 1), text(1, 2)):
+            reader.read(tokens)
+        memory, last = reader.memory, parameter.data.view(-1)
+        last[-1] += 0.5
+        equal_or_refused(model, reader, memory, name)
+        last[-1] -= 0.5
+
+
+def swap(model: LanguageModel) -> None:
+    for name, part in model.backbone.layers[-1].named_modules():
+        if type(part) is nn.Linear:
+            new = nn.Linear(part.in_features, part.out_features, part.bias is not None)
+            model.backbone.layers[-1].set_submodule(name, new.double())
+            return
+    model.backbone.dropout = nn.Softplus()
+
+
+def activation(model: LanguageModel) -> None:
+    for part in model.modules():
+        if hasattr(part, "activation"):
+            part.activation = torch.tanh
+
+
+def forward(model: LanguageModel) -> None:
+    layer = model.backbone.layers[-1]
+    original = layer.forward
+
+    def changed(*given: Any, **named: Any) -> Any:
+        output = original(*given, **named)
+        return 2 * output if isinstance(output, torch.Tensor) else (2 * output[0], *output[1:])
+
+    layer.forward = changed  # type: ignore[method-assign]
+
+
+def hook_around(model: LanguageModel) -> None:
+    model.register_forward_hook(lambda *_: None)
+    model.output_dropout = nn.Softplus()
+
+
+LATER = {"swap": swap, "activation": activation, "forward": forward, "hook": hook_around}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", LATER)
+@some_cases
+def test_modules_that_are_put_in(case: Case, change: str) -> None:
+    model = case.model()
+    reader = model.reader()
+    for tokens in (text(1, 4), text(1, 1), text(1, 2)):
+        reader.read(tokens)
+    memory = reader.memory
+    LATER[change](model)
+    equal_or_refused(model, reader, memory, change)
+
+
+def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) -> None:
+    tokens = text(1, 3, 5)
+    if reader.has_changed():
+        with pytest.raises(MemspanError, match=REFUSED):
+            reader.read(tokens)
+    else:
+        assert_same(reader.read(tokens), model(tokens, memory).logits, 1e-10, what)
+
+
+@torch.no_grad()
+@some_cases
+def test_hooks_that_come_and_go(case: Case) -> None:
+    """A new one is noticed at the next token; a reader that was made with one calls it, and reads on
+    without it."""
+    model, calls = case.model(), []
+    layer = model.backbone.layers[-1]
+    reader = model.reader()
+    reader.read(text(1, 1))
+    handle = layer.register_forward_hook(lambda *_: calls.append(1))
+    memory = reader.memory
+    if isinstance(reader._backbone, WatchedReader):
+        with pytest.raises(MemspanError, match=REFUSED):
+            reader.read(text(1, 1))
+    again = model.reader(memory)
+    again.read(text(1, 1))
+    assert calls
+    handle.remove()
+    memory = again.memory
+    assert_same(again.read(text(1, 1)), model(text(1, 1), memory).logits, 1e-10, "logits")
+
+
+@torch.no_grad()
+def test_features_that_are_drawn_again() -> None:
+    model = SOME["fast-weights-favor"].model()
+    reader = model.reader()
+    reader.read(text(1, 2))
+    model.backbone.redraw_features()
+    with pytest.raises(MemspanError, match=REFUSED):
+        reader.read(text(1, 1))
