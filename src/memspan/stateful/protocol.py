@@ -1,0 +1,174 @@
+"""What a model is that carries state: four functions over rows.
+
+This module imports nothing of memspan but torch, so that it can be used in the tests of any package.
+``B`` is the number of rows, ``T`` that of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model reads: tokens, or vectors."""
+
+    vocab_size: int | None = None
+    """Tokens are int64 ``[B, T]`` in ``0 .. vocab_size - 1`` (None: it reads vectors)."""
+    width: int | None = None
+    """Vectors are floating-point ``[B, T, width]`` (None: it reads tokens)."""
+    dtype: torch.dtype = torch.float32
+    """Of vectors."""
+
+    def draw(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random inputs of so many rows and tokens."""
+        if self.width is None:
+            assert self.vocab_size is not None
+            return torch.randint(self.vocab_size, (rows, length), generator=generator)
+        return torch.randn(rows, length, self.width, generator=generator).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a model says of itself, where models differ by design."""
+
+    consumes_state: bool = False
+    """``read`` changes the state that it is given, which is used up then. Otherwise it stays usable."""
+    cuts: bool = True
+    """Outputs do not depend on where a text is cut. False: they do, by design, and laws are tested at
+    equal cuts."""
+    bounded: bool = True
+    """The state stops growing. False: it grows with every token, as a cache of all keys does."""
+    carries_gradients: bool = True
+    """Gradients flow through the state that is passed in. False: it is detached, by design."""
+    padding: frozenset[Literal["right", "left", "left-continued"]] = frozenset()
+    """Padding that the documentation promises to leave out: on the right, on the left of a first
+    segment, on the left of a later one."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
+    a table of positions, by name."""
+
+
+@runtime_checkable
+class Stateful(Protocol[State]):
+    """A model that carries state from one call to the next. The state is whatever the model likes."""
+
+    inputs: Inputs
+    claims: Claims
+    module: nn.Module
+    """What computes: its weights are perturbed to see how exact numbers are, and it is put into
+    training and evaluation mode."""
+
+    def start(self, batch_size: int) -> State:
+        """The state of ``batch_size`` rows that have read nothing."""
+        ...
+
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read ``inputs`` on from ``state``: outputs ``[B, T, ...]``, one for each input and of
+        floating-point type, and the state after them."""
+        ...
+
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of ``rows``, int64 ``[B']``, in any order, repeated or left out. ``state`` may be
+        used up."""
+        ...
+
+    def copy(self, state: State) -> State:
+        """A state that stays as it is, whatever is done with ``state``. Gradients need not reach it."""
+        ...
+
+
+@runtime_checkable
+class Resets(Protocol[State]):
+    """A model whose rows can begin anew."""
+
+    def reset(self, state: State, rows: Tensor) -> State:
+        """``state`` with nothing left in the rows where ``rows``, bool ``[B]``, is true. ``state`` may
+        be used up."""
+        ...
+
+
+@runtime_checkable
+class Truncates(Protocol[State]):
+    """A model that can roll back."""
+
+    def truncate(self, state: State, n: int) -> State:
+        """``state`` as it was ``n`` tokens ago. It may be used up."""
+        ...
+
+
+@runtime_checkable
+class Saves(Protocol[State]):
+    """A model whose states can be kept in files."""
+
+    def save(self, state: State, path: Path) -> None:
+        """Write ``state``."""
+        ...
+
+    def load(self, path: Path) -> State:
+        """What :meth:`save` wrote."""
+        ...
+
+
+@runtime_checkable
+class ReadsPadded(Protocol[State]):
+    """A model that reads rows of different lengths together."""
+
+    def read_padded(
+        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, State]:
+        """As :meth:`Stateful.read`; of row ``i`` only ``lengths[i]`` inputs, int64 ``[B]``, are real.
+        The rest, on that ``side``, is padding, which may be anything."""
+        ...
+
+
+@runtime_checkable
+class ReadsPacked(Protocol[State]):
+    """A model that reads several documents in a row of inputs."""
+
+    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """As :meth:`Stateful.read`; a document begins where ``starts``, bool ``[B, T]``, is true, and
+        sees nothing of what was before it."""
+        ...
+
+
+class RefusedError(Exception):
+    """A model cannot do what was asked, and says so itself: the message is the model's."""
+
+
+class NotOfferedError(Exception):
+    """A model's interface has no such thing."""
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """All tensors within a state of any kind: containers, dataclasses and objects with attributes."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+
+    def visit(part: Any) -> None:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif isinstance(part, nn.Module | type) or id(part) in seen:
+            return
+        elif isinstance(part, Mapping):
+            seen.add(id(part))
+            for each in part.values():
+                visit(each)
+        elif isinstance(part, list | tuple | set | frozenset):
+            seen.add(id(part))
+            for each in part:
+                visit(each)
+        elif hasattr(part, "__dict__"):
+            seen.add(id(part))
+            visit(vars(part))
+
+    visit(state)
+    return found
