@@ -24,5 +24,15 @@ def refuse_unknown(what: str, name: str | None, known: object) -> None:
         raise MemspanError(f"there is no {what} {name!r}: use {', '.join(get_args(known))}")
 
 
+class StaleReaderError(MemspanError):
+    """A reader's model has changed since it was made."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the weights or modules have changed since this reader was made, so what it cached is "
+            "stale: make a new one with model.reader(reader.memory)"
+        )
+
+
 class NonFiniteError(MemspanError):
     """Numbers have left the range of floating point, or are NaN."""

@@ -21,7 +21,7 @@ from architectures import (
     transformer_xl,
 )
 from golden import assert_same
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, StaleReaderError
 from memspan.models import LanguageModel
 from memspan.models.protocol import WatchedReader
 from readings import text
@@ -102,7 +102,7 @@ def test_changed_weights_are_refused_at_once(case: Case, change: str) -> None:
         if isinstance(backbone, WatchedReader):
             with torch.no_grad(), pytest.raises(MemspanError, match=REFUSED):
                 backbone.read(x)
-        assert reader.has_changed()
+        assert reader.is_stale
         model.double()
         model.reader(reader.memory).read(text(2, length))
 
@@ -115,7 +115,7 @@ def test_the_step_of_another_optimiser_changes_nothing() -> None:
     # Parameters without a gradient are left as they are.
     torch.optim.AdamW(model.parameters(), fused=True).step()
     reader.read(text(1, 1))
-    assert not reader.has_changed()
+    assert not reader.is_stale
 
 
 @torch.no_grad()
@@ -180,9 +180,23 @@ def test_modules_that_are_put_in(case: Case, change: str) -> None:
     equal_or_refused(model, reader, memory, change)
 
 
+@torch.no_grad()
+@some_cases
+def test_modules_that_are_put_in_between_single_tokens(case: Case) -> None:
+    model = case.model()
+    reader = model.reader()
+    reader.read(text(1, 1))
+    nn.Sequential(nn.Linear(2, 2))
+    reader.read(text(1, 1))
+    swap(model)
+    if isinstance(reader._backbone, WatchedReader):
+        with pytest.raises(StaleReaderError, match=REFUSED):
+            reader.read(text(1, 1))
+
+
 def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) -> None:
     tokens = text(1, 3, 5)
-    if reader.has_changed():
+    if reader.is_stale:
         with pytest.raises(MemspanError, match=REFUSED):
             reader.read(tokens)
     else:

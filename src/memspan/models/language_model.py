@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, StaleReaderError
 from memspan.files.tensors import digest
 from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head
@@ -20,7 +20,7 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.packing import CHANGED, WeightsWatch, is_itself, known
+from memspan.models.packing import WeightsWatch, is_itself, known
 from memspan.models.protocol import (
     Backbone,
     BackboneReader,
@@ -288,24 +288,22 @@ class Reader:
         """The memory after the last token: a value that may be saved, branched or trained on."""
         return self._backbone.memory
 
-    def has_changed(self, whole: bool = True) -> bool:
-        """Whether weights or modules have changed since the reader was made, which ends its use.
-
-        ``whole``: look at all that is looked at when several tokens are read, not as for a single one.
-        """
-        watched = isinstance(self._backbone, WatchedReader)
-        return self._has_changed_around(whole) or (
-            watched and self._backbone.watch.has_changed(whole)
-        )
-
-    def _has_changed_around(self, whole: bool) -> bool:
-        """The model around a backbone that looks after itself."""
-        by_call = whole and self._by_call is is_itself(self._model, LanguageModel)
-        return by_call or self._watch.has_changed(whole)
+    @property
+    def is_stale(self) -> bool:
+        """Whether weights or modules have changed since the reader was made, which ends its use."""
+        try:
+            self._refuse_changes(whole=True)
+            if isinstance(self._backbone, WatchedReader):
+                self._backbone.watch.refuse_changes(whole=True)
+        except StaleReaderError:
+            return True
+        return False
 
     def _refuse_changes(self, whole: bool = False) -> None:
-        if self._has_changed_around(whole):
-            raise MemspanError(CHANGED)
+        """Of all but a backbone whose reader looks after itself."""
+        if whole and self._by_call is is_itself(self._model, LanguageModel):
+            raise StaleReaderError
+        self._watch.refuse_changes(whole)
 
     def read(
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
@@ -315,8 +313,8 @@ class Reader:
         ``starts``: bool ``[B, T]``, true where a document begins, as in the model's call.
 
         Raises:
-            MemspanError: an argument is not as described here; weights or modules have changed since
-                the reader was made.
+            MemspanError: an argument is not as described here.
+            StaleReaderError: weights or modules have changed since the reader was made.
         """
         check_tokens(tokens, targets)
         self._refuse_changes(tokens.shape[1] > 1)

@@ -23,13 +23,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memspan.errors import MemspanError
+from memspan.errors import StaleReaderError
 from memspan.nn import FeedForward
 
-CHANGED = (
-    "the weights or modules have changed since this reader was made, so what it cached is stale: make "
-    "a new one with model.reader(reader.memory)"
-)
 NORM_EPSILON = nn.LayerNorm(0).eps
 """Where an architecture has no option for it."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -232,17 +228,17 @@ class WeightsWatch:
             return True
 
     def refuse_changes(self, whole: bool) -> None:
-        """Raise :class:`MemspanError` if something has changed."""
+        """Raise :class:`StaleReaderError` if something has changed."""
         if self.has_changed(whole):
-            raise MemspanError(CHANGED)
+            raise StaleReaderError
 
 
 class Watch(WeightsWatch):
     """Notices also that modules under ``root``, a tree that a kernel stands in for, have changed.
 
-    A single token notices new hooks. A whole look, for several tokens, notices modules and attributes
-    that were put in, and on a CPU the values that were written through ``parameter.data`` to weights
-    that a kernel has packed.
+    A single token notices new hooks, and modules that were put in: torch says when any is. A whole
+    look, for several tokens, notices attributes, too, and on a CPU the values that were written
+    through ``parameter.data`` to weights that a kernel has packed.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -262,6 +258,7 @@ class Watch(WeightsWatch):
             for name in members.keys() - TORCH_ATTRIBUTES
         ]
         self._found = self._in_places()
+        self._registered = _REGISTERED[0]
         self._packed: list[tuple[int, int, int]] = []
         self._copies: dict[int, Tensor] = {}
 
@@ -281,6 +278,9 @@ class Watch(WeightsWatch):
         """See :meth:`WeightsWatch.has_changed`."""
         if super().has_changed(whole) or any(self._hooks):
             return True
+        if self._registered != _REGISTERED[0]:
+            # Here or in another model.
+            whole, self._registered = True, _REGISTERED[0]
         return whole and (
             list(map(len, self._members)) != self._sizes
             or any(map(is_not, self._in_places(), self._found))
@@ -306,3 +306,13 @@ def _note_step(optimiser: torch.optim.Optimizer, *_: object) -> None:
 
 
 register_optimizer_step_post_hook(_note_step)
+_REGISTERED = [0]
+"""How many modules and parameters were put into others."""
+
+
+def _note_registration(*_: object) -> None:
+    _REGISTERED[0] += 1
+
+
+torch_module.register_module_module_registration_hook(_note_registration)
+torch_module.register_module_parameter_registration_hook(_note_registration)

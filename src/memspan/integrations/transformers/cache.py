@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Self
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, StaleReaderError
 from memspan.memory import Memory
 from memspan.models import LanguageModel, Reader
 
@@ -65,13 +66,15 @@ class MemspanCache(Cache):
             )
         self._model, self._rows = model, rows
 
-    def reader(self, n_tokens: int) -> Reader:
-        """A reader of so many tokens that stands where the memory does; it is kept until the memory is
-        replaced, or the model has changed."""
+    def read(self, tokens: Tensor) -> Tensor:
+        """Logits ``[B, T, V]`` of ``tokens [B, T]``, by a reader that is kept until the memory is
+        replaced or the model has changed."""
         assert self._model is not None
-        if self._reader is None or self._reader.has_changed(whole=n_tokens > 1):
-            self._reader = self._model.reader(self.memory, self._rows)
-        return self._reader
+        if self._reader is not None:
+            with suppress(StaleReaderError):
+                return self._reader.read(tokens)
+        self._reader = self._model.reader(self.memory, self._rows)
+        return self._reader.read(tokens)
 
     def count(self, n_columns: int, last_logits: Tensor) -> None:
         """Count columns that were read, padding included, and keep ``last_logits [B, V]``."""

@@ -190,7 +190,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         for start in range(0, max(n_columns, 1), self._segment_length):
             segment = tokens[:, start : start + self._segment_length]
             if as_reader:
-                logits = cache.reader(segment.shape[1]).read(segment)
+                logits = cache.read(segment)
             else:
                 n_own = None if lengths is None else (lengths - start).clamp(0, segment.shape[1])
                 output = self.model(segment, cache.memory, lengths=n_own)
