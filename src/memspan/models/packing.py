@@ -29,6 +29,7 @@ from memspan.nn import FeedForward
 NORM_EPSILON = nn.LayerNorm(0).eps
 """Where an architecture has no option for it."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Two that count in reading, and two that count only where there are gradients."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
 TORCH_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
@@ -193,8 +194,8 @@ class WeightsWatch:
     """Notices that the weights under ``roots`` have changed, in time for the next token.
 
     Changes in place raise a tensor's version, and conversions such as ``module.float()`` replace its
-    storage. Fused optimisers do neither, but torch says when one has made a step. What writes through
-    ``parameter.data`` tells nobody.
+    storage. Fused optimisers do neither, but torch says when one has made a step, and when a tensor or
+    module is put into any other. What writes through ``parameter.data`` tells nobody.
     """
 
     def __init__(self, *roots: nn.Module) -> None:
@@ -206,26 +207,31 @@ class WeightsWatch:
             for name in _present(members)
         ]
         # Held, so that no other tensor gets their addresses or ids.
-        self._tensors = [members[name] for members, name in self._homes]
-        self.ids, self.stepped = set(map(id, self._tensors)), False
+        self._tensors = self._at_home()
+        self.ids, self.changed = set(map(id, self._tensors)), False
         self._versions = list(map(_version, self._tensors))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        self._registered = _REGISTERED[0]
         _WATCHES.add(self)
 
     def has_changed(self, whole: bool) -> bool:
         """``whole``: look at all that there is, which takes too long for a single token."""
-        if self.stepped:
-            return True
-        try:
-            tensors = [members[name] for members, name in self._homes]
-            # By map, which is faster than a loop.
-            return (
-                list(map(_version, tensors)) != self._versions
-                or list(map(Tensor.data_ptr, tensors)) != self._addresses
-            )
-        except (KeyError, AttributeError, TypeError):
-            # One has gone, or is no tensor any more.
-            return True
+        if self._registered != _REGISTERED[0]:
+            # In this model or in another one.
+            whole, self._registered = True, _REGISTERED[0]
+        self.changed = self.changed or self._is_changed(whole)
+        return self.changed
+
+    def _is_changed(self, whole: bool) -> bool:
+        # By map, which is faster than a loop.
+        return (
+            list(map(_version, self._tensors)) != self._versions
+            or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
+            or (whole and any(map(is_not, self._at_home(), self._tensors)))
+        )
+
+    def _at_home(self) -> list[Any]:
+        return [members.get(name) for members, name in self._homes]
 
     def refuse_changes(self, whole: bool) -> None:
         """Raise :class:`StaleReaderError` if something has changed."""
@@ -243,7 +249,8 @@ class Watch(WeightsWatch):
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__(root)
-        self._hooks = [vars(part)[name] for part in self.modules for name in HOOKS] + GLOBAL_HOOKS
+        self._hooks = [vars(part)[name] for part in self.modules for name in HOOKS[:2]]
+        self._hooks += GLOBAL_HOOKS
         self._members = [
             members
             for part in self.modules
@@ -258,7 +265,6 @@ class Watch(WeightsWatch):
             for name in members.keys() - TORCH_ATTRIBUTES
         ]
         self._found = self._in_places()
-        self._registered = _REGISTERED[0]
         self._packed: list[tuple[int, int, int]] = []
         self._copies: dict[int, Tensor] = {}
 
@@ -274,13 +280,9 @@ class Watch(WeightsWatch):
                 if copy.stride() == tensor.stride():
                     self._packed.append((tensor.data_ptr(), copy.data_ptr(), tensor.nbytes))
 
-    def has_changed(self, whole: bool) -> bool:
-        """See :meth:`WeightsWatch.has_changed`."""
-        if super().has_changed(whole) or any(self._hooks):
+    def _is_changed(self, whole: bool) -> bool:
+        if super()._is_changed(whole) or any(self._hooks):
             return True
-        if self._registered != _REGISTERED[0]:
-            # Here or in another model.
-            whole, self._registered = True, _REGISTERED[0]
         return whole and (
             list(map(len, self._members)) != self._sizes
             or any(map(is_not, self._in_places(), self._found))
@@ -302,12 +304,12 @@ def _note_step(optimiser: torch.optim.Optimizer, *_: object) -> None:
     parameters = (p for group in optimiser.param_groups for p in group["params"])
     stepped = {id(p) for p in parameters if p.grad is not None}
     for watch in list(_WATCHES):
-        watch.stepped = watch.stepped or not stepped.isdisjoint(watch.ids)
+        watch.changed = watch.changed or not stepped.isdisjoint(watch.ids)
 
 
 register_optimizer_step_post_hook(_note_step)
 _REGISTERED = [0]
-"""How many modules and parameters were put into others."""
+"""How many modules, parameters and buffers were put into others."""
 
 
 def _note_registration(*_: object) -> None:
@@ -316,3 +318,4 @@ def _note_registration(*_: object) -> None:
 
 torch_module.register_module_module_registration_hook(_note_registration)
 torch_module.register_module_parameter_registration_hook(_note_registration)
+torch_module.register_module_buffer_registration_hook(_note_registration)
