@@ -17,12 +17,23 @@ import torch
 from memspan.data.streams import Segment, Streams
 from memspan.distributed.processes import ALONE, Processes, _end_with_launcher, joined
 from memspan.distributed.reports import BY_US
+from memspan.errors import MemspanError
 from memspan.nn import NOT_SCORED
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.runs.config_files import read_config
 from memspan.training import metrics, start, trainer, updates
+from memspan.training.optimisers import Groups, MakeOptimiser
+from odd_optimiser import Odd
 from warm import Child
+
+
+def odd(groups: Groups) -> Odd:
+    """Without random numbers, which processes draw on their own."""
+    return Odd(groups, noise=0.0)
+
+
+OWN: dict[str, MakeOptimiser] = {"odd": odd, "adafactor": torch.optim.Adafactor}
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
@@ -30,6 +41,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
 
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
     of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
+    ``optimiser``: what makes it, by its name in ``OWN``. ``refused``: how its error begins.
     """
     original = updates.Updater.update
     next_segment = Streams.next
@@ -65,7 +77,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
         targets[-1, : job["unscored"]] = NOT_SCORED
         return replace(segment, targets=targets)
 
-    folder = Path(job["folder"])
+    folder, own = Path(job["folder"]), OWN.get(job.get("optimiser", ""))
     if "copy" in job and processes.first:
         shutil.copytree(job["copy"], folder)
     processes.wait()
@@ -75,9 +87,14 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     try:
         if "config" in job:
             config = read_config(Path(job["config"]))
-            start.train(config, folder, processes=processes)
+            start.train(config, folder, optimiser=own, processes=processes)
         else:
-            start.resume(folder, processes=processes)
+            start.resume(folder, optimiser=own, processes=processes)
+    except MemspanError as error:
+        if not str(error).startswith(job.get("refused", "\0")):
+            raise
+    else:
+        assert "refused" not in job
     finally:
         updates.Updater.update = original  # type: ignore[method-assign]
         Streams.next = next_segment  # type: ignore[method-assign]

@@ -39,7 +39,7 @@ from memspan.runs.options import RunConfig
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
-from several_processes import run, together, wait_with_a_child
+from several_processes import OWN, run, together, wait_with_a_child
 from warm import Child
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
@@ -226,6 +226,50 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     shutil.rmtree(newest.parent)
     run({"folder": "sharded-cut"})
     assert_same_losses("sharded-whole", "sharded-cut")
+
+
+OPTIMISERS = [("sgd", "fsdp"), *(("odd", kind) for kind in KINDS)]
+"""Others than the usual one; odd is a function's. PyTorch has Muon from 2.9 on."""
+if hasattr(torch.optim, "Muon"):
+    OPTIMISERS += [("muon", kind) for kind in KINDS]
+
+
+@several
+def test_optimisers_learn_and_go_on_in_two_processes() -> None:
+    """As in one process, to the precision of muon's products; after a stop bit for bit, or in one."""
+
+    def job(name: str, kind: str, folder: str) -> dict[str, Any]:
+        options = config("fast-weights", kind)
+        named = {} if name in OWN else {"optimiser": name}
+        optim = dataclasses.replace(options.optim, learning_rate=0.1, **named)  # type: ignore[arg-type]
+        path = written(dataclasses.replace(options, optim=optim), folder)
+        return {"config": path, "folder": folder, "optimiser": name}
+
+    jobs = []
+    for name, kind in OPTIMISERS:
+        cut = f"{name}-{kind}-cut"
+        jobs += [job(name, kind, f"{name}-{kind}"), {**job(name, kind, cut), "stop": CUT}]
+        jobs.append({"copy": cut, "folder": f"{name}-{kind}-again", "optimiser": name})
+    # Torch computes one of its means in place, which cannot be done to parts of a matrix.
+    refused = "Adafactor cannot make a step on sharded parameters"
+    jobs.append({**job("adafactor", "fsdp", "refused"), "refused": refused})
+    together(2, jobs)
+    assert not Path("refused").exists()
+    for name in dict(OPTIMISERS):
+        run(job(name, "ddp", f"{name}-alone"))
+    for name, kind in OPTIMISERS:
+        whole, again, one = (f"{name}-{kind}{part}" for part in ("", "-again", "-1"))
+        run({"copy": f"{name}-{kind}-cut", "folder": one, "optimiser": name})
+        expected = [loss for *_, loss in losses(f"{name}-alone")]
+        assert expected[-1] < expected[0] - 0.02
+        for folder in (whole, one):
+            found = [loss for *_, loss in losses(folder)]
+            assert found == pytest.approx(expected, rel=5e-3 if name == "muon" else 1e-6, abs=0)
+        assert losses(again) == losses(whole)
+        ours, theirs = (checkpoints.latest(Path(folder)).load() for folder in (whole, again))
+        for mine, other in ((ours.weights, theirs.weights), (ours.training, theirs.training)):
+            assert mine.keys() == other.keys()
+            assert all(torch.equal(other[key], tensor) for key, tensor in mine.items())
 
 
 def exported_names(folder: Path) -> set[str]:

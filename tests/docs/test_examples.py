@@ -106,12 +106,12 @@ def folder(own_folders: Path, own_architectures: None, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(own_folders))
     whole_size = memspan.train
 
-    def tiny(config: memspan.RunConfig[Any], folder: str) -> Path:
+    def tiny(config: memspan.RunConfig[Any], folder: str, **options: Any) -> Path:
         train = memspan.TrainConfig(
             steps=1, batch_size=2, segment_length=8, evaluate_tokens=16, device="cpu"
         )
         model = TransformerXLConfig(n_layers=1, d_model=16, d_ff=16, n_heads=2)
-        return whole_size(dataclasses.replace(config, model=model, train=train), folder)
+        return whole_size(dataclasses.replace(config, model=model, train=train), folder, **options)
 
     monkeypatch.setattr(memspan, "train", tiny, raising=False)
     quick = functools.partial(memspan.measure, budget=1, longest=16)

@@ -21,7 +21,7 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.ops.relative_attention import Positions, relative_attention
 from memspan.runs.options import RunConfig
-from memspan.training.optimisers import optimiser_for
+from memspan.training.optimisers import Optimiser
 from memspan.training.options import OptimConfig
 from memspan.training.schedule import set_learning_rate
 
@@ -337,7 +337,8 @@ def test_everything_keeps_moving(auxiliary: str) -> None:
 def test_compression_has_a_learning_rate_of_its_own() -> None:
     """A factor on every rate of the schedule; nothing else feels it, nor may others set it."""
     model = compressive(compressed_length=2).model(torch.float32)
-    optimizer = optimiser_for(model, OptimConfig(compression_learning_rate=0.25, weight_decay=0.0))
+    options = OptimConfig(compression_learning_rate=0.25, weight_decay=0.0)
+    optimizer = Optimiser(model, options).optimizer
     set_learning_rate(optimizer, 1e-2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for p in model.parameters():

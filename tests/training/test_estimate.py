@@ -130,8 +130,8 @@ def test_what_saves_and_the_end_of_a_run_take_on_top() -> None:
     # One process writes its tensors as they are; of several, each copies its state, and its part twice.
     assert found[0].saving == 0
     assert found[0].ending == ENDING
-    state = 3 * found[0].weights
     for need, copies in zip(found[1:], (1 + 2 / 2, 1 + 2 / 4, 3 / 4), strict=True):
+        state = found[0].weights + found[0].moments
         assert need.saving == copies * state + 2 * need.memory
         assert need.ending == 0
     on_gpu = needs(wide, 256, 2, 4, 0.0, 0, torch.device("cuda"))

@@ -33,7 +33,7 @@ from memspan.runs.options import RunConfig
 from memspan.runs.run import create
 from memspan.training import metrics, start, updates, validation
 from memspan.training.loggers import Record, Wandb, loggers
-from memspan.training.optimisers import optimiser_for
+from memspan.training.optimisers import Optimiser
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.saves import Saves
 from memspan.training.schedule import learning_rate
@@ -278,7 +278,7 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
 
     found = {}
     spy = lambda: found.update({n: p.grad for n, p in parameters.items()})  # noqa: E731
-    monkeypatch.setattr(updater.state.optimizer, "step", spy)
+    monkeypatch.setattr(updater.state.optimiser.optimizer, "step", spy)
     monkeypatch.setattr(updater.state.streams, "next", iter(segments).__next__)
     loss = updater.update()
     torch.testing.assert_close(loss, mean.detach())
@@ -298,7 +298,7 @@ def test_weight_decay_is_for_matrices_and_tables() -> None:
     """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
     updater = updater_of(config())
     options = OptimConfig(learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95)
-    optimizer = optimiser_for(updater.state.model, options)
+    optimizer = Optimiser(updater.state.model, options).optimizer
     names = {id(p): name for name, p in updater.state.model.named_parameters()}
     decay = {
         names[id(p)]: group["weight_decay"]
@@ -366,7 +366,7 @@ def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the task's gradients are, the compression's are clipped by their own norm."""
     updater = updater_of(config(COMPRESSIVE))
     norms = []
-    step = updater.state.optimizer.step
+    step = updater.state.optimiser.optimizer.step
 
     def spy() -> None:
         for group in updater.state.model.clip_groups():
@@ -374,7 +374,7 @@ def test_gradients_are_clipped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
             norms.append(torch.stack(gradients).norm().item() if gradients else 0.0)
         step()
 
-    monkeypatch.setattr(updater.state.optimizer, "step", spy)
+    monkeypatch.setattr(updater.state.optimiser.optimizer, "step", spy)
     for parameter in updater.state.model.backbone.auxiliary_parameters():
         parameter.register_hook(lambda g: g * 1e6)
     for _ in range(3):
@@ -563,3 +563,6 @@ def test_a_state_comes_back_from_its_snapshot() -> None:
     moments[name] = moments[name].double()
     with pytest.raises(MemspanError, match=r"optimiser's state of .* has another form"):
         again.state.restore(dataclasses.replace(saved, training=moments), Path("run"))
+    numbers = {**saved.training, "optimizer/0/params": torch.tensor(1.0)}
+    with pytest.raises(MemspanError, match=r"the optimiser has no number params\): restore both"):
+        again.state.restore(dataclasses.replace(saved, training=numbers), Path("run"))

@@ -41,6 +41,8 @@ class State(TypedDict):
     """Where the corpus came from."""
     environment: NotRequired[dict[str, Any]]
     """What rounding depends on."""
+    optimiser: NotRequired[str]
+    """Its name, or its class where a function of the user's makes it."""
     files: NotRequired[dict[str, str]]
     """Checksums of the other files, by name; added when the checkpoint is saved."""
 

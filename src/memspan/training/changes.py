@@ -12,11 +12,12 @@ from memspan.runs.options import RunConfig
 Changes = dict[str, list[object]]
 """Option, such as ``train.steps``, to its values before and after."""
 FIXED = {
+    "optim.optimiser": "another could not go on from what this one keeps",
     "train.batch_size": "each row of the batch has its own memory and its own position in the text",
     "train.evaluate_tokens": "the best score so far is of those tokens",
     "train.seed": "the random numbers continue from it",
 }
-"""Options of training that cannot change once training has begun, and why."""
+"""Options that cannot change once training has begun, and why."""
 MOVABLE = ("data.corpus", "data.field")
 """Where the text is: it may move, since its content is compared."""
 

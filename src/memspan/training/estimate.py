@@ -28,6 +28,7 @@ from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.models.sizes import memory_of
 from memspan.runs.options import RunConfig
+from memspan.training.optimisers import MakeOptimiser, with_optimiser
 from memspan.training.options import TrainConfig
 from memspan.training.sample import line, made_up_tokens, resident_bytes, shallow
 from memspan.training.sizes import (
@@ -85,7 +86,13 @@ class Estimate:
         self.needs.refuse_more_than(self.available, self.sharing)
 
 
-def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE) -> Estimate:
+def estimate(
+    config: Run,
+    *,
+    n_processes: int = 1,
+    optimiser: MakeOptimiser | None = None,
+    processes: Processes = ALONE,
+) -> Estimate:
     """Estimate what training would take, from counts and a probe of some seconds; nothing is written.
 
     The probe times a few updates of the model itself where that fits and is quick enough, otherwise of
@@ -95,6 +102,7 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
         config: all options of the run.
         n_processes: that would share its rows. If they are not there, speed is that of one times their
             number, without the exchange of gradients.
+        optimiser: as for :func:`memspan.train`.
         processes: of a distributed run, which all call this with the same arguments.
 
     Raises:
@@ -111,6 +119,7 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
     if type(n_processes) is not int or n_processes < 1:
         raise MemspanError(f"n_processes must be an integer of at least 1, not {n_processes!r}")
     n_processes = max(n_processes, processes.size)
+    config = with_optimiser(config, optimiser)
     refuse_fsdp_alone(config, n_processes)
     refuse_sharing(config, Processes(0, n_processes))
     device = own_device(device_for(config.train.device))
@@ -120,12 +129,14 @@ def estimate(config: Run, *, n_processes: int = 1, processes: Processes = ALONE)
     process = resident_bytes(device) or 0
     vocab_size = processes.in_turn(lambda: vocabulary(config.data))
     # First: refuses what cannot even be counted.
-    parameters = sizes_of(config, vocab_size, 1).parameters
+    parameters = sizes_of(config, vocab_size, 1, optimiser).parameters
     n_rows = config.train.batch_size // n_processes
-    first = sampled(config, vocab_size, n_rows, device) if processes.first else Sampled(None, {})
-    found = processes.of_first(first)
+    found = Sampled(None, {})
+    if processes.first:
+        found = sampled(config, vocab_size, n_rows, device, optimiser)
+    found = processes.of_first(found)
     sharing = on_this_machine(processes.size, device)
-    room = _Room(config, vocab_size, n_processes, sharing, device, found, process)
+    room = _Room(config, vocab_size, n_processes, sharing, device, found, process, optimiser)
     n_layers = config.model.n_layers
     speed, probe = _timed(room, processes)
     # By now all libraries are loaded that training needs.
@@ -215,6 +226,7 @@ class _Room:
     device: torch.device
     sampled: Sampled
     process: int
+    optimiser: MakeOptimiser | None
 
     @property
     def rows(self) -> int:
@@ -225,8 +237,8 @@ class _Room:
         """Of each process, with so many layers and rows."""
         part = shallow(self.config, n_layers)
         activations = self.sampled.activations(n_layers, rows)
-        n, process = self.n_processes, self.process
-        return needs(part, self.vocab_size, rows, n, activations, process, self.device)
+        size, n, process = self.vocab_size, self.n_processes, self.process
+        return needs(part, size, rows, n, activations, process, self.device, self.optimiser)
 
     def fits(self, n_layers: int, rows: int) -> bool:
         """Whether that many fit."""
@@ -304,7 +316,8 @@ def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processe
     tokenizer = WordTokenizer([str(number) for number in range(room.vocab_size)])
     text = TokenFile(tokens, np.zeros(1, np.int64), len(tokens), "words", room.vocab_size, "", "")
     prepared = Prepared(tokenizer, {"train": text}, {})
-    updater, times = Updater(TrainingState(config, prepared, device, processes)), []
+    state = TrainingState(config, prepared, device, processes, optimiser=room.optimiser)
+    updater, times = Updater(state), []
     for _ in range(1 + TIMED_UPDATES):
         processes.wait()
         start = time.perf_counter()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memspan.evaluation import Scores, percent
 from memspan.training.loggers import Logger, Record
+from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState
 
 
@@ -53,10 +54,11 @@ class Journal:
             losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
             short = f"{nats:.3f}" if bits is None else f"{nats:.3f}  {bits:.3f} bits/byte"
         mean = {name: state.processes.mean(values) for name, values in statistics.items()}
+        rate = learning_rate(state.step - 1, state.config)
         self._log(
             losses
             | dataclasses.asdict(state.health)
-            | {"learning_rate": state.optimizer.param_groups[0]["lr"], "tokens_per_second": speed}
+            | {"learning_rate": rate, "tokens_per_second": speed}
             | {f"train_{name}": value for name, value in by_layer(mean).items()}
         )
         show(completed=state.step, loss=short, speed=speed)

@@ -1,87 +1,330 @@
-"""The optimisers, and which parameters of a model each of their options is for."""
+"""The optimisers: torch's own by name, or what a function of the user's makes.
+
+What one keeps is found by a step with small stand-ins for the parameters: its size, whether checkpoints
+can hold it, and whether what a checkpoint holds has its form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypedDict
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from memspan.distributed.processes import local, placed
+from memspan.errors import MemspanError
 from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
+from memspan.runs.options import RunConfig
 from memspan.training.options import OptimConfig
+from memspan.training.schedule import set_learning_rate
+
+Groups = list[dict[str, Any]]
+"""Parameters by their options, as torch's optimisers take them: ``params``, their ``names``,
+``weight_decay``, and ``factor``, which multiplies the learning rate."""
+MakeOptimiser = Callable[[Groups], torch.optim.Optimizer]
+Form = tuple[torch.dtype, int, bool]
+SMALL = 8
+"""A stand-in's dimensions at most."""
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+"""Types of numbers, and of the tensors that they are in checkpoints."""
 
 
-class Group(TypedDict):
-    """Parameters that share their options."""
-
-    params: list[Tensor]
-    weight_decay: float
-    factor: float
-    """Multiplies the learning rate, see :func:`memspan.training.schedule.set_learning_rate`."""
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """How an optimiser is made, and what it keeps for each parameter in ``optimizer.state``."""
-
-    make: Callable[[list[Group], OptimConfig], torch.optim.Optimizer]
-    moments: frozenset[str]
-    """Tensors of the parameter's shape and type, and sharded as it is."""
-    counts: frozenset[str]
-    """Scalars in float32, on the CPU."""
-
-    def check(self, name: str, values: dict[str, Tensor], parameter: Tensor) -> None:
-        """Refuse a state that does not fit the parameter ``name``: fused updates trust its form.
-
-        Raises:
-            TypeError: names, a shape or a type differ.
-        """
-        forms = dict.fromkeys(self.moments, (parameter.shape, parameter.dtype))
-        forms |= dict.fromkeys(self.counts, (torch.Size(()), torch.float32))
-        if {name: (value.shape, value.dtype) for name, value in values.items()} != forms:
-            raise TypeError(f"the optimiser's state of {name} has another form")
-
-
-def _adamw(groups: list[Group], config: OptimConfig) -> torch.optim.Optimizer:
+def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     """AdamW: Loshchilov and Hutter, 2019, algorithm 2."""
     betas = (config.beta1, config.beta2)
-    given = [dict(group) for group in groups]
-    return torch.optim.AdamW(given, lr=config.learning_rate, betas=betas, fused=True)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
 
 
-OPTIMISERS = {
-    "adamw": Optimiser(
-        _adamw, moments=frozenset({"exp_avg", "exp_avg_sq"}), counts=frozenset({"step"})
-    ),
+def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    """Muon (Jordan et al., 2024) for the backbone's weight matrices, AdamW for all else.
+
+    Steps are as long as AdamW's (Liu et al., 2025, section 2.2), so that both have one learning rate.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise MemspanError(
+            f"optim.optimiser muon needs PyTorch 2.9 or later, and this is {torch.__version__}: "
+            "install it, or choose adamw or sgd"
+        )
+    matrices, others = ([_part(group, wanted) for group in groups] for wanted in (True, False))
+    rate, momentum = config.learning_rate, config.beta1
+    muon = torch.optim.Muon(matrices, rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+    return _Together(muon, _adamw(others, config))
+
+
+def _part(group: dict[str, Any], matrices: bool) -> dict[str, Any]:
+    """The backbone's weight matrices in a group, or the rest of it."""
+    pairs = zip(group["names"], group["params"], strict=True)
+    return group | _named([pair for pair in pairs if _is_weight_matrix(*pair) == matrices])
+
+
+def _is_weight_matrix(name: str, parameter: Tensor) -> bool:
+    # Tables of positions and some biases are matrices, too.
+    is_weight = name.startswith("backbone.") and "weight" in name.rpartition(".")[2]
+    return is_weight and parameter.dim() == 2
+
+
+class _Together(torch.optim.Optimizer):
+    """Optimisers of different parameters as one, which has the groups and the state of all."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in parts:
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
+
+
+def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum."""
+    return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1)
+
+
+OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "muon": _muon,
+    "sgd": _sgd,
 }
-"""By name."""
-OPTIMISER = OPTIMISERS["adamw"]
-"""The one that training uses."""
+"""By the names that ``--optim.optimiser`` takes."""
 
 
-def groups_of(model: LanguageModel, config: OptimConfig) -> list[Group]:
+def with_optimiser(
+    config: RunConfig[BackboneConfig], own: MakeOptimiser | None
+) -> RunConfig[BackboneConfig]:
+    """The options of a run that the optimiser of ``own`` trains (None: the one that they name).
+
+    Raises:
+        MemspanError: ``own`` cannot be called, or the options ask for one and there is none.
+    """
+    if own is not None:
+        if not callable(own):
+            raise MemspanError(
+                "optimiser must be a function that makes one from parameter groups, not "
+                f"{type(own).__name__}: for one by name, set config.optim.optimiser"
+            )
+        optim = dataclasses.replace(config.optim, optimiser="own")
+        return dataclasses.replace(config, optim=optim)
+    if config.optim.optimiser == "own":
+        raise MemspanError(
+            "optim.optimiser own is made by a function of your own: give it from Python, as in "
+            "memspan.train(..., optimiser=FUNCTION), likewise to memspan.resume and memspan.estimate"
+        )
+    return config
+
+
+def groups_of(model: LanguageModel, config: OptimConfig) -> Groups:
     """All parameters: weight decay is for matrices and tables alone, not for biases and gains."""
-    groups: list[Group] = []
+    groups: Groups = []
     factors = (1.0, config.compression_learning_rate)
     for parameters, factor in zip(model.clip_groups(), factors, strict=False):
         ids = {id(p) for p in parameters}
         named = [(name, p) for name, p in model.named_parameters() if id(p) in ids]
-        decayed: list[Tensor] = [p for name, p in named if _is_decayed(name, p)]
-        others: list[Tensor] = [p for name, p in named if not _is_decayed(name, p)]
-        groups += [
-            {"params": decayed, "weight_decay": config.weight_decay, "factor": factor},
-            {"params": others, "weight_decay": 0.0, "factor": factor},
-        ]
+        for decayed in (True, False):
+            part = _named([pair for pair in named if _is_decayed(*pair) == decayed])
+            decay = config.weight_decay if decayed else 0.0
+            groups.append({**part, "weight_decay": decay, "factor": factor})
     return groups
 
 
-def _is_decayed(name: str, parameter: nn.Parameter) -> bool:
+def _named(pairs: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
+    return {"params": [p for _, p in pairs], "names": [name for name, _ in pairs]}
+
+
+def _is_decayed(name: str, parameter: Tensor) -> bool:
     # Some biases are matrices, with a row for each head.
     return parameter.dim() >= 2 and "bias" not in name
 
 
-def optimiser_for(model: LanguageModel, config: OptimConfig) -> torch.optim.Optimizer:
-    """The optimiser of all of ``model``'s parameters."""
-    return OPTIMISER.make(groups_of(model, config), config)
+class Optimiser:
+    """Updates a model's parameters; what it keeps for them goes to a checkpoint and comes back."""
+
+    def __init__(
+        self, model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None = None
+    ) -> None:
+        """
+        Args:
+            model: whose parameters it updates.
+            config: its options; they name it.
+            own: what makes it instead, from the parameters' groups.
+
+        Raises:
+            MemspanError: ``own`` returns no optimiser of the parameters that it is given, or one that
+                cannot make a step with their gradients, or keeps what checkpoints do not hold.
+        """
+        make, groups = _maker(config, own), groups_of(model, config)
+        self._parameters = dict(model.named_parameters())
+        self._small = {name: (small, values) for name, small, values in _tried(make, groups)}
+        self.optimizer = _made(make, groups)
+        self.name = config.optimiser if own is None else type(self.optimizer).__name__
+        """Of an own one that of its class."""
+        self._begun_with = _numbers(self.optimizer)
+
+    def step(self, learning_rate: float) -> None:
+        """Update the parameters by their gradients."""
+        set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What it keeps: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed.
+
+        Raises:
+            MemspanError: it could not be restored.
+        """
+        names = {id(p): name for name, p in self._parameters.items()}
+        found: dict[str, Tensor] = {}
+        for parameter, values in self.optimizer.state.items():
+            name, kept = names[id(parameter)], _tensors(values)
+            if _forms(kept, parameter) != self._forms(name):
+                raise MemspanError(
+                    f"{self.name} keeps for {name} ({', '.join(kept)}) what it does not keep for a "
+                    "small parameter after one step, and could not be resumed: let it choose by names "
+                    "and dimensions, not by sizes, and keep all from its first step on"
+                )
+            found |= {f"{name}/{key}": value for key, value in kept.items()}
+        changed = _numbers(self.optimizer).items() - self._begun_with.items()
+        return found | _tensors(dict(changed))
+
+    def restore(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """The inverse of :meth:`tensors`, whose names are split here: ``PARAMETER``, then ``KEY``.
+
+        What it does not keep is dropped, such as the momentum of an ``sgd`` that now has none.
+
+        Raises:
+            TypeError: what it keeps is missing or of another form.
+        """
+        for name, parameter in self._parameters.items():
+            if values := saved.get(name):
+                # Fused updates trust it.
+                if not self._forms(name).items() <= _forms(values, parameter).items():
+                    raise TypeError(f"the optimiser's state of {name} has another form")
+                self.optimizer.state[parameter] = {
+                    key: like if like is None else _restored(values[key], like)
+                    for key, like in self._small[name][1].items()
+                }
+        for number, group in enumerate(self.optimizer.param_groups):
+            for key, value in saved.get(f"{number}", {}).items():
+                if type(group.get(key, 0)) not in NUMBERS:
+                    raise TypeError(f"the optimiser has no number {key}")
+                group[key] = value.item()
+
+    def _forms(self, name: str) -> dict[str, Form]:
+        """Of what it keeps for a parameter."""
+        small, values = self._small[name]
+        return _forms(_tensors(values), small)
+
+
+def kept_bytes(model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None) -> int:
+    """What an optimiser keeps for ``model``, which may be one of shapes alone."""
+    parameters = dict(model.named_parameters())
+    return sum(
+        value.itemsize * (parameters[name] if value.shape == small.shape else value).numel()
+        for name, small, values in _tried(_maker(config, own), groups_of(model, config))
+        for value in _tensors(values).values()
+    )
+
+
+def _maker(config: OptimConfig, own: MakeOptimiser | None) -> MakeOptimiser:
+    if own is not None:
+        return own
+    named = OPTIMISERS[config.optimiser]
+    return lambda groups: named(groups, config)
+
+
+def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:
+    given = {id(p) for group in groups for p in group["params"]}
+    optimizer: object = make(groups)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise MemspanError(
+            f"optimiser must return a torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
+    if not {id(p) for group in optimizer.param_groups for p in group["params"]} <= given:
+        raise MemspanError(
+            f"{type(optimizer).__name__} has parameters that are not the model's: make it from the "
+            "groups that the function is called with"
+        )
+    return optimizer
+
+
+def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    """Names of parameters, small stand-ins, and what an optimiser keeps for those after a step."""
+    groups = [{**group, "params": [_stand_in(p) for p in group["params"]]} for group in groups]
+    names = {id(p): n for g in groups for n, p in zip(g["names"], g["params"], strict=True)}
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    # The run's own random numbers do not depend on it.
+    with torch.random.fork_rng(devices={p.device for p in parameters if p.is_cuda}):
+        optimizer = _made(make, groups)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        try:
+            optimizer.step()
+        except Exception as error:
+            name, reason = type(optimizer).__name__, " ".join(str(error).split())[:200]
+            if any(local(parameter) is not parameter for parameter in parameters):
+                what, remedy = "on sharded parameters", "drop --train.parallel fsdp, or"
+            else:
+                what, remedy = "by gradients alone", "it gets no closure;"
+            raise MemspanError(
+                f"{name} cannot make a step {what} ({reason}): {remedy} choose another optimiser"
+            ) from error
+    for owner, values in optimizer.state.items():
+        for key, value in values.items() if id(owner) in names else [(owner, values)]:
+            if id(owner) not in names or not _is_held(key, value):
+                raise MemspanError(
+                    f"{type(optimizer).__name__} keeps {str(key)[:40]!r}, {type(value).__name__}: what "
+                    "checkpoints hold are numbers and tensors, by name for each parameter"
+                )
+    for parameter in parameters:
+        yield names[id(parameter)], parameter, optimizer.state.get(parameter, {})
+
+
+def _is_held(key: object, value: object) -> bool:
+    """Whether checkpoints hold such a value for a parameter."""
+    has_name = isinstance(key, str) and "/" not in key
+    is_partial = any(part.is_partial() for part in getattr(value, "placements", ()))
+    is_plain = type(value) in NUMBERS or isinstance(value, Tensor | None)
+    return has_name and is_plain and not is_partial
+
+
+def _stand_in(parameter: Tensor) -> nn.Parameter:
+    """As many dimensions, and sharded likewise."""
+    device = "cpu" if parameter.is_meta else parameter.device
+    sizes = [min(n, SMALL) for n in parameter.shape]
+    small = torch.zeros(sizes, dtype=parameter.dtype, device=device)
+    return nn.Parameter(placed(small, parameter))
+
+
+def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Values as a checkpoint holds them, which None is not in."""
+    return {
+        key: value if isinstance(value, Tensor) else torch.tensor(value, dtype=NUMBERS[type(value)])
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _restored(value: Tensor, like: Any) -> Any:
+    """A checkpoint's value, as ``like`` is."""
+    return placed(value.to(like.device), like) if isinstance(like, Tensor) else value.item()
+
+
+def _forms(values: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Form]:
+    """What values for a parameter have in common with those for its stand-in."""
+    return {
+        key: (value.dtype, value.dim(), value.shape == parameter.shape)
+        for key, value in values.items()
+    }
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Numbers of its groups, but for the learning rate, which is the schedule's."""
+    return {
+        f"{number}/{key}": value
+        for number, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if type(value) in NUMBERS and key != "lr"
+    }

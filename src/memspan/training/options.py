@@ -12,8 +12,12 @@ from memspan.precision.options import MatmulPrecision, Products, refuse_contradi
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Optimiser: AdamW with a learning-rate schedule."""
+    """Optimiser and learning-rate schedule."""
 
+    optimiser: Literal["adamw", "muon", "sgd", "own"] = "adamw"
+    """adamw (with weight_decay 0: Adam); sgd; muon for the layers' weight matrices with adamw for all
+    else, which needs hardware that is fast at bfloat16; own, which a function given to memspan.train in
+    Python makes."""
     learning_rate: float = 2e-3
     """Peak learning rate, reached after warm-up."""
     min_learning_rate: float = 1e-4
@@ -23,11 +27,11 @@ class OptimConfig:
     warmup_steps: int = 100
     """Steps of linear warm-up."""
     weight_decay: float = 0.1
-    """Decoupled weight decay, on matrices only."""
+    """Decoupled weight decay, on matrices only; sgd adds it to their gradient."""
     beta1: float = 0.9
-    """AdamW: decay of the gradient's mean."""
+    """adamw: decay of the gradient's mean; muon and sgd: momentum."""
     beta2: float = 0.99
-    """AdamW: decay of the squared gradient's mean."""
+    """adamw: decay of the squared gradient's mean."""
     clip_norm: float = 1.0
     """Clip the gradient to this norm (0: off)."""
     compression_learning_rate: float = 1.0

@@ -25,6 +25,6 @@ def learning_rate(step: int, config: RunConfig[BackboneConfig]) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set every group's rate to ``rate`` times the group's ``factor``."""
+    """Set every group's rate to ``rate`` times the group's ``factor``, 1 if it has none."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["factor"]
+        group["lr"] = rate * group.get("factor", 1.0)

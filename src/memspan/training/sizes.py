@@ -20,6 +20,7 @@ from memspan.models.sizes import (
     refuse_oversized_model,
 )
 from memspan.runs.options import RunConfig
+from memspan.training.optimisers import MakeOptimiser, kept_bytes
 from memspan.training.sample import Sample, line, resident_bytes, sampled_layers, shallow
 
 MEASURED_FROM = 0.01
@@ -34,20 +35,28 @@ class Sizes:
     """Numbers of parameters and bytes, counted without allocating any."""
 
     parameters: int
+    moments: int
+    """Bytes that the optimiser keeps."""
     memory_bytes: int
     """Of the memory that the rows of one process carry."""
     gathered: int
     """Parameters that FSDP2 holds at once: its largest unit, and all that is in none."""
 
 
-def sizes_of(config: RunConfig[BackboneConfig], vocab_size: int, rows: int) -> Sizes:
-    """Count a model of these options, and the memory of so many rows."""
+def sizes_of(
+    config: RunConfig[BackboneConfig],
+    vocab_size: int,
+    rows: int,
+    optimiser: MakeOptimiser | None = None,
+) -> Sizes:
+    """Count a model of these options, its optimiser, and the memory of so many rows."""
     with torch.device("meta"), refuse_impossible("the model"):
         model = LanguageModel(vocab_size, config.model, config.embedding)
         memory = model.initial_memory(rows)
     count = sum(p.numel() for p in model.parameters())
     units = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
-    return Sizes(count, memory.nbytes, count - sum(units) + max(units, default=0))
+    moments = kept_bytes(model, config.optim, optimiser)
+    return Sizes(count, moments, memory.nbytes, count - sum(units) + max(units, default=0))
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class Needs:
     gradients: int
     """With DDP twice: it collects them in buckets."""
     moments: int
+    """Or whatever else the optimiser keeps."""
     activations: int | None
     """Of one pass forward and backward (None: cannot be measured on this system)."""
     memory: int
@@ -101,26 +111,29 @@ def needs(
     activations: float | None,
     process: int,
     device: torch.device,
+    optimiser: MakeOptimiser | None = None,
 ) -> Needs:
     """What one of ``n_processes`` takes that trains ``rows`` rows, given its activations."""
-    sizes = sizes_of(config, vocab_size, rows)
+    sizes = sizes_of(config, vocab_size, rows, optimiser)
     own = held = sizes.parameters
+    moments = sizes.moments
     if config.train.parallel == "fsdp":
         own //= n_processes
+        moments //= n_processes
         held = own + (sizes.gathered if n_processes > 1 else 0)
     buckets = config.train.parallel == "ddp" and n_processes > 1
     if activations is not None:
         activations *= config.train.gradient_segments
     saving = 0
     if n_processes > 1 and device.type == "cpu":
-        part = 3 * BYTES * sizes.parameters // n_processes + sizes.memory_bytes
+        part = (BYTES * sizes.parameters + sizes.moments) // n_processes + sizes.memory_bytes
         # Fields of a memory may share tensors, so that rows are copied once more.
-        saving = 3 * BYTES * own + 2 * sizes.memory_bytes + 2 * part
+        saving = BYTES * own + moments + 2 * sizes.memory_bytes + 2 * part
     ending = ENDING if device.type == "cpu" else 0
     return Needs(
         weights=BYTES * held,
         gradients=BYTES * own * (1 + buckets),
-        moments=2 * BYTES * own,
+        moments=moments,
         activations=None if activations is None else round(activations),
         memory=2 * sizes.memory_bytes,
         process=process,
@@ -146,9 +159,13 @@ class Sampled:
 
 
 def sampled(
-    config: RunConfig[BackboneConfig], vocab_size: int, rows: int, device: torch.device
+    config: RunConfig[BackboneConfig],
+    vocab_size: int,
+    rows: int,
+    device: torch.device,
+    optimiser: MakeOptimiser | None = None,
 ) -> Sampled:
-    """Make samples of a run with so many rows in each process, and measure them.
+    """MakeOptimiser samples of a run with so many rows in each process, and measure them.
 
     Raises:
         MemspanError: not even a sample fits the device.
@@ -158,10 +175,12 @@ def sampled(
     most_rows = min(2, rows)
     for n_layers in sampled_layers(config):
         part = shallow(config, n_layers)
-        least = needs(part, vocab_size, most_rows, 1, least_activations(part, most_rows), 0, device)
+        inputs = least_activations(part, most_rows)
+        least = needs(part, vocab_size, most_rows, 1, inputs, 0, device, optimiser)
         if least.total > memory_of(device):
             # All layers and rows do not fit either, and it is they that were asked for.
-            whole = needs(config, vocab_size, rows, 1, least_activations(config, rows), 0, device)
+            inputs = least_activations(config, rows)
+            whole = needs(config, vocab_size, rows, 1, inputs, 0, device, optimiser)
             whole.refuse_more_than(memory_of(device), 1)
         # The run's own random numbers do not depend on samples.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -184,23 +203,26 @@ def refuse_oversized_training(
     rows: int,
     device: torch.device,
     n_processes: int = 1,
+    optimiser: MakeOptimiser | None = None,
 ) -> None:
     """Raise :class:`MemspanError` if training ``rows`` rows in each process does not fit the device.
 
     Where a lower bound leaves no doubt that it fits, nothing is measured: it counts the weights, their
-    gradients and two moments, and each layer's two inputs, saved for backward.
+    gradients, and each layer's two inputs, saved for backward.
     """
     refuse_oversized_model(config.model, vocab_size, config.embedding)
     weights = BYTES * parameters(config.model, vocab_size, config.embedding)
     if config.train.parallel == "ddp":
-        refuse_oversized("training's weights, gradients and moments", 4 * weights, device, REMEDY)
+        refuse_oversized("training's weights and gradients", 2 * weights, device, REMEDY)
     inputs = config.train.gradient_segments * least_activations(config, rows)
     refuse_oversized("training's activations", inputs, device, "lower batch_size or segment_length")
-    if 4 * weights + inputs > MEASURED_FROM * memory_of(device):
-        found = sampled(config, vocab_size, rows, device)
+    if 2 * weights + inputs > MEASURED_FROM * memory_of(device):
+        found = sampled(config, vocab_size, rows, device, optimiser)
         activations = found.activations(config.model.n_layers, rows)
         process = resident_bytes(device) or 0
-        needed = needs(config, vocab_size, rows, n_processes, activations, process, device)
+        needed = needs(
+            config, vocab_size, rows, n_processes, activations, process, device, optimiser
+        )
         needed.refuse_more_than(memory_of(device), on_this_machine(n_processes, device))
 
 

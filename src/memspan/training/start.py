@@ -32,6 +32,7 @@ from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
 from memspan.training.loggers import refuse_missing
+from memspan.training.optimisers import MakeOptimiser, with_optimiser
 from memspan.training.precision import precision_of, without_auto
 from memspan.training.saves import Saves
 from memspan.training.schedule import learning_rate
@@ -44,6 +45,7 @@ def train(
     folder: str | Path,
     *,
     init_from: str | Path | None = None,
+    optimiser: MakeOptimiser | None = None,
     console: Console | None = None,
     processes: Processes = ALONE,
 ) -> Path:
@@ -56,6 +58,13 @@ def train(
         config: all options of the run.
         folder: a new folder for it.
         init_from: a run whose weights are taken where they fit, as far as they do.
+        optimiser: makes the optimiser, in place of the one that ``config.optim`` names. It is called
+            with groups of parameters as torch's optimisers take them: ``params``, their ``names``,
+            ``weight_decay``, and ``factor``, by which the learning rate is multiplied; the rate itself
+            is set before each step, as ``config.optim`` says. It is called first with small stand-ins,
+            which have the names and numbers of dimensions of the parameters, and may leave parameters
+            out. What the optimiser keeps for each parameter must be tensors and numbers; they are in
+            checkpoints, as are numbers in its groups that change.
         console: where progress, scores and a sample are shown (None: nowhere).
         processes: of a distributed run, which all call this with the same arguments; see
             :func:`memspan.distributed.processes.joined`.
@@ -76,6 +85,7 @@ def train(
         model = memspan.load(folder).model
     """
     folder, console = Path(folder), console or Console(quiet=True)
+    config = with_optimiser(config, optimiser)
     refuse_fsdp_alone(config, processes.size)
     device = own_device(device_for(config.train.device))
     # Before anything is announced that would not happen.
@@ -92,7 +102,7 @@ def train(
     precision = precision_of(config.train, device)
     options = without_auto(config.train, precision.products, precision.matmul)
     config = dataclasses.replace(config, train=options)
-    state = TrainingState(config, prepared, device, processes, source)
+    state = TrainingState(config, prepared, device, processes, source, optimiser)
     if state.warm_start is not None:
         console.print(state.warm_start.summary())
     # Its weights would stay in memory for as long as this trains.
@@ -109,6 +119,7 @@ def resume(
     folder: str | Path,
     *,
     config: RunConfig[BackboneConfig] | None = None,
+    optimiser: MakeOptimiser | None = None,
     console: Console | None = None,
     processes: Processes = ALONE,
 ) -> Path:
@@ -118,7 +129,8 @@ def resume(
         folder: the run's.
         config: options to continue with (None: the run's own). Options of training and of the
             optimiser may change, as may the corpus's path and field; each change is recorded in the
-            run's ``history.jsonl``. A converted run may begin with any text.
+            run's ``history.jsonl``. A converted run may begin with any text and optimiser.
+        optimiser: the function that :func:`train` was given, if it was.
         console: as in :func:`train`; likewise ``processes``.
 
     Returns:
@@ -138,7 +150,7 @@ def resume(
     # Refuses what is no run before a folder is made for the claim.
     load_config(folder)
     with _claimed(folder, processes) as claimed:
-        return _resume(folder, claimed, console, processes, config)
+        return _resume(folder, claimed, console, processes, config, optimiser)
 
 
 def _resume(
@@ -147,11 +159,12 @@ def _resume(
     console: Console,
     processes: Processes,
     wanted: RunConfig[BackboneConfig] | None,
+    optimiser: MakeOptimiser | None,
 ) -> Path:
     if claimed is not None:
         claimed.load()
     before = load_config(folder)
-    config = before if wanted is None else _merged(before, wanted)
+    config = with_optimiser(before if wanted is None else _merged(before, wanted), optimiser)
     latest = checkpoints.latest(folder)
     state = latest.state
     changed = changes(before, config)
@@ -179,7 +192,7 @@ def _resume(
     if (used := recorded_precision(state.get("environment"))) is not None:
         options = without_auto(config.train, used.products, used.matmul)
         config = dataclasses.replace(config, train=options)
-    training = TrainingState(config, prepared, device, processes)
+    training = TrainingState(config, prepared, device, processes, optimiser=optimiser)
     if saved is None:
         saved = processes.in_turn(lambda: latest.load(training.target, verify=processes.first))
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)

@@ -27,7 +27,7 @@ from memspan.runs.weights import load_weights, weights_of
 from memspan.training import metrics
 from memspan.training.environment import environment
 from memspan.training.health import Health, without_non_finite_rows
-from memspan.training.optimisers import OPTIMISER, optimiser_for
+from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.precision import precision_of
 from memspan.training.sizes import refuse_oversized_training
 from memspan.training.warm_start import WarmStart, initialise_from
@@ -50,6 +50,7 @@ class TrainingState:
         device: torch.device,
         processes: Processes = ALONE,
         source: Run | None = None,
+        optimiser: MakeOptimiser | None = None,
     ) -> None:
         """As before the first step.
 
@@ -59,9 +60,11 @@ class TrainingState:
             device: where weights and memory are.
             processes: of the run, which all make a state of their own.
             source: a run whose weights are taken where they fit.
+            optimiser: what makes an own one (None: the options name one).
 
         Raises:
-            MemspanError: an option that cannot be used, or sizes that do not fit the device.
+            MemspanError: an option or optimiser that cannot be used, or sizes that do not fit the
+                device.
         """
         options = config.train
         refuse_sharing(config, processes)
@@ -79,7 +82,7 @@ class TrainingState:
         )
         vocab_size = prepared.tokenizer.vocab_size
         n_rows = self.rows.stop - self.rows.start
-        refuse_oversized_training(config, vocab_size, n_rows, device, processes.size)
+        refuse_oversized_training(config, vocab_size, n_rows, device, processes.size, optimiser)
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
         self.warm_start: WarmStart | None = None
         """What was taken from ``source``."""
@@ -88,7 +91,7 @@ class TrainingState:
         self.memory: Memory = self.model.initial_memory(n_rows)
         self.mesh = processes.mesh(device) if processes.size > 1 else None
         self.passes = passes(self.model, options.parallel, self.mesh)
-        self.optimizer = optimiser_for(self.model, config.optim)
+        self.optimiser = Optimiser(self.model, config.optim, optimiser)
         self.health = Health()
         self.step, self.best = 0, math.inf
         self.best_step: int | None = None
@@ -126,10 +129,7 @@ class TrainingState:
         ``folder``: the run's, whose ``metrics.jsonl`` belongs to the state.
         """
         training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        for parameter, values in self.optimizer.state.items():
-            for key, value in values.items():
-                training[f"optimizer/{names[id(parameter)]}/{key}"] = value
+        training |= {f"optimizer/{name}": t for name, t in self.optimiser.tensors().items()}
         training["random/cpu"] = self._shared_generator(torch.get_rng_state())
         if self.device.type == "cuda":
             training["random/cuda"] = self._shared_generator(torch.cuda.get_rng_state(self.device))
@@ -143,6 +143,7 @@ class TrainingState:
             "environment": self.environment(),
             "metrics": metrics.checksum(folder),
             "health": dataclasses.asdict(self.health),
+            "optimiser": self.optimiser.name,
         }
         return Checkpoint(weights_of(self.model), training, state)
 
@@ -188,14 +189,23 @@ class TrainingState:
         """The inverse of :meth:`snapshot`.
 
         Raises:
-            MemspanError: the checkpoint is of other options than those in the run's ``folder``.
+            MemspanError: the checkpoint is of other options than those in the run's ``folder``, or of
+                another optimiser.
         """
+        ours, theirs = self.optimiser.name, saved.state.get("optimiser")
+        if theirs not in (None, ours):
+            raise MemspanError(
+                f"{folder} was trained by {theirs}, not by {ours}: resume it with the function that "
+                "made its optimiser, or start a new run"
+            )
         try:
             self._restore(saved, folder)
         except (LookupError, RuntimeError, TypeError) as error:
+            is_own = self.config.optim.optimiser == "own"
+            also = ", and resume with the function that made its optimiser" if is_own else ""
             raise MemspanError(
                 f"the latest checkpoint in {folder} does not fit its config.toml ({error}): "
-                "restore both"
+                f"restore both{also}"
             ) from None
 
     def _restore(self, saved: Checkpoint, folder: Path) -> None:
@@ -211,7 +221,13 @@ class TrainingState:
             groups.setdefault(group, {})[key] = tensor
         own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
         self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
-        self._restore_optimizer(groups)
+        self.optimiser.restore(
+            {
+                n.removeprefix("optimizer/"): x
+                for n, x in groups.items()
+                if n.startswith("optimizer/")
+            }
+        )
         self.step = saved.state["step"]
         self._seed_this_process()
         self._restore_generators(groups["random"])
@@ -224,17 +240,6 @@ class TrainingState:
             raise TypeError(f"its health is {counts}")
         self.health = Health(**counts)
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
-
-    def _restore_optimizer(self, groups: dict[str, dict[str, Tensor]]) -> None:
-        for name, parameter in self.model.named_parameters():
-            if values := groups.get(f"optimizer/{name}"):
-                OPTIMISER.check(name, values, parameter)
-                self.optimizer.state[parameter] = {
-                    key: placed(value.to(self.device), parameter)
-                    if key in OPTIMISER.moments
-                    else value
-                    for key, value in values.items()
-                }
 
     def _restore_generators(self, random: dict[str, Tensor]) -> None:
         # A row for each process; processes beyond those that saved keep their new seeds.

@@ -14,7 +14,7 @@ from memspan.errors import NonFiniteError
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
 from memspan.training.health import MOST_SKIPS_IN_A_ROW, describe_position, largest_gradients
-from memspan.training.schedule import learning_rate, set_learning_rate
+from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState
 
 
@@ -61,9 +61,8 @@ class Updater:
         for group, norm in zip(groups, norms, strict=True):
             limit = config.optim.clip_norm or math.inf
             torch.nn.utils.clip_grads_with_norm_(group, limit, norm)
-        set_learning_rate(state.optimizer, learning_rate(state.step - 1, config))
-        state.optimizer.step()
-        state.optimizer.zero_grad(set_to_none=True)
+        state.optimiser.step(learning_rate(state.step - 1, config))
+        state.model.zero_grad()
         return loss
 
     def _accumulate_gradients(
@@ -118,4 +117,4 @@ class Updater:
                 f"({describe_position(*(bad or read)[0])}; {largest_gradients(state.model)}): lower "
                 f"--optim.learning-rate, or set --optim.clip-norm{more}"
             )
-        state.optimizer.zero_grad(set_to_none=True)
+        state.model.zero_grad()
