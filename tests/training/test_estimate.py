@@ -156,6 +156,7 @@ def test_a_vocabulary_that_would_take_a_download() -> None:
     assert vocabulary(DataConfig("text.txt", "words")) == 5
 
 
+@pytest.mark.usefixtures("own_architectures")
 def test_the_command_line_reports(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(EXAMPLE, "own_architecture.py")
     cli.main(
