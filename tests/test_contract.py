@@ -25,6 +25,7 @@ PLANTED = {
     "measurement/span.py": "memspan.training.metrics",
     "runs/history.py": "memspan.training.metrics",
     "files/tensors.py": "memspan.nn",
+    "stateful/protocol.py": "memspan.errors",
 }
 """Files and what they must not import."""
 

@@ -6,6 +6,7 @@ This module imports nothing of memspan but torch, so that it can be used in the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,9 +149,26 @@ class NotOfferedError(Exception):
     """A model's interface has no such thing."""
 
 
+@runtime_checkable
+class Reproduces(Protocol):
+    """A model of which a script can be written that needs neither memspan nor the adapter."""
+
+    def source(self) -> str:
+        """Python lines that make the same model, weights included and in evaluation mode, and define
+        ``module``, ``start(batch_size)``, ``read(inputs, state)`` and whatever else of the protocol the
+        adapter has, as plain functions by the same names. ``torch`` and ``Path`` are imported before.
+        """
+        ...
+
+
 def tensors_of(state: Any) -> list[Tensor]:
     """All tensors within a state of any kind: containers, dataclasses and objects with attributes."""
-    found: list[Tensor] = []
+    return [leaf for leaf in leaves_of(state) if isinstance(leaf, Tensor)]
+
+
+def leaves_of(state: Any) -> list[Any]:
+    """What a state of any kind consists of: its tensors, numbers, strings, ..., without containers."""
+    found: list[Any] = []
     seen: set[int] = set()
 
     def visit(part: Any) -> None:
@@ -162,13 +180,15 @@ def tensors_of(state: Any) -> list[Tensor]:
             seen.add(id(part))
             for each in part.values():
                 visit(each)
-        elif isinstance(part, list | tuple | set | frozenset):
+        elif isinstance(part, list | tuple | set | frozenset | deque):
             seen.add(id(part))
             for each in part:
                 visit(each)
         elif hasattr(part, "__dict__"):
             seen.add(id(part))
             visit(vars(part))
+        else:
+            found.append(part)
 
     visit(state)
     return found

@@ -1,0 +1,412 @@
+"""Try the laws of a model that carries state."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import math
+import platform
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from memspan.stateful.floor import (
+    POWER,
+    Reference,
+    difference,
+    exact,
+    idle_bits,
+    reference,
+)
+from memspan.stateful.growth import growth
+from memspan.stateful.laws import LAWS, ROWS, Law, length_of
+from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
+from memspan.stateful.reading import Case, Named, Reading, device_of, join
+from memspan.stateful.script import script
+
+Outcome = Literal["holds", "broken", "inconclusive", "refused", "not-offered"]
+
+BOUNDED = "bounded"
+NAMES = (*(law.name for law in LAWS[:-1]), BOUNDED, LAWS[-1].name)
+"""All laws, in the order of a report."""
+SAYS = {law.name: law.says for law in LAWS} | {BOUNDED: "the state grows only if it says so"}
+SHRINKING = 2.0
+"""Seconds for finding the smallest case of a law."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one law."""
+
+    law: str
+    outcome: Outcome
+    detail: str = ""
+    """Why, or with what: the smallest case of a broken law, the model's own error, what was missing."""
+    difference: float | None = None
+    """The largest, relative to the outputs' deviation; of the smallest case if the law is broken."""
+    floor: float | None = None
+    """What one unit in the last place of the weights makes in that case, relative to the deviation.
+    A law is broken above twenty times that."""
+    script: str | None = None
+    """Python that shows a broken law."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of all laws that were asked for."""
+
+    findings: tuple[Finding, ...]
+    crossed: Mapping[str, tuple[int, int]]
+    """Internal lengths in tokens, by name, and how often they were crossed."""
+    dtype: str
+    """Of outputs."""
+    seed: int
+    seconds: float
+    versions: Mapping[str, str]
+
+    @property
+    def broken(self) -> tuple[Finding, ...]:
+        """The laws that are broken."""
+        return tuple(finding for finding in self.findings if finding.outcome == "broken")
+
+    def __getitem__(self, law: str) -> Finding:
+        return next(finding for finding in self.findings if finding.law == law)
+
+    def __str__(self) -> str:
+        """A table for a terminal of a hundred columns."""
+        lines = [f"{'law':<15}{'outcome':<14}{'difference':<12}{'floor':<9}"]
+        for finding in self.findings:
+            numbers = (finding.difference, finding.floor)
+            first, second = ("" if n is None else f"{n:.1e}" for n in numbers)
+            line = f"{finding.law:<15}{finding.outcome:<14}{first:<12}{second:<9}"
+            detail = textwrap.wrap(finding.detail, 50) or [""]
+            lines.append((line + detail[0]).rstrip())
+            lines += [" " * len(line) + more for more in detail[1:]]
+        crossed = [
+            f"{name} of {length}, {f'{times} times' if times else 'never'}"
+            for name, (length, times) in self.crossed.items()
+        ]
+        if crossed:
+            lines.append("Crossed: " + "; ".join(crossed) + ".")
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        lines.append(f"{self.dtype}, seed {self.seed}, {self.seconds:.1f} s; {versions}.")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """All of it. Differences that are infinite are the string ``"infinite"``."""
+        content = asdict(self)
+        for finding in content["findings"]:
+            if finding["difference"] is not None and not math.isfinite(finding["difference"]):
+                finding["difference"] = "infinite"
+        return json.dumps(content, indent=2, allow_nan=False)
+
+
+def check(
+    model: Stateful[Any],
+    laws: Iterable[str] | None = None,
+    seed: int = 0,
+    budget: float = 15.0,
+) -> Report:
+    """Try ``laws`` of ``model``, by name; None is all of :data:`NAMES`.
+
+    After ``budget`` seconds no case is begun; a law that had more to try is *inconclusive*. Weights,
+    buffers, modes and random numbers are afterwards as they were.
+
+    Raises:
+        ValueError: there is no such law; the budget is not positive.
+    """
+    asked = NAMES if laws is None else tuple(laws)
+    if unknown := [name for name in asked if name not in NAMES]:
+        raise ValueError(f"there is no law {unknown[0]!r}: use {', '.join(NAMES)}")
+    if not budget > 0:
+        raise ValueError(f"budget must be a positive number of seconds, not {budget!r}")
+    started = time.monotonic()
+    with as_it_was(model), tempfile.TemporaryDirectory() as folder:
+        bench = _Bench(model, seed, started + budget, Path(folder))
+        findings = bench.findings([name for name in NAMES if name in asked])
+    tokens = length_of(bench.claims)
+    crossed = {
+        name: (length, (tokens - 1) // length if name in bench.claims.lengths else 0)
+        for name, length in model.claims.lengths.items()
+    }
+    seconds = time.monotonic() - started
+    return Report(findings, crossed, bench.dtype, seed, seconds, _versions(model))
+
+
+@contextmanager
+def as_it_was(model: Stateful[Any]) -> Iterator[None]:
+    """``model`` in evaluation mode; what is done to it within is undone afterwards."""
+    module, device = model.module, device_of(model)
+    modes = [(each, each.training) for each in module.modules()]
+    tensors = [*module.parameters(), *module.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            module.eval()
+            yield
+        finally:
+            for each, training in modes:
+                each.training = training
+            with torch.no_grad():
+                for tensor, value in zip(tensors, values, strict=True):
+                    tensor.copy_(value)
+
+
+@dataclass
+class _Judged:
+    """What came of one case."""
+
+    difference: float
+    reference: Reference
+    weakness: str = ""
+    """Why the case shows nothing, if it does not."""
+    reading: Reading | None = None
+    pair: tuple[Named, Named] | None = None
+    """The expected and seen that differ most."""
+
+    @property
+    def broken(self) -> bool:
+        return self.difference > self.reference.threshold
+
+
+class _Bench:
+    def __init__(self, model: Stateful[Any], seed: int, deadline: float, folder: Path) -> None:
+        self.model = model
+        self.seed = seed
+        self.deadline = deadline
+        self.folder = folder
+        self.repeatable = True
+        self.claims = model.claims
+        self.dtype = "unknown"
+        self.idle_bits = 0
+        self._references: dict[tuple[Any, ...], Reference] = {}
+        self._powers: dict[tuple[int, ...], str] = {}
+
+    def findings(self, names: list[str]) -> tuple[Finding, ...]:
+        if error := self._fit():
+            return tuple(Finding(name, "refused", error) for name in names)
+        found = {}
+        # The first says whether the others can be tried; the next is for a model that has read little.
+        for law in (LAWS[0], LAWS[-1], *LAWS[1:-1]):
+            if law.name in names or law.name == "repeatable":
+                found[law.name] = self._examine(law)
+            if law.name == "repeatable":
+                self.repeatable = found[law.name].outcome != "broken"
+        if BOUNDED in names:
+            found[BOUNDED] = self._bounded()
+        return tuple(found[name] for name in names)
+
+    def _fit(self) -> str | None:
+        """Do without the longest lengths if the model refuses as many tokens; why none will do."""
+        while True:
+            tokens = length_of(self.claims)
+            pieces = (tokens,) if self.claims.cuts else (tokens // 2, tokens - tokens // 2)
+            try:
+                outputs = self._outputs(Case(ROWS, pieces))
+                self.dtype = str(outputs.dtype).removeprefix("torch.")
+                compute = functools.partial(self._outputs, Case(ROWS, pieces))
+                self.idle_bits = idle_bits(compute, self.model.module, self.seed)
+                return None
+            except Exception as error:
+                if not self.claims.lengths:
+                    return said(error)
+                longest = max(self.claims.lengths.values())
+                lengths = {k: n for k, n in self.claims.lengths.items() if n < longest}
+                self.claims = replace(self.claims, lengths=lengths)
+
+    def _reading(self, case: Case) -> Reading:
+        return Reading(self.model, case, self.seed, self.folder)
+
+    @torch.no_grad()
+    def _outputs(self, case: Case) -> Tensor:
+        reading = self._reading(case)
+        return join(reading.read_all(reading.x, case.pieces)[0]).value
+
+    def _examine(self, law: Law) -> Finding:
+        if missing := law.missing(self.model):
+            return Finding(law.name, "not-offered", missing)
+        if not self.repeatable and law.name != "order-of-calls":
+            return Finding(law.name, "inconclusive", "the same call twice gives other outputs")
+        worst: _Judged | None = None
+        problems: dict[Outcome, str] = {}
+        for case in law.cases(self.claims, self.seed):
+            if time.monotonic() > self.deadline:
+                problems.setdefault("inconclusive", "not all was reached in the time")
+                break
+            try:
+                judged = self._judge(law, case)
+            except NotOfferedError as error:
+                problems.setdefault("not-offered", said(error))
+                continue
+            except Exception as error:
+                problems.setdefault("refused", f"{said(error)} ({case})")
+                continue
+            if judged.broken:
+                return self._shrunk(law, case, judged)
+            if judged.weakness:
+                problems.setdefault("inconclusive", f"{judged.weakness} ({case})")
+            if worst is None or judged.difference > worst.difference:
+                worst = judged
+        known = worst is not None and math.isfinite(worst.reference.floor)
+        outcomes: tuple[Outcome, ...] = ("refused", "inconclusive")
+        fallback: Outcome = "not-offered" if worst is None else "holds"
+        outcome = next((each for each in outcomes if each in problems), fallback)
+        return Finding(
+            law.name,
+            outcome,
+            problems.get(outcome, problems.get("not-offered", "")),
+            worst.difference if worst and known else None,
+            worst.reference.floor if worst and known else None,
+        )
+
+    def _judge(self, law: Law, case: Case, power: bool = True) -> _Judged:
+        within = self._reference(law, case)
+        if math.isnan(within.deviation):
+            return _Judged(0.0, within, "outputs are all the same, or not finite")
+        reading = self._reading(case)
+        with torch.set_grad_enabled(law.reference is not None):
+            compared = law.compare(reading, case)
+        judged = _Judged(0.0, within, reading=reading)
+        for pair in compared.equal:
+            apart = difference(pair[0].value, pair[1].value) / within.deviation
+            if apart > judged.difference:
+                judged.difference, judged.pair = apart, pair
+        if power and not judged.broken:
+            needed = POWER * within.threshold
+            if compared.unequal is None:
+                judged.weakness = self._weakness(case, within, needed)
+            for one, other in compared.unequal or ():
+                if not difference(one.value, other.value) / within.deviation > needed:
+                    judged.weakness = "what should matter changes too little"
+        return judged
+
+    def _reference(self, law: Law, case: Case) -> Reference:
+        """Of the case's inputs read in one call, for no law's own subject may set the floor."""
+        pieces = (case.tokens,) if self.claims.cuts else tuple(n for n in case.pieces if n)
+        if law.reference:
+            pieces = case.pieces
+        strict = law.name == "repeatable" or not self.repeatable
+        key = (law.reference, case.rows, pieces, strict)
+        if key not in self._references:
+
+            def outputs() -> Tensor:
+                if not law.reference:
+                    return self._outputs(Case(case.rows, pieces))
+                with torch.enable_grad():
+                    return law.reference(self._reading(case), case)
+
+            self._references[key] = (
+                exact(outputs())
+                if strict
+                else reference(outputs, self.model.module, self.seed, self.idle_bits)
+            )
+        return self._references[key]
+
+    def _weakness(self, case: Case, within: Reference, needed: float) -> str:
+        """Which wrong state makes too little of a difference, if one does."""
+        # Where a state is used is where it has to matter; a text cut often is cut in the middle.
+        cut = case.pieces[0] if len(case.pieces) == 2 else sum(case.pieces[:-1])
+        if len(case.pieces) > 3 or not 0 < cut < case.tokens:
+            cut = case.tokens // 2
+        key = (case.rows, case.tokens, cut)
+        if key not in self._powers:
+            reading = self._reading(Case(case.rows, (cut, case.tokens - cut)))
+            x = reading.x.value
+            with torch.no_grad():
+
+                def read_on(before: Tensor | None) -> Tensor:
+                    state = self.model.start(case.rows)
+                    if before is not None and before.shape[1]:
+                        state = self.model.read(before, state)[1]
+                    return self.model.read(x[:, cut:], state)[0]
+
+                right = read_on(x[:, :cut])
+                wrong = {
+                    "an empty state": read_on(None),
+                    "a state of other rows": read_on(x[:, :cut].roll(1, 0)),
+                    "a state one token old": read_on(x[:, : cut - 1]),
+                }
+            self._powers[key] = ""
+            for name, outputs in wrong.items():
+                apart = difference(right, outputs) / within.deviation
+                if not apart > needed:
+                    text = (
+                        f"{name} changes outputs by {apart:.1e} only, where {needed:.1e} is needed"
+                    )
+                    self._powers[key] = text
+                    break
+        return self._powers[key]
+
+    def _shrunk(self, law: Law, case: Case, judged: _Judged) -> Finding:
+        """The smallest case found that is broken as clearly, or nearly."""
+        end = time.monotonic() + SHRINKING
+        enough = judged.difference / 10
+        smaller = iter(_smaller(case))
+        while time.monotonic() < end and (candidate := next(smaller, None)):
+            try:
+                tried = self._judge(law, candidate, power=False)
+            except Exception:
+                continue
+            if tried.broken and tried.difference > min(enough, 1e-2):
+                case, judged = candidate, tried
+                smaller = iter(_smaller(case))
+        assert judged.reading
+        assert judged.pair
+        text = script(self.model, judged.reading, judged.pair, judged.reference)
+        return Finding(
+            law.name, "broken", str(case), judged.difference, judged.reference.floor, text
+        )
+
+    def _bounded(self) -> Finding:
+        if time.monotonic() > self.deadline:
+            return Finding(BOUNDED, "inconclusive", "not reached in the time")
+        try:
+            outcome, detail = growth(self.model, self.claims, self.seed, self.deadline)
+        except Exception as error:
+            return Finding(BOUNDED, "refused", said(error))
+        return Finding(BOUNDED, outcome, detail)
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Cases with fewer tokens, cuts or rows, the much smaller first."""
+    pieces = case.pieces
+    if len(pieces) > 3:
+        for half in (pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]):
+            if len(half) > 1:
+                yield replace(case, pieces=half)
+        for i in range(len(pieces)):
+            yield replace(case, pieces=pieces[:i] + pieces[i + 1 :])
+    for i, piece in enumerate(pieces):
+        least = 1 if i == len(pieces) - 1 else 0
+        for fewer in sorted({least, 1, piece // 2, piece - 1}):
+            if least <= fewer < piece:
+                yield replace(case, pieces=(*pieces[:i], fewer, *pieces[i + 1 :]))
+    if case.rows > 1:
+        yield replace(case, rows=case.rows - 1)
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RefusedError | NotOfferedError):
+        return text
+    return textwrap.shorten(f"{type(error).__name__}: {text}", 200)
+
+
+def _versions(model: Stateful[Any]) -> dict[str, str]:
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    package = type(model.module).__module__.partition(".")[0]
+    try:
+        return {package: importlib.metadata.version(package), **versions}
+    except importlib.metadata.PackageNotFoundError:
+        return versions

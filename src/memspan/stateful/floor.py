@@ -1,0 +1,130 @@
+"""How exact a model's numbers are: what the last place of its weights does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PERTURBATIONS = 8
+FACTOR = 20
+"""A law is broken where numbers differ by more than so many floors."""
+POWER = 100
+"""A case shows something only if a wrong state differs by more than so many times that."""
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The outputs of a case, and how far they may be off."""
+
+    outputs: Tensor
+    deviation: float
+    floor: float
+    """Relative to the deviation."""
+
+    @property
+    def threshold(self) -> float:
+        return FACTOR * self.floor
+
+
+def difference(expected: Tensor, seen: Tensor) -> float:
+    """The largest difference, infinite where one is NaN or there are more of the one."""
+    if expected.shape != seen.shape:
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    expected, seen = (each.detach().to("cpu", torch.float64) for each in (expected, seen))
+    apart = torch.where(expected == seen, 0.0, (expected - seen).abs())
+    return apart.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+
+
+def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits: int) -> Reference:
+    """What ``compute`` gives, and its largest change over random perturbations of the weights.
+
+    Random numbers that it draws are the same each time. Weights are as before, bit by bit, afterwards.
+    ``bits`` is how many the weights have that do not count (:func:`idle_bits`).
+    """
+    outputs = _again(compute, seed)
+    finite = outputs[outputs.isfinite()].double()
+    deviation = finite.std(correction=0).item() if len(finite) else 0.0
+    if not deviation > 0:
+        return Reference(outputs, float("nan"), float("nan"))
+    # What a model keeps of earlier calls, which is a law's subject, may not set the floor.
+    pure = difference(outputs, _again(compute, seed)) <= FACTOR * rounding(outputs)
+    change = _change(compute, outputs, module, seed, bits) if pure else 0.0
+    return Reference(outputs, deviation, max(change, rounding(outputs, bits)) / deviation)
+
+
+def exact(outputs: Tensor) -> Reference:
+    """A reference for what must be the same but for the rounding of outputs."""
+    deviation = outputs.double().std(correction=0).item()
+    return Reference(outputs, deviation, rounding(outputs) / deviation if deviation else 0.0)
+
+
+def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> int:
+    """How many of the weights' last bits do not count, since something is computed in float32 of what
+    is float64: larger perturbations change outputs in proportion, unless they are rounded inside."""
+    outputs = _again(compute, seed)
+    if outputs.dtype != torch.float64:
+        return 0
+    least = max(_change(compute, outputs, module, seed, 0), rounding(outputs))
+    changes = {bits: _change(compute, outputs, module, seed, bits) for bits in (12, 16, 20)}
+    smooth = all(change <= 16 * least * 2**bits for bits, change in changes.items())
+    return 0 if smooth else 52 - 23
+
+
+def _again(compute: Callable[[], Tensor], seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return compute().detach().clone()
+
+
+def _change(
+    compute: Callable[[], Tensor], outputs: Tensor, module: nn.Module, seed: int, bits: int
+) -> float:
+    generator, apart = torch.Generator().manual_seed(seed), 0.0
+    for _ in range(PERTURBATIONS):
+        with perturbed(module, generator, bits):
+            apart = max(apart, difference(outputs, _again(compute, seed)))
+    return apart
+
+
+def rounding(outputs: Tensor, bits: int = 0) -> float:
+    """The last place of the largest output."""
+    finite = outputs[outputs.isfinite()]
+    return (
+        2**bits * torch.finfo(outputs.dtype).eps * finite.abs().max().item() if len(finite) else 0.0
+    )
+
+
+@contextmanager
+def perturbed(module: nn.Module, generator: torch.Generator, bits: int = 0) -> Iterator[None]:
+    """Every weight ``2 ** bits`` units in the last place larger or smaller, by chance."""
+    weights = [p for p in module.parameters() if p.is_floating_point()]
+    weights = [weight for weight in weights if weight.element_size() in _INTEGERS]
+    before = [weight.detach().clone() for weight in weights]
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                weight.copy_(_next(weight, generator, bits))
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(value)
+
+
+def _next(weight: Tensor, generator: torch.Generator, bits: int) -> Tensor:
+    """Read as integers, floating-point numbers of one sign are in order."""
+    up = torch.randint(2, weight.shape, generator=generator).to(weight.device)
+    step = (2 * up - 1) * 2**bits
+    # What is not finite stays; zero and its neighbours can only be made larger.
+    finfo = torch.finfo(weight.dtype)
+    step = torch.where(weight.abs() < finfo.max / 2, step, torch.zeros_like(step))
+    step = torch.where(weight.abs() < finfo.tiny * 2, step.abs(), step)
+    integers = _INTEGERS[weight.element_size()]
+    return (weight.detach().contiguous().view(integers) + step.to(integers)).view(weight.dtype)

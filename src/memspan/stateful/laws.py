@@ -1,0 +1,581 @@
+"""The laws of a model that carries state: each draws cases and says what must equal what.
+
+A law but ``cuts`` compares readings that are cut alike, so that each bug is named by the law that it
+breaks, and so that models whose outputs depend on the cuts by design are tested all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from memspan.stateful.protocol import (
+    Claims,
+    ReadsPacked,
+    ReadsPadded,
+    Resets,
+    Saves,
+    Stateful,
+    Truncates,
+)
+from memspan.stateful.reading import Case, Named, Reading, join
+
+ROWS = 3
+
+
+@dataclass
+class Compared:
+    """What must be equal, and what must differ or else the case shows nothing."""
+
+    equal: list[tuple[Named, Named]]
+    """Expected, seen."""
+    unequal: list[tuple[Named, Named]] | None = None
+    """None: a wrong state, which is the same for all laws, must differ."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law."""
+
+    name: str
+    says: str
+    cases: Callable[[Claims, int], Iterable[Case]]
+    """The cases for what a model claims and a seed."""
+    compare: Callable[[Reading, Case], Compared]
+    missing: Callable[[Stateful[Any]], str | None] = lambda _: None
+    """Why a model cannot be asked, in words."""
+    reference: Callable[[Reading, Case], Tensor] | None = None
+    """What the floor is measured of; None: the outputs of the case."""
+
+
+def length_of(claims: Claims) -> int:
+    """Tokens that cross every internal length twice; on both sides of a cut, if they are few."""
+    longest = min(max(claims.lengths.values(), default=4), 256)
+    return max(24, (4 if longest <= 32 else 2) * longest + 5)
+
+
+def _halves(claims: Claims) -> tuple[int, int]:
+    tokens = length_of(claims)
+    return tokens // 2, tokens - tokens // 2
+
+
+def _three(claims: Claims) -> list[tuple[int, int, int]]:
+    """Two calls that make a state, and one that reads on: of many tokens, and of one."""
+    half, rest = _halves(claims)
+    return [(half // 2, half - half // 2, rest), (0, half, 1), (half - 1, 1, 1), (0, 1, 3)]
+
+
+def _plain(claims: Claims, variants: Sequence[str]) -> Iterator[Case]:
+    for pieces in _three(claims):
+        for variant in variants:
+            yield Case(ROWS, pieces, variant)
+
+
+def _prefix(reading: Reading, pieces: Iterable[int], inputs: Named | None = None) -> Named:
+    """The state after these pieces."""
+    return reading.read_all(reading.x if inputs is None else inputs, pieces)[1]
+
+
+# repeatable
+
+
+def _twice_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    half, rest = _halves(claims)
+    yield Case(ROWS, (half + rest,))
+    yield Case(ROWS, (half, rest))
+    yield Case(ROWS, (half, 1, 1))
+
+
+def _twice(reading: Reading, case: Case) -> Compared:
+    first, second = (join(reading.read_all(reading.x, case.pieces)[0]) for _ in range(2))
+    return Compared([(first, second)], [])
+
+
+# cuts
+
+
+def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    tokens = length_of(claims)
+    half = tokens // 2
+    yield Case(ROWS, (half, tokens - half))
+    yield Case(ROWS, (1, tokens - 1))
+    yield Case(ROWS, (tokens - 1, 1))
+    yield Case(ROWS, (half, 1, 1, 2, tokens - half - 4))
+    yield Case(ROWS, (1,) * tokens)
+    sizes = {2, 3}
+    for length in claims.lengths.values():
+        sizes |= {length - 1, length, length + 1}
+    for size in sorted(size for size in sizes if 1 < size < tokens):
+        whole, rest = divmod(tokens, size)
+        yield Case(ROWS, (size,) * whole + (rest,) * (rest > 0))
+        if size != half:
+            yield Case(ROWS, (size, tokens - size))
+            yield Case(
+                ROWS, (half, size, tokens - half - size) if half + size < tokens else (half, 1)
+            )
+    generator = torch.Generator().manual_seed(seed)
+    for most in (4, half):
+        left, pieces = tokens, []
+        while left:
+            pieces.append(min(left, 1 + int(torch.randint(most, (), generator=generator))))
+            left -= pieces[-1]
+        yield Case(ROWS, tuple(pieces))
+
+
+def _cut(reading: Reading, case: Case) -> Compared:
+    whole = join(reading.read_all(reading.x, [case.tokens])[0])
+    return Compared([(whole, join(reading.read_all(reading.x, case.pieces)[0]))])
+
+
+# causality
+
+
+def _later_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    half, rest = _halves(claims)
+    yield Case(ROWS, (0, half, rest))
+    yield Case(ROWS, (0, 1, 3))
+    yield Case(ROWS, (0, half + rest - 1, 1))
+    yield Case(ROWS, (half, 1, rest - 1))
+    yield Case(ROWS, (half, rest - 1, 1))
+    yield Case(ROWS, (half, rest // 2, rest - rest // 2))
+
+
+def _later(reading: Reading, case: Case) -> Compared:
+    before, kept, changed = case.pieces
+    x, other = reading.x, reading.other[: case.rows]
+    inputs = join([x[:, : before + kept], other[:, before + kept :]])
+    first, second = (
+        reading.read_all(given, [before, kept + changed])[0][-1] for given in (x, inputs)
+    )
+    return Compared(
+        [(first[:, :kept], second[:, :kept])],
+        [(first[:, kept:], second[:, kept:])],
+    )
+
+
+# rows
+
+_SELECTED: dict[str, Callable[[int], list[int]]] = {
+    "select the rows in reverse": lambda rows: list(reversed(range(rows))),
+    "select every row twice": lambda rows: [row for row in range(rows) for _ in range(2)],
+    "select the last row": lambda rows: [rows - 1],
+    "select all but the first row": lambda rows: list(range(1, rows)),
+}
+_NEIGHBOURS = ("each row alone", "rows in reverse", "other neighbours", "two rows more")
+
+
+def _row_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    return _plain(claims, (*_NEIGHBOURS, *_SELECTED))
+
+
+def _rows(reading: Reading, case: Case) -> Compared:
+    *before, last = case.pieces
+    x, other = reading.x, reading.other
+    if case.variant in _SELECTED:
+        rows = _SELECTED[case.variant](case.rows)
+        # Copies of a row read on differently.
+        tail = join([other, other], 0)[: len(rows), case.tokens - last :]
+        expected, _ = reading.read(tail, _prefix(reading, before, x[rows]))
+        seen, _ = reading.read(tail, reading.select(_prefix(reading, before), rows))
+        return Compared([(expected, seen)])
+    expected = join(reading.read_all(x, case.pieces)[0])
+
+    def read(inputs: Named) -> Named:
+        return join(reading.read_all(inputs, case.pieces)[0])
+
+    if case.variant == "each row alone":
+        each = [(expected[i : i + 1], read(x[i : i + 1])) for i in range(case.rows)]
+        return Compared(each)
+    if case.variant == "rows in reverse":
+        back = list(reversed(range(case.rows)))
+        return Compared([(expected[back], read(x[back]))])
+    if case.variant == "other neighbours":
+        first = read(join([x[:1], other[1 : case.rows]], 0))
+        last_row = read(join([other[: case.rows - 1], x[case.rows - 1 :]], 0))
+        return Compared(
+            [
+                (expected[:1], first[:1]),
+                (expected[case.rows - 1 :], last_row[case.rows - 1 :]),
+            ]
+        )
+    return Compared([(expected, read(join([x, other[:2]], 0))[: case.rows])])
+
+
+# values
+
+_VALUES = (
+    "read the state twice",
+    "read a copy, then the original",
+    "read the original, then a copy",
+    "outputs and inputs stay",
+)
+
+
+def _value_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    variants = _VALUES[1:] if claims.consumes_state else _VALUES
+    return _plain(claims, variants)
+
+
+def _values(reading: Reading, case: Case) -> Compared:
+    *before, last = case.pieces
+    start = sum(before)
+    tail, other = reading.x[:, start:], reading.other[: case.rows, start:]
+    if case.variant == _VALUES[3]:
+        outputs, state = reading.read_all(reading.x, before)
+        if not outputs:
+            return Compared([])
+        output = outputs[-1]
+        kept = reading.given(output.value.clone(), f"{output.text}.clone()", "kept")
+        inputs = reading.given(tail.value.clone(), f"{tail.text}.clone()", "inputs")
+        reading.read(inputs, state, own=False)
+        return Compared([(kept, output), (tail, inputs)])
+    expected, _ = reading.read(tail, _prefix(reading, before))
+    state = _prefix(reading, before)
+    if case.variant == _VALUES[0]:
+        used, again = state, state
+    elif case.variant == _VALUES[1]:
+        used, again = reading.copy(state), state
+    else:
+        used, again = state, reading.copy(state)
+    # One token and many go different ways in many models.
+    _, later = reading.read(other[:, :1], used)
+    if last > 1:
+        reading.read(other[:, 1:], later)
+        if not reading.model.claims.consumes_state:
+            reading.read(other, used)
+    seen, _ = reading.read(tail, again)
+    return Compared([(expected, seen)])
+
+
+# fresh-start
+
+_RESET: dict[str, Callable[[int], list[bool]]] = {
+    "reset the first row": lambda rows: [row == 0 for row in range(rows)],
+    "reset the last row": lambda rows: [row == rows - 1 for row in range(rows)],
+    "reset all but the first row": lambda rows: [row > 0 for row in range(rows)],
+    "reset all rows": lambda rows: [True] * rows,
+}
+_PACKED = "documents in one call"
+
+
+def _fresh_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    yield from _plain(claims, tuple(_RESET))
+    half, rest = _halves(claims)
+    for pieces in ((0, half, rest), (half, rest - 1, 1), (1, 3, 2)):
+        yield Case(ROWS, pieces, _PACKED)
+
+
+def _fresh(reading: Reading, case: Case) -> Compared:
+    if case.variant == _PACKED:
+        return _packed(reading, case)
+    *before, _ = case.pieces
+    tail = reading.x[:, sum(before) :]
+    rows = _RESET[case.variant](case.rows)
+    seen, _ = reading.read(tail, reading.reset(_prefix(reading, before), rows))
+    fresh, _ = reading.read(tail, reading.start())
+    pairs = [(fresh, seen, [i for i, new in enumerate(rows) if new])]
+    if not all(rows):
+        on, _ = reading.read(tail, _prefix(reading, before))
+        pairs.append((on, seen, [i for i, new in enumerate(rows) if not new]))
+    return Compared([(expected[chosen], got[chosen]) for expected, got, chosen in pairs])
+
+
+def _packed(reading: Reading, case: Case) -> Compared:
+    before, packed, after = case.pieces
+    x, end = reading.x, before + packed
+    if not packed:
+        return Compared([])
+    starts = torch.zeros(case.rows, packed, dtype=torch.bool)
+    # In the middle; at the beginning and at the end; two, one after the other.
+    at = [[packed // 2], [0, packed - 1], [packed // 3, packed // 3 + 1]]
+    for row in range(case.rows):
+        for position in at[row % len(at)]:
+            starts[row, min(position, packed - 1)] = True
+    output, state = reading.read_packed(x[:, before:end], _prefix(reading, [before]), starts)
+    last, _ = reading.read(x[:, end:], state)
+    pairs = []
+    for row in range(case.rows):
+        edges = [0, *starts[row].nonzero().flatten().tolist(), packed]
+        for first, stop in pairwise(edges):
+            if first == stop:
+                continue
+            # What is before the first document's start belongs to the one of the call before.
+            prefix = 0 if starts[row, first] else before
+            pieces = [prefix, stop - first, after if stop == packed else 0]
+            inputs = x[:, before + first - prefix :]
+            outputs, _ = reading.read_all(inputs, pieces)
+            outputs = outputs[prefix > 0 :]
+            pairs.append((outputs[0][row], output[row, first:stop]))
+            if stop == packed and after:
+                pairs.append((outputs[1][row], last[row]))
+    return Compared(pairs)
+
+
+def _no_fresh(model: Stateful[Any]) -> str | None:
+    if isinstance(model, Resets | ReadsPacked):
+        return None
+    return "its rows cannot be reset, and it reads no packed inputs"
+
+
+# padding
+
+
+def _padded_cases(claims: Claims, side: str) -> Iterator[Case]:
+    half, rest = _halves(claims)
+    for fill in ("zeros", "other inputs"):
+        for pieces in ((0, half, rest), (0, 3, 1), (half, rest - 1, 1), (half, 3, 2)):
+            if side == "right" or not pieces[0] or "left-continued" in claims.padding:
+                yield Case(ROWS, pieces, f"{fill} as padding")
+
+
+def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Compared:
+    before, padded, after = case.pieces
+    x, end = reading.x, before + padded
+    if not padded:
+        return Compared([])
+    # A full row, one of a single token, and one between.
+    lengths = torch.tensor([padded, 1, (padded + 1) // 2] * case.rows)[: case.rows]
+    position = torch.arange(padded).expand(case.rows, padded)
+    real = position < lengths[:, None] if side == "right" else position >= padded - lengths[:, None]
+    part, other = x[:, before:end], reading.other[: case.rows, before:end]
+    mask = real.reshape(*real.shape, *[1] * (part.value.dim() - 2)).to(part.value.device)
+    zeros = case.variant.startswith("zeros")
+    fill = torch.zeros_like(other.value) if zeros else other.value
+    text = f"torch.where(torch.tensor({mask.tolist()}), {part.text}, "
+    text += "0)" if zeros else f"{other.text})"
+    inputs = reading.given(torch.where(mask, part.value, fill), text, "padded")
+    output, state = reading.read_padded(inputs, _prefix(reading, [before]), lengths, side)
+    last, _ = reading.read(x[:, end:], state)
+    pairs = []
+    for row, length in enumerate(lengths.tolist()):
+        first = before if side == "right" else end - length
+        state = _prefix(reading, [before])
+        alone, state = reading.read(x[:, first : first + length], state)
+        offset = first - before
+        pairs.append((alone[row], output[row, offset : offset + length]))
+        if after:
+            pairs.append((reading.read(x[:, end:], state)[0][row], last[row]))
+    return Compared(pairs)
+
+
+def _no_padding(side: Literal["right", "left"]) -> Callable[[Stateful[Any]], str | None]:
+    def missing(model: Stateful[Any]) -> str | None:
+        if not isinstance(model, ReadsPadded):
+            return "it reads no padded inputs"
+        return None if side in model.claims.padding else f"it promises no padding on the {side}"
+
+    return missing
+
+
+# roll-back
+
+
+def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    half, rest = _halves(claims)
+    counts = {1, 2, half // 2, half}
+    for length in claims.lengths.values():
+        counts |= {n for n in (length - 1, length, length + 1) if 0 < n <= half}
+    for n in sorted(counts):
+        for variant in ("read in a call", "read token by token", "read with what is kept"):
+            if claims.cuts or variant == "read in a call":
+                yield Case(ROWS, (half, n, rest), variant)
+    yield Case(ROWS, (1, 1, 2), "read in a call")
+
+
+def _back(reading: Reading, case: Case) -> Compared:
+    kept, extra, _ = case.pieces
+    if not kept:
+        return Compared([])
+    tail = reading.x[:, kept + extra :]
+    calls = {"read in a call": [kept, extra], "read with what is kept": [kept + extra]}
+    pieces = calls.get(case.variant, [kept, *[1] * extra])
+    seen, _ = reading.read(tail, reading.truncate(_prefix(reading, pieces), extra))
+    expected, _ = reading.read(tail, _prefix(reading, [kept]))
+    return Compared([(expected, seen)])
+
+
+# files
+
+
+def _file_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    return _plain(claims, ("",))
+
+
+def _files(reading: Reading, case: Case) -> Compared:
+    *before, _ = case.pieces
+    tail = reading.x[:, sum(before) :]
+    expected, _ = reading.read(tail, _prefix(reading, before))
+    state = _prefix(reading, before)
+    loaded = reading.saved(state)
+    seen, _ = reading.read(tail, loaded)
+    after, _ = reading.read(tail, state)
+    return Compared([(expected, seen), (expected, after)])
+
+
+# gradients
+
+
+def _gradient_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    half, rest = _halves(claims)
+    yield Case(ROWS, (half, rest))
+    yield Case(ROWS, (half, 1, 1, 2))
+    yield Case(ROWS, (1, 1, rest))
+    yield Case(ROWS, (half // 2, half - half // 2, rest))
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    return [p for p in module.parameters() if p.is_floating_point() and p.requires_grad]
+
+
+def _slope(reading: Reading, outputs: Named) -> Named:
+    """The gradient of a loss of ``outputs`` with respect to all weights."""
+    value = outputs.value.flatten()
+    if not value.requires_grad:
+        zeros = [weight.flatten() * 0 for weight in _weights(reading.model.module)]
+        return reading.given(torch.cat(zeros).detach(), "0  # there is no gradient", "gradient")
+    loss = value @ torch.linspace(-1, 1, len(value), dtype=value.dtype, device=value.device)
+    weights = _weights(reading.model.module)
+    slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
+    text = f"gradient({outputs.text})"
+    return reading.given(torch.cat([s.flatten() for s in slopes]), text, "gradient")
+
+
+GRADIENT = """\
+def gradient(y):
+    loss = y.flatten() @ torch.linspace(-1, 1, y.numel(), dtype=y.dtype)
+    slopes = torch.autograd.grad(loss, list(module.parameters()), materialize_grads=True)
+    return torch.cat([slope.flatten() for slope in slopes])"""
+
+
+def _gradients(reading: Reading, case: Case) -> Compared:
+    reading.lines += GRADIENT.splitlines()
+    first, *later = case.pieces
+    whole = join(reading.read_all(reading.x, [case.tokens])[0])[:, first:]
+    outputs, _ = reading.read_all(reading.x, case.pieces)
+    cut = join(outputs[first > 0 :])
+    with torch.no_grad():
+        state = _prefix(reading, [first])
+    without = join(reading.read_all(reading.x[:, first:], later, state)[0])
+    expected, seen, none = (_slope(reading, each) for each in (whole, cut, without))
+    return Compared([(expected, seen)], [(expected, none)])
+
+
+def _whole_gradient(reading: Reading, case: Case) -> Tensor:
+    whole = join(reading.read_all(reading.x, [case.tokens])[0])
+    return _slope(reading, whole[:, case.pieces[0] :]).value
+
+
+def _no_gradients(model: Stateful[Any]) -> str | None:
+    if not model.claims.carries_gradients:
+        return "it detaches its state, by design"
+    if not model.claims.cuts:
+        return "outputs depend on where a text is cut, by design"
+    return None if _weights(model.module) else "it has no weights that are trained"
+
+
+# order-of-calls
+
+_BETWEEN = ("other streams between", "training between", "gradients recorded")
+
+
+def _order_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    half, rest = _halves(claims)
+    for variant in _BETWEEN:
+        yield Case(ROWS, (half, rest), variant)
+        yield Case(ROWS, (half, 1), variant)
+
+
+def _order(reading: Reading, case: Case) -> Compared:
+    expected = join(reading.read_all(reading.x, case.pieces)[0])
+    if case.variant == _BETWEEN[2]:
+        with torch.enable_grad():
+            outputs, _ = reading.read_all(reading.x, case.pieces)
+        return Compared([(expected, join(outputs))])
+
+    def between() -> None:
+        training = case.variant == _BETWEEN[1]
+        if training:
+            reading.model.module.train()
+            reading.line("module.train()")
+        with torch.set_grad_enabled(training):
+            _, state = reading.read(reading.other, reading.start(case.rows + 2))
+            reading.read(reading.other[: case.rows], reading.start())
+            reading.read(reading.other[:, :1], state)
+        if training:
+            reading.model.module.eval()
+            reading.line("module.eval()")
+
+    state = reading.start()
+    state = reading.given(state.value, state.text, "s")
+    outputs, at = [], 0
+    for piece in case.pieces:
+        between()
+        output, state = reading.read(reading.x[:, at : at + piece], state)
+        outputs.append(output)
+        at += piece
+    return Compared([(expected, join(outputs))])
+
+
+LAWS: tuple[Law, ...] = (
+    Law("repeatable", "the same call twice gives the same outputs", _twice_cases, _twice),
+    Law(
+        "cuts",
+        "outputs do not depend on where a text is cut",
+        _cut_cases,
+        _cut,
+        lambda model: None if model.claims.cuts else "outputs depend on the cuts, by design",
+    ),
+    Law("causality", "outputs do not depend on later inputs", _later_cases, _later),
+    Law("rows", "a row's outputs do not depend on other rows", _row_cases, _rows),
+    Law("values", "reading leaves what was copied, or passed in, as it was", _value_cases, _values),
+    Law(
+        "fresh-start",
+        "a reset row and a packed document begin as from an empty state",
+        _fresh_cases,
+        _fresh,
+        _no_fresh,
+    ),
+    Law(
+        "padding-right",
+        "padding on the right changes nothing",
+        lambda claims, seed: _padded_cases(claims, "right"),
+        lambda reading, case: _padded(reading, case, "right"),
+        _no_padding("right"),
+    ),
+    Law(
+        "padding-left",
+        "padding on the left changes nothing",
+        lambda claims, seed: _padded_cases(claims, "left"),
+        lambda reading, case: _padded(reading, case, "left"),
+        _no_padding("left"),
+    ),
+    Law(
+        "roll-back",
+        "tokens rolled back were never read",
+        _back_cases,
+        _back,
+        lambda model: None if isinstance(model, Truncates) else "it cannot be rolled back",
+    ),
+    Law(
+        "files",
+        "a state reads on the same from a file",
+        _file_cases,
+        _files,
+        lambda model: None if isinstance(model, Saves) else "its states cannot be saved",
+    ),
+    Law(
+        "gradients",
+        "gradients flow through the state as through one long call",
+        _gradient_cases,
+        _gradients,
+        _no_gradients,
+        _whole_gradient,
+    ),
+    Law("order-of-calls", "other calls in between change nothing", _order_cases, _order),
+)
+"""In the order of a report; ``bounded`` compares no outputs, and is in ``memspan.stateful.growth``."""

@@ -1,0 +1,222 @@
+"""One case of a law: what is called, and the script that would call the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from memspan.stateful.protocol import (
+    NotOfferedError,
+    ReadsPacked,
+    ReadsPadded,
+    RefusedError,
+    Resets,
+    Saves,
+    Stateful,
+    Truncates,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a law is tried with."""
+
+    rows: int
+    pieces: tuple[int, ...]
+    """Tokens of the calls, one after the other; what each is for is the law's."""
+    variant: str = ""
+    """What is done, where a law has several things to do."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.pieces)
+
+    def __str__(self) -> str:
+        # Forty single tokens are one word.
+        runs: list[tuple[int, int]] = []
+        for piece in self.pieces:
+            if runs and runs[-1][0] == piece:
+                runs[-1] = (piece, runs[-1][1] + 1)
+            elif piece:
+                runs.append((piece, 1))
+        pieces = " + ".join(f"{n} x {piece}" if n > 1 else str(piece) for piece, n in runs)
+        rows = f"{self.rows} row{'s' * (self.rows > 1)}"
+        text = f"{rows} of {pieces} token{'s' * (self.tokens > 1)}"
+        return f"{self.variant}: {text}" if self.variant else text
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value, and how a script writes it."""
+
+    value: Any
+    text: str
+
+    def __getitem__(self, index: Any) -> Named:
+        parts = index if isinstance(index, tuple) else (index,)
+        return Named(self.value[index], f"{self.text}[{', '.join(map(_written, parts))}]")
+
+
+def _written(index: Any) -> str:
+    if isinstance(index, slice):
+        start, stop = ("" if i is None else str(i) for i in (index.start, index.stop))
+        return f"{start}:{stop}"
+    return str(index)
+
+
+def join(parts: Sequence[Named], dim: int = 1) -> Named:
+    """``parts`` one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    text = f"torch.cat([{', '.join(part.text for part in parts)}]"
+    value = torch.cat([part.value for part in parts], dim)
+    return Named(value, f"{text}, {dim})" if dim else f"{text})")
+
+
+class Reading:
+    """Calls a model, and writes down what it calls.
+
+    ``x`` is the case's inputs, ``[rows, tokens]``; ``other`` are as long, of two rows more, for
+    whatever else is to be read.
+    """
+
+    def __init__(self, model: Stateful[Any], case: Case, seed: int, folder: Path) -> None:
+        self.model = model
+        self.case = case
+        self.lines: list[str] = []
+        self._folder = folder
+        self._count = 0
+        generator = torch.Generator().manual_seed(seed)
+        self.x = self._drawn("x", case.rows, generator)
+        self.other = self._drawn("other", case.rows + 2, generator)
+
+    def _drawn(self, name: str, rows: int, generator: torch.Generator) -> Named:
+        inputs, shape = self.model.inputs, (rows, self.case.tokens)
+        seed = int(torch.randint(2**31, (), generator=generator))
+        value = inputs.draw(*shape, torch.Generator().manual_seed(seed))
+        if inputs.width is None:
+            # Of few tokens, rows may begin alike, or end as what they are compared with.
+            for _ in range(20):
+                same_start = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
+                last = self.x.value[:, -1].cpu() if name == "other" else None
+                if not same_start and (
+                    last is None or bool((value[: len(last), -1] != last).any())
+                ):
+                    break
+                value = inputs.draw(*shape, generator)
+            text = f"torch.tensor({value.tolist()})"
+        else:
+            text = f"torch.randn({rows}, {shape[1]}, {value.shape[2]}, "
+            text += f"generator=torch.Generator().manual_seed({seed}))"
+            text += f".to({value.dtype})" if value.dtype != torch.float32 else ""
+        device = device_of(self.model)
+        text += f".to({str(device)!r})" if device.type != "cpu" else ""
+        self.lines.append(f"{name} = {text}")
+        return Named(value.to(device), name)
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def given(self, value: Tensor, text: str, name: str) -> Named:
+        """Something computed, under a name of its own."""
+        self._count += 1
+        self.line(f"{name}{self._count} = {text}")
+        return Named(value, f"{name}{self._count}")
+
+    def start(self, rows: int | None = None) -> Named:
+        rows = self.case.rows if rows is None else rows
+        return Named(self.model.start(rows), f"start({rows})")
+
+    def read(self, inputs: Named, state: Named, own: bool = True) -> tuple[Named, Named]:
+        """``own``: inputs of the call's own, which it may spoil."""
+        value = inputs.value.clone() if own else inputs.value
+        text = f"read({inputs.text}, {state.text})"
+        return self._outputs(self.model.read(value, state.value), text)
+
+    def read_all(
+        self, inputs: Named, pieces: Iterable[int], state: Named | None = None
+    ) -> tuple[list[Named], Named]:
+        """Read the first ``sum(pieces)`` of ``inputs``, a call for each of ``pieces`` that is not 0."""
+        state = self.start(len(inputs.value)) if state is None else state
+        outputs, at = [], 0
+        for piece in pieces:
+            if piece:
+                output, state = self.read(inputs[:, at : at + piece], state)
+                outputs.append(output)
+                at += piece
+        return outputs, state
+
+    def read_padded(
+        self, inputs: Named, state: Named, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Named, Named]:
+        if not isinstance(self.model, ReadsPadded):
+            raise NotOfferedError("it reads no padded inputs")
+        text = (
+            f"read_padded({inputs.text}, {state.text}, torch.tensor({lengths.tolist()}), {side!r})"
+        )
+        lengths = lengths.to(inputs.value.device)
+        return self._outputs(self.model.read_padded(inputs.value, state.value, lengths, side), text)
+
+    def read_packed(self, inputs: Named, state: Named, starts: Tensor) -> tuple[Named, Named]:
+        if not isinstance(self.model, ReadsPacked):
+            raise NotOfferedError("it reads no packed inputs")
+        text = f"read_packed({inputs.text}, {state.text}, torch.tensor({starts.tolist()}))"
+        starts = starts.to(inputs.value.device)
+        return self._outputs(self.model.read_packed(inputs.value, state.value, starts), text)
+
+    def _outputs(self, result: Any, text: str) -> tuple[Named, Named]:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise RefusedError(f"{text.partition('(')[0]} returned no pair of outputs and state")
+        outputs, state = result
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+            kind = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise RefusedError(f"outputs are {kind}, not a tensor of a floating-point type")
+        self._count += 1
+        n = self._count
+        self.line(f"y{n}, s{n} = {text}")
+        return Named(outputs, f"y{n}"), Named(state, f"s{n}")
+
+    def select(self, state: Named, rows: Sequence[int]) -> Named:
+        index = torch.tensor(rows, device=self.x.value.device)
+        text = f"select({state.text}, torch.tensor({list(rows)}))"
+        return self._state(self.model.select(state.value, index), text)
+
+    def copy(self, state: Named) -> Named:
+        return self._state(self.model.copy(state.value), f"copy({state.text})")
+
+    def reset(self, state: Named, rows: Sequence[bool]) -> Named:
+        if not isinstance(self.model, Resets):
+            raise NotOfferedError("its rows cannot be reset")
+        mask = torch.tensor(rows, device=self.x.value.device)
+        text = f"reset({state.text}, torch.tensor({list(rows)}))"
+        return self._state(self.model.reset(state.value, mask), text)
+
+    def truncate(self, state: Named, n: int) -> Named:
+        if not isinstance(self.model, Truncates):
+            raise NotOfferedError("it cannot be rolled back")
+        return self._state(self.model.truncate(state.value, n), f"truncate({state.text}, {n})")
+
+    def saved(self, state: Named) -> Named:
+        """What is loaded from a file to which ``state`` was saved."""
+        if not isinstance(self.model, Saves):
+            raise NotOfferedError("its states cannot be saved")
+        path = self._folder / f"state{len(list(self._folder.iterdir()))}"
+        self.model.save(state.value, path)
+        self.line(f"save({state.text}, Path('state'))")
+        return self._state(self.model.load(path), "load(Path('state'))")
+
+    def _state(self, value: Any, text: str) -> Named:
+        self._count += 1
+        self.line(f"s{self._count} = {text}")
+        return Named(value, f"s{self._count}")
+
+
+def device_of(model: Stateful[Any]) -> torch.device:
+    """Where a model computes."""
+    tensors = (*model.module.parameters(), *model.module.buffers())
+    return tensors[0].device if tensors else torch.device("cpu")

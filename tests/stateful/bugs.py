@@ -1,0 +1,455 @@
+"""Bugs planted in the twins: each is named by the law that it breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from twins import KERNEL, WIDTH, Attention, Convolved, Gated, Sliding, State, Twin
+
+from memspan.stateful.protocol import Claims
+
+BUGS: list[tuple[str, type[Twin]]] = []
+
+
+def breaks(law: str) -> Any:
+    def register(kind: type[Twin]) -> type[Twin]:
+        BUGS.append((law, kind))
+        return kind
+
+    return register
+
+
+# What a call hands to the next.
+
+
+@breaks("cuts")
+class StateDroppedAtASecondSegmentOfManyTokens(Convolved):
+    def carried(self, s: Tensor, x: Tensor) -> Tensor:
+        return s if x.shape[1] == 1 else torch.zeros_like(s)
+
+
+@breaks("cuts")
+class WindowStaleAfterSingleTokens(Convolved):
+    def window(self, before: Tensor, x: Tensor) -> Tensor:
+        return before if x.shape[1] == 1 and before.any() else super().window(before, x)
+
+
+@breaks("cuts")
+class WindowForgetsWhatWasBeforeAShortSegment(Convolved):
+    def window(self, before: Tensor, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, KERNEL - 1, 0))[:, -(KERNEL - 1) :]
+
+
+@breaks("cuts")
+class WindowOneTooOld(Convolved):
+    def window(self, before: Tensor, x: Tensor) -> Tensor:
+        return F.pad(torch.cat([before, x], 1)[:, -KERNEL:-1], (0, 0, 0, 0))
+
+
+@breaks("cuts")
+class StateInHalfPrecision(Gated):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().mix(x, state)
+        return y, {"h": state["h"].to(torch.bfloat16).to(self.dtype)}
+
+
+@breaks("cuts")
+class PositionsResetAtACut(Attention):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        return real.cumsum(1) - 1
+
+
+@breaks("cuts")
+class PositionsOffByOneAfterACut(Attention):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        return super().positions(state, real) + (state["position"] > 0)[:, None]
+
+
+@breaks("cuts")
+class WindowOneTooShortInTheCache(Sliding):
+    def kept(self, state: State) -> State:
+        state = super().kept(state)
+        return state | {name: state[name][:, 1:] for name in ("k", "v", "valid")}
+
+
+@breaks("cuts")
+class NormalisedOverTheSegmentSoFar(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().read(inputs, state)
+        return y / y.abs().mean(2, keepdim=True).cummax(1).values, state
+
+
+@breaks("cuts")
+class FirstSegmentOfOneTokenIsNotRemembered(Gated):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().mix(x, state)
+        first = x.shape[1] == 1 and not state["h"].any()
+        return y, state if first else after
+
+
+# Later inputs.
+
+
+@breaks("causality")
+class MeanOverTheSegment(Convolved):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return super().mix(x - 0.01 * x.mean(1, keepdim=True), state)
+
+
+@breaks("causality")
+class MaskLeaksAfterACache(Attention):
+    def seen(self, queries: int, keys: int) -> Tensor:
+        seen = super().seen(queries, keys)
+        return seen | (keys > queries)
+
+
+@breaks("causality")
+class MaskLeaksOneToken(Attention):
+    def seen(self, queries: int, keys: int) -> Tensor:
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries + 1)
+
+
+# Rows.
+
+
+@breaks("rows")
+class StateSharedBetweenRows(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h + 1e-3 * h.mean(0), t)
+
+
+@breaks("rows")
+class BatchStatistics(Gated):
+    def layers(self) -> dict[str, nn.Module]:
+        return super().layers() | {"norm": nn.BatchNorm1d(WIDTH, track_running_stats=False)}
+
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return super().mix(self.module["norm"](x.mT).mT if len(x) > 1 else x, state)
+
+
+@breaks("rows")
+class SelectForgetsAField(Convolved):
+    def select(self, state: State, rows: Tensor) -> State:
+        return (
+            super().select(state, rows)
+            | {"window": state["window"][: len(rows)]}
+            | ({} if len(rows) <= len(state["s"]) else {"window": state["window"][rows]})
+        )
+
+
+@breaks("rows")
+class SelectIgnoresTheOrder(Gated):
+    def select(self, state: State, rows: Tensor) -> State:
+        return super().select(state, rows.sort().values)
+
+
+@breaks("rows")
+class ARowAloneIsReadDifferently(Attention):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return super().mix(x if len(x) > 1 else x * 1.001, state)
+
+
+@breaks("rows")
+class RepeatedRowsShareTheirState(Gated):
+    """As after ``expand``: what one writes is the other's."""
+
+    def select(self, state: State, rows: Tensor) -> State:
+        self.repeated = len(rows.unique()) < len(rows)
+        return super().select(state, rows)
+
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        h = super().step(x, h, t)
+        return h[:1].expand_as(h) if getattr(self, "repeated", False) else h
+
+
+# States are values.
+
+
+@breaks("values")
+class StateChangedInPlace(Gated):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().mix(x, state)
+        state["h"].copy_(after["h"].detach())
+        return y, state
+
+
+@breaks("values")
+class WindowChangedInPlaceBySingleTokens(Convolved):
+    def window(self, before: Tensor, x: Tensor) -> Tensor:
+        after = super().window(before, x)
+        return before.copy_(after.detach()) if x.shape[1] == 1 else after
+
+
+@breaks("values")
+class ShallowCopyOfWhatIsConsumed(StateChangedInPlace):
+    claims = Claims(consumes_state=True)
+
+    def copy(self, state: State) -> State:
+        return dict(state)
+
+
+@breaks("values")
+class OutputsInABufferOfTheModel(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().read(inputs, state)
+        buffers = self.__dict__.setdefault("buffers", {})
+        buffer = buffers.setdefault(y.shape[0], y.detach().new_zeros(y.shape[0], 999, y.shape[2]))
+        buffer[:, : y.shape[1]] = y.detach()
+        return buffer[:, : y.shape[1]], state
+
+
+@breaks("values")
+class InputsChangedInPlace(Gated):
+    def __init__(self, dtype: torch.dtype = torch.float32, vectors: bool = True) -> None:
+        super().__init__(dtype, vectors=True)
+
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        result = super().read(inputs, state)
+        inputs *= 0.5
+        return result
+
+
+# Beginning anew.
+
+
+@breaks("fresh-start")
+class ResetOfTheWrongRow(Gated):
+    def reset(self, state: State, rows: Tensor) -> State:
+        return super().reset(state, rows.roll(1))
+
+
+@breaks("fresh-start")
+class ResetForgetsAField(Convolved):
+    def reset(self, state: State, rows: Tensor) -> State:
+        return super().reset(state, rows) | {"window": state["window"]}
+
+
+@breaks("fresh-start")
+class ResetOfAllRows(Gated):
+    def reset(self, state: State, rows: Tensor) -> State:
+        return self.start(len(rows)) if rows.any() else state
+
+
+@breaks("fresh-start")
+class PositionsGoOnAfterAReset(Attention):
+    """Rotations are relative, so an absolute position is added."""
+
+    def reset(self, state: State, rows: Tensor) -> State:
+        return super().reset(state, rows) | {"position": state["position"]}
+
+    def attend(self, x: Tensor, state: State, real: Tensor) -> tuple[Tensor, State]:
+        return super().attend(x + self.positions(state, real)[..., None].to(x) / 50, state, real)
+
+
+@breaks("fresh-start")
+class DocumentsOnlyAtTheFirstPlace(Gated):
+    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        return self.read(inputs, self.reset(state, starts[:, 0]))
+
+
+@breaks("fresh-start")
+class AFirstPlaceIsNeverAStart(Convolved):
+    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        return super().read_packed(
+            inputs, state, torch.cat([starts[:, :1] & False, starts[:, 1:]], 1)
+        )
+
+
+# Padding.
+
+
+@breaks("padding-right")
+class PaddingOnTheRightIsRead(Gated):
+    def read_padded(
+        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, State]:
+        if side == "right":
+            return self.read(inputs, state)
+        return super().read_padded(inputs, state, lengths, side)
+
+
+@breaks("padding-right")
+class WindowTakenFromThePadding(Convolved):
+    def read_padded(
+        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, State]:
+        y, after = super().read_padded(inputs, state, lengths, side)
+        return y, after | {"window": self.read(inputs, state)[1]["window"]}
+
+
+@breaks("padding-right")
+class PaddingOnTheRightCountsAsPositions(Attention):
+    def attend(self, x: Tensor, state: State, real: Tensor) -> tuple[Tensor, State]:
+        y, after = super().attend(x, state, real)
+        return y, after | {"position": state["position"] + x.shape[1]}
+
+
+@breaks("padding-left")
+class PaddingOnTheLeftIsRead(Convolved):
+    def read_padded(
+        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, State]:
+        if side == "left":
+            return self.read(inputs, state)
+        return super().read_padded(inputs, state, lengths, side)
+
+
+@breaks("padding-left")
+class PaddingOnTheLeftCountsInALaterSegment(Attention):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        later = (state["position"] > 0)[:, None]
+        count = torch.where(later, torch.ones_like(real).cumsum(1), real.cumsum(1))
+        return state["position"][:, None] + count - 1
+
+
+# Rolling back.
+
+
+@breaks("roll-back")
+class RolledBackByOneTooFew(Attention):
+    def truncate(self, state: State, n: int) -> State:
+        return super().truncate(state, n - 1)
+
+
+@breaks("roll-back")
+class RolledBackButForThePosition(Attention):
+    def truncate(self, state: State, n: int) -> State:
+        return super().truncate(state, n) | {"position": state["position"]}
+
+
+@breaks("roll-back")
+class RollsBackByOneAtMost(Attention):
+    def truncate(self, state: State, n: int) -> State:
+        return super().truncate(state, min(n, 1))
+
+
+# Files.
+
+
+@breaks("files")
+class SaveDropsAField(Convolved):
+    def load(self, path: Path) -> State:
+        state = super().load(path)
+        return state | {"window": torch.zeros_like(state["window"])}
+
+
+@breaks("files")
+class SavedInHalfPrecision(Gated):
+    def save(self, state: State, path: Path) -> None:
+        super().save({"h": state["h"].half()}, path)
+
+    def load(self, path: Path) -> State:
+        return {"h": super().load(path)["h"].to(self.dtype)}
+
+
+# Gradients.
+
+
+@breaks("gradients")
+class StateDetachedAtACut(Gated):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return super().mix(x, {"h": state["h"].detach()})
+
+
+@breaks("gradients")
+class DetachedInsideASegment(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h.detach() if t % 4 == 3 else h, t)
+
+
+class DetachedAtEveryToken(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h.detach(), t)
+
+
+@breaks("gradients")
+class WindowDetached(Convolved):
+    def window(self, before: Tensor, x: Tensor) -> Tensor:
+        return super().window(before, x).detach()
+
+
+# Growth.
+
+
+@breaks("bounded")
+class KeepsEveryToken(Gated):
+    def start(self, batch_size: int) -> State:
+        return super().start(batch_size) | {"seen": torch.zeros(batch_size, 0, WIDTH)}
+
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().mix(x, state)
+        return y, after | {"seen": torch.cat([state["seen"], x], 1)}
+
+
+@breaks("bounded")
+class ClaimsAWindowAndKeepsAll(Sliding):
+    def kept(self, state: State) -> State:
+        return state
+
+
+# Other calls.
+
+
+@breaks("repeatable")
+class DropoutLeftOn(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return F.dropout(super().step(x, h, t), 0.01, training=True)
+
+
+@breaks("repeatable")
+class NoiseFromElsewhere(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().step(x, h, t) + 1e-4 * (self.calls % 7)
+
+
+@breaks("order-of-calls")
+class StateOfTheModelItself(Gated):
+    """A new stream goes on where the last one with as many rows was."""
+
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        last = getattr(self, "last", None)
+        if last is not None and len(last) == len(h) and not h.any():
+            h = h + 1e-3 * last
+        self.last = super().step(x, h, t).detach()
+        return self.last
+
+
+@breaks("order-of-calls")
+class OneStreamAtATime(Gated):
+    """The state is in the model, and that which is passed in only says whether it goes on."""
+
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        rows = len(x)
+        if not state["h"].any():
+            self.h: dict[int, Tensor] = {**getattr(self, "h", {}), rows: state["h"]}
+        y, after = super().mix(x, {"h": self.h.get(rows, state["h"])})
+        self.h[rows] = after["h"]
+        return y, after
+
+
+@breaks("order-of-calls")
+class PositionsScaledByTheLongestTextSoFar(Attention):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        position = super().positions(state, real)
+        self.longest = max(getattr(self, "longest", 0), int(position.max()))
+        return position / max(1, self.longest / 23)
+
+
+@breaks("order-of-calls")
+class RunningStatistics(Gated):
+    def layers(self) -> dict[str, nn.Module]:
+        return super().layers() | {"norm": nn.BatchNorm1d(WIDTH)}
+
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        return super().mix(self.module["norm"](x.mT).mT, state)
+
+
+@breaks("order-of-calls")
+class AnotherPathWithGradients(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h, t) * (1.001 if torch.is_grad_enabled() else 1)

@@ -1,0 +1,38 @@
+"""Every planted bug is caught by the law that names it, and correct models give no alarm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bugs import BUGS
+from twins import TWINS, Twin
+
+from memspan.stateful.check import NAMES, check
+
+
+@pytest.mark.parametrize(("law", "kind"), [pytest.param(*bug, id=bug[1].__name__) for bug in BUGS])
+def test_a_planted_bug_is_caught_by_the_law_that_names_it(law: str, kind: type[Twin]) -> None:
+    finding = check(kind(), laws=[law])[law]
+    assert finding.outcome == "broken", finding
+    # Enough to see it at a glance.
+    tokens = finding.detail.rpartition(" of ")[2]
+    assert law == "bounded" or len(tokens) < 20, finding.detail
+
+
+def test_every_law_has_a_bug_that_breaks_it() -> None:
+    assert {law for law, _ in BUGS} == set(NAMES)
+
+
+@pytest.mark.parametrize("kind", TWINS)
+@pytest.mark.parametrize(
+    ("dtype", "vectors", "seed"),
+    [(torch.float32, False, 0), (torch.float32, True, 1), (torch.float64, False, 2)],
+)
+def test_a_correct_model_breaks_no_law(
+    kind: type[Twin], dtype: torch.dtype, vectors: bool, seed: int
+) -> None:
+    report = check(kind(dtype, vectors), seed=seed)
+    expected = {"holds"} | ({"not-offered", "refused"} if kind is not TWINS[2] else set())
+    assert {finding.outcome for finding in report.findings} <= expected, str(report)
+    if dtype == torch.float64:
+        assert all(f.floor is None or f.floor < 1e-12 for f in report.findings)
