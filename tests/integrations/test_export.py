@@ -23,7 +23,7 @@ from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
-from memspan.integrations.installed import require
+from memspan.installed import require
 from memspan.integrations.transformers import export, from_run
 from memspan.integrations.transformers.export import example_prompt
 from transfo_xl_folder import OPTIONS, random_tensors, write

@@ -14,7 +14,7 @@ Importing this module registers the model ``memspan`` with the harness::
 import sys
 
 from memspan.errors import MemspanError
-from memspan.integrations.installed import require
+from memspan.installed import require
 
 try:
     require("lm-eval")

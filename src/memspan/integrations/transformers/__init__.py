@@ -12,7 +12,7 @@ what ``memspan export RUN --to transformers DIR`` or :func:`export` wrote::
 Needs ``transformers``; without it the import raises :class:`memspan.MemspanError`.
 """
 
-from memspan.integrations.installed import require
+from memspan.installed import require
 
 require("transformers")
 
