@@ -215,6 +215,11 @@ class Backbone(nn.Module, Generic[M]):
         refuse_oversized_model(config)
         self.config = config
 
+    def cut_invariant(self) -> bool:
+        """Whether results are the same however a text is cut into segments. Where a token sees all of
+        its segment beside a memory of fixed length, they are not, by design."""
+        return True
+
     def is_as_made(self) -> bool:
         """Whether these are exactly the modules of :attr:`schema`, so that kernels may stand in."""
         return self.schema is not None and is_exactly(self, self.schema)

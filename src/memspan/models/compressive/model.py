@@ -274,6 +274,9 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         compressed = None if self.config.compressed_length else 0
         return {"hidden": (layers, None, width), "compressed": (layers, compressed, width)}
 
+    def cut_invariant(self) -> bool:
+        return False
+
     def initial_memory(
         self,
         batch_size: int,

@@ -66,6 +66,9 @@ class Transformer(Backbone[Memory]):
         self.final_norm = nn.LayerNorm(config.d_model)
         initialise(self, config.initialisation, config.n_layers)
 
+    def cut_invariant(self) -> bool:
+        return False
+
     def initial_memory(self, batch_size: int) -> Memory:
         """Nothing but the number of tokens, 0."""
         return Memory(self.final_norm.weight.new_zeros(batch_size, dtype=torch.long))

@@ -97,6 +97,9 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         """See :meth:`Backbone.row_sizes`: any number of slots."""
         return {"hidden": (len(self.layers), None, self.config.d_model)}
 
+    def cut_invariant(self) -> bool:
+        return self.config.attention_span == "fixed"
+
     def initial_memory(
         self,
         batch_size: int,

@@ -1,0 +1,60 @@
+"""Language models and backbones as models that carry state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from architectures import CASES, Case
+from memspan.models.stateful import CarriesMemory
+from memspan.stateful.protocol import (
+    ReadsPacked,
+    ReadsPadded,
+    RefusedError,
+    Resets,
+    Saves,
+    Stateful,
+)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_model_says_whether_cuts_matter(case: Case) -> None:
+    assert case.shared_model().backbone.cut_invariant() == case.cut_invariant
+
+
+@pytest.mark.parametrize("kind", [Stateful, Resets, Saves, ReadsPadded, ReadsPacked])
+def test_everything_is_offered(kind: type) -> None:
+    model = CASES["lstm"].shared_model()
+    assert isinstance(CarriesMemory(model), kind)
+    assert isinstance(CarriesMemory(model.backbone), kind)
+
+
+def test_internal_lengths_are_those_of_the_memory() -> None:
+    assert CarriesMemory(CASES["compressive"].shared_model()).claims.lengths == {
+        "length": 5,
+        "compressed_length": 3,
+    }
+
+
+@pytest.mark.parametrize("part", ["model", "backbone"])
+def test_states_are_read_and_saved(part: str, tmp_path: Path) -> None:
+    whole = CASES["feedback"].shared_model()
+    model = CarriesMemory(whole if part == "model" else whole.backbone)
+    # Vectors are of the model's own type.
+    x = model.inputs.draw(2, 6, torch.Generator().manual_seed(0))
+    assert x.dtype == (torch.int64 if part == "model" else torch.float64)
+    _, state = model.read(x, model.start(2))
+    model.save(state, tmp_path / "state")
+    copy = model.copy(state)
+    assert not any(t.requires_grad for t in copy.tensors().values())
+    expected, _ = model.read(x, state)
+    torch.testing.assert_close(model.read(x, model.load(tmp_path / "state"))[0], expected)
+    torch.testing.assert_close(model.read(x, copy)[0], expected)
+
+
+def test_what_a_model_refuses_is_its_own_words() -> None:
+    model = CarriesMemory(CASES["lstm"].shared_model())
+    with pytest.raises(RefusedError, match="vocab"):
+        model.read(torch.tensor([[11]]), model.start(1))
