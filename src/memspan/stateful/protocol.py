@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 State = TypeVar("State")
+Padding = Literal["right", "left", "left-continued"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Claims:
     """The state stops growing. False: it grows with every token, as a cache of all keys does."""
     carries_gradients: bool = True
     """Gradients flow through the state that is passed in. False: it is detached, by design."""
-    padding: frozenset[Literal["right", "left", "left-continued"]] = frozenset()
+    padding: frozenset[Padding] = frozenset()
     """Padding that the documentation promises to leave out: on the right, on the left of a first
     segment, on the left of a later one."""
     lengths: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,289 @@
+"""Causal language models of the library transformers, which carry their state in caches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from memspan.stateful.protocol import (
+    Claims,
+    Inputs,
+    NotOfferedError,
+    Padding,
+    RefusedError,
+    tensors_of,
+)
+from memspan.stateful.recurrent import copied, mapped
+
+CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+"""What models call their caches, in outputs and in arguments."""
+LENGTHS = (
+    "sliding_window",
+    "attention_window_size",
+    "window_size",
+    "attention_chunk_size",
+    "chunk_size",
+    "mamba_chunk_size",
+    "block_size",
+    "conv_kernel",
+    "conv_L_cache",
+    "mamba_d_conv",
+    "conv1d_width",
+    "linear_conv_kernel_dim",
+    "short_conv_kernel_size",
+    "ple_conv_kernel_size",
+)
+"""Options that are lengths in tokens."""
+PROMISED: frozenset[Padding] = frozenset({"right", "left"})
+"""Padding that a mask leaves out."""
+
+
+@dataclass
+class Cached:
+    """A cache, and what it has read."""
+
+    rows: int
+    length: int = 0
+    """Tokens so far, padding included."""
+    cache: Any = None
+    """None: nothing was read."""
+    name: str = ""
+    """Of the argument that takes the cache."""
+    mask: Tensor | None = None
+    """int64 ``[B, length]``, 0 for padding (None: there was none)."""
+
+
+class Causal:
+    """A causal language model as in transformers, read as its ``generate`` reads: the mask covers all
+    tokens so far, and positions count those that are no padding. Outputs are logits.
+
+    Args:
+        module: it takes ``input_ids``, returns logits and a cache, and takes the cache again.
+        lengths: internal lengths that its config does not name.
+        padding: what its documentation promises, where that is less than to leave out what is masked.
+        made: Python that makes ``module``, for scripts.
+
+    Raises:
+        RefusedError: it has no logits or no cache, or cannot be read here.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        lengths: Mapping[str, int] | None = None,
+        padding: frozenset[Padding] = PROMISED,
+        made: str = "module = ...  # in evaluation mode",
+    ) -> None:
+        self.module, self._made = module, made
+        self._accepted = inspect.signature(module.forward).parameters
+        self._takes = next((name for name in CACHES if name in self._accepted), CACHES[0])
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config(decoder=True)
+        size = getattr(config, "vocab_size", None)
+        if not isinstance(size, int):
+            raise RefusedError(f"{type(module).__name__} has no config.vocab_size")
+        self.inputs = Inputs(vocab_size=size)
+        named = {name: getattr(config, name, None) for name in LENGTHS}
+        found = {
+            name: value for name, value in named.items() if isinstance(value, int) and value > 1
+        }
+        self._masks_past = True
+        self._first: Callable[[], Any] | None = None
+        self.claims = Claims(
+            consumes_state=True,
+            bounded=self._try(),
+            padding=padding if "attention_mask" in self._accepted else frozenset(),
+            lengths={**found, **(lengths or {})},
+        )
+
+    @torch.no_grad()
+    def _try(self) -> bool:
+        """Read a few tokens, to see whether masks cover the past, and whether the cache will grow."""
+        device = next(self.module.parameters()).device
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        try:
+            _, first = self.read(tokens, self.start(1))
+        except RefusedError as error:
+            # Some return no cache, and fill the one that generate makes.
+            if type(self.module).__module__.split(".")[0] != "transformers":
+                raise
+            from transformers import DynamicCache
+
+            self._first = lambda: DynamicCache(config=self.module.config)
+            try:
+                _, first = self.read(tokens, self.start(1))
+            except RefusedError:
+                raise error from None
+            if not _size(first):
+                raise
+        size = _size(first)
+        try:
+            _, state = self.read(tokens, first)
+        except RefusedError:
+            # Models without attention take the mask of what they read alone.
+            self._masks_past = False
+            _, first = self.read(tokens, self.start(1))
+            _, state = self.read(tokens, first)
+        layers = getattr(state.cache, "layers", None)
+        if layers is None:
+            return _size(state) == size
+        return all(getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers)
+
+    def start(self, batch_size: int) -> Cached:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return Cached(batch_size, cache=None if self._first is None else self._first())
+
+    def read(self, inputs: Tensor, state: Cached) -> tuple[Tensor, Cached]:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return self._read(inputs, state, None)
+
+    def read_padded(
+        self, inputs: Tensor, state: Cached, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, Cached]:
+        """See :class:`~memspan.stateful.protocol.ReadsPadded`."""
+        if "attention_mask" not in self._accepted:
+            raise NotOfferedError("it takes no attention_mask")
+        places = torch.arange(inputs.shape[1], device=inputs.device)
+        if side == "left":
+            places = places.flip(0)
+        return self._read(inputs, state, (places < lengths[:, None]).long())
+
+    def _read(self, inputs: Tensor, state: Cached, mask: Tensor | None) -> tuple[Tensor, Cached]:
+        length = inputs.shape[1]
+        if mask is not None or state.mask is not None:
+            before = inputs.new_ones(state.rows, state.length) if state.mask is None else state.mask
+            mask = inputs.new_ones(inputs.shape) if mask is None else mask
+            mask = torch.cat([before, mask], 1)
+        whole = inputs.new_ones(len(inputs), state.length + length) if mask is None else mask
+        given = {
+            "use_cache": True,
+            "return_dict": True,
+            "attention_mask": whole if self._masks_past else whole[:, state.length :],
+            "position_ids": (whole.cumsum(1) - 1).masked_fill(whole == 0, 0)[:, state.length :],
+        }
+        given = {name: value for name, value in given.items() if name in self._accepted}
+        name = state.name or self._takes
+        if state.cache is not None:
+            given[name] = state.cache
+        try:
+            output = self.module(input_ids=inputs, **given)
+        except Exception as error:
+            # Whatever it is, it is the model's own.
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
+        parts = self._named(output)
+        if parts["logits"] is None:
+            raise RefusedError("it returns no logits: give a model with a language model's head")
+        returned = next((name for name in CACHES if parts.get(name) is not None), None)
+        if returned is None and state.cache is None:
+            raise RefusedError(f"it returns no cache ({', '.join(CACHES)}): it carries no state")
+        # What is not returned was changed in place.
+        cache = state.cache if returned is None else parts[returned]
+        if returned in self._accepted:
+            name = str(returned)
+        return parts["logits"], Cached(state.rows, state.length + length, cache, name, mask)
+
+    def _named(self, output: Any) -> dict[str, Any]:
+        """The parts of an output by name, logits among them."""
+        if isinstance(output, Mapping):
+            return {"logits": None, **output}
+        # In a tuple there are no names: the first floating-point tensor, and what comes next.
+        several = list(output) if isinstance(output, tuple | list) else [output]
+        scores = [isinstance(p, Tensor) and p.is_floating_point() and p.dim() == 3 for p in several]
+        if True not in scores:
+            return {"logits": None}
+        rest = [part for part in several[scores.index(True) + 1 :] if part is not None]
+        return {"logits": several[scores.index(True)], self._takes: rest[0] if rest else None}
+
+    def select(self, state: Cached, rows: Tensor) -> Cached:
+        """By the cache's ``reorder_cache`` or ``batch_select_indices``."""
+        cache = state.cache
+        if isinstance(cache, tuple | list | dict):
+            cache = mapped(lambda part: part.index_select(0, rows), cache)
+        elif cache is not None:
+            names = ("reorder_cache", "batch_select_indices")
+            method = next((getattr(cache, name) for name in names if hasattr(cache, name)), None)
+            if method is None:
+                raise NotOfferedError(
+                    f"its {type(cache).__name__} has neither {' nor '.join(names)}"
+                )
+            _asked(method, rows)
+        mask = None if state.mask is None else state.mask.index_select(0, rows)
+        return Cached(len(rows), state.length, cache, state.name, mask)
+
+    def truncate(self, state: Cached, n: int) -> Cached:
+        """By the cache's ``crop``."""
+        if not hasattr(state.cache, "crop"):
+            raise NotOfferedError(f"its {type(state.cache).__name__} has no crop")
+        _asked(state.cache.crop, -n)
+        mask = None if state.mask is None else state.mask[:, : state.length - n]
+        return Cached(state.rows, state.length - n, state.cache, state.name, mask)
+
+    def copy(self, state: Cached) -> Cached:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return copied(state)
+
+    def source(self) -> str:
+        """See :class:`~memspan.stateful.protocol.Reproduces`."""
+        takes = [name for name in ("use_cache", "return_dict") if name in self._accepted]
+        given = [f"{name}=True" for name in takes]
+        if "attention_mask" in self._accepted:
+            given.append(f"attention_mask=mask{'' if self._masks_past else '[:, -n:]'}")
+        if "position_ids" in self._accepted:
+            given.append("position_ids=(mask.cumsum(1) - 1).masked_fill(mask == 0, 0)[:, -n:]")
+        first = "None" if self._first is None else "DynamicCache(config=module.config)"
+        imported = "" if self._first is None else "from transformers import DynamicCache\n"
+        returned = "cache" if self._first is not None else f"output.{self._takes}"
+        return f"""\
+import copy as copying
+{imported}{self._made}
+
+
+def start(batch_size):
+    return {first}, torch.ones(batch_size, 0, dtype=torch.int64)
+
+
+def read(inputs, state, new=None):
+    cache, mask = state
+    n = inputs.shape[1]
+    mask = torch.cat([mask, torch.ones_like(inputs) if new is None else new], 1)
+    output = module(input_ids=inputs, {self._takes}=cache, {", ".join(given)})
+    return output.logits, ({returned}, mask)
+
+
+def read_padded(inputs, state, lengths, side):
+    places = torch.arange(inputs.shape[1])
+    places = places.flip(0) if side == "left" else places
+    return read(inputs, state, (places < lengths[:, None]).long())
+
+
+def select(state, rows):
+    state[0].reorder_cache(rows)
+    return state[0], state[1][rows]
+
+
+def truncate(state, n):
+    state[0].crop(-n)
+    return state[0], state[1][:, :-n]
+
+
+def copy(state):
+    return copying.deepcopy(state)
+"""
+
+
+def _asked(method: Callable[[Any], Any], argument: Any) -> None:
+    """Call it; what it raises is the model's refusal."""
+    try:
+        method(argument)
+    except Exception as error:
+        raise RefusedError(f"{type(error).__name__}: {error}") from error
+
+
+def _size(state: Cached) -> int:
+    return sum(tensor.numel() for tensor in tensors_of(state))

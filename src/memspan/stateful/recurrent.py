@@ -1,0 +1,127 @@
+"""torch's recurrent modules, and functions of inputs and a state, as models that carry state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from memspan.stateful.protocol import Claims, Inputs, NotOfferedError, RefusedError, tensors_of
+
+
+def mapped(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """A state of any kind with ``function`` applied to its tensors; what holds them is copied."""
+    # A copy takes for its parts what it is told that it has copied.
+    return copy.deepcopy(state, {id(tensor): function(tensor) for tensor in tensors_of(state)})
+
+
+def copied(state: Any) -> Any:
+    """A copy of a state of any kind, without its gradients."""
+    return mapped(lambda tensor: tensor.detach().clone(), state)
+
+
+class Recurrent:
+    """A :class:`torch.nn.RNN`, ``GRU`` or ``LSTM``.
+
+    Raises:
+        RefusedError: it reads in both directions, so no state can be carried on.
+    """
+
+    claims = Claims(padding=frozenset({"right"}))
+
+    def __init__(self, module: nn.RNNBase) -> None:
+        if module.bidirectional:
+            raise RefusedError(
+                f"a bidirectional {type(module).__name__} reads the end of a text first, so it cannot "
+                "be read on from a state: make it with bidirectional=False"
+            )
+        self.module: nn.Module = module
+        self._rnn = module
+        self.inputs = Inputs(width=module.input_size, dtype=next(module.parameters()).dtype)
+
+    def start(self, batch_size: int) -> Any:
+        """All zeros, which is also what the module takes for no state."""
+        weight, layers = next(self._rnn.parameters()), self._rnn.num_layers
+        width = self._rnn.proj_size or self._rnn.hidden_size
+        hidden = weight.new_zeros(layers, batch_size, width)
+        if not isinstance(self._rnn, nn.LSTM):
+            return hidden
+        return hidden, weight.new_zeros(layers, batch_size, self._rnn.hidden_size)
+
+    def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        if self._rnn.batch_first:
+            return self._rnn(inputs, state)
+        outputs, state = self._rnn(inputs.transpose(0, 1), state)
+        return outputs.transpose(0, 1), state
+
+    def read_padded(
+        self, inputs: Tensor, state: Any, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, Any]:
+        """By :func:`torch.nn.utils.rnn.pack_padded_sequence`, which knows padding on the right."""
+        if side == "left":
+            raise NotOfferedError("packed sequences have no padding on the left")
+        try:
+            packed = pack_padded_sequence(
+                inputs, lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+        except RuntimeError as error:
+            raise RefusedError(str(error)) from None
+        outputs, state = self._rnn(packed, state)
+        return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[
+            0
+        ], state
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return mapped(lambda part: part.index_select(1, rows), state)
+
+    def copy(self, state: Any) -> Any:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return copied(state)
+
+
+@dataclass
+class Function:
+    """A function of inputs and a state.
+
+    Example::
+
+        Function(cell, lambda rows: torch.zeros(rows, 8), Inputs(width=4), module=cell)
+    """
+
+    function: Callable[[Tensor, Any], tuple[Tensor, Any]]
+    """``function(inputs, state) -> (outputs, state)``."""
+    first: Callable[[int], Any]
+    """``first(batch_size)``: the state of rows that have read nothing."""
+    inputs: Inputs
+    module: nn.Module = field(default_factory=nn.Module)
+    """What holds the weights (none: no weights)."""
+    claims: Claims = field(default_factory=Claims)
+    batch_dimension: int = 0
+    """Of the state's tensors."""
+
+    def start(self, batch_size: int) -> Any:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return self.first(batch_size)
+
+    def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return self.function(inputs, state)
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+
+        def picked(part: Tensor) -> Tensor:
+            # A count that all rows share has no rows.
+            return part.index_select(self.batch_dimension, rows) if part.dim() else part
+
+        return mapped(picked, state)
+
+    def copy(self, state: Any) -> Any:
+        """See :class:`~memspan.stateful.protocol.Stateful`."""
+        return copied(state)
