@@ -34,21 +34,17 @@ class CarriesMemory:
         )
 
     def start(self, batch_size: int) -> Memory:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return self._model.initial_memory(batch_size)
 
     def read(self, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return self._read(inputs, state)
 
     def read_padded(
         self, inputs: Tensor, state: Memory, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, Memory]:
-        """See :class:`~memspan.stateful.protocol.ReadsPadded`."""
         return self._read(inputs, state, lengths=lengths, padding=side)
 
     def read_packed(self, inputs: Tensor, state: Memory, starts: Tensor) -> tuple[Tensor, Memory]:
-        """See :class:`~memspan.stateful.protocol.ReadsPacked`."""
         return self._read(inputs, state, starts=starts)
 
     def _read(self, inputs: Tensor, state: Memory, **options: Any) -> tuple[Tensor, Memory]:
@@ -62,23 +58,18 @@ class CarriesMemory:
         return output.logits, output.memory
 
     def select(self, state: Memory, rows: Tensor) -> Memory:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return state.select(rows)
 
     def reset(self, state: Memory, rows: Tensor) -> Memory:
-        """See :class:`~memspan.stateful.protocol.Resets`."""
         return state.reset(rows)
 
     def copy(self, state: Memory) -> Memory:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return state.detach().map(torch.clone)
 
     def save(self, state: Memory, path: Path) -> None:
-        """See :class:`~memspan.stateful.protocol.Saves`."""
         state.save(path, self._fingerprint())
 
     def load(self, path: Path) -> Memory:
-        """See :class:`~memspan.stateful.protocol.Saves`."""
         return type(self.start(1)).load(path, self._fingerprint())
 
     def _fingerprint(self) -> str:

@@ -136,17 +136,14 @@ class Causal:
         return all(getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers)
 
     def start(self, batch_size: int) -> Cached:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return Cached(batch_size, cache=None if self._first is None else self._first())
 
     def read(self, inputs: Tensor, state: Cached) -> tuple[Tensor, Cached]:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return self._read(inputs, state, None)
 
     def read_padded(
         self, inputs: Tensor, state: Cached, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, Cached]:
-        """See :class:`~memspan.stateful.protocol.ReadsPadded`."""
         if "attention_mask" not in self._accepted:
             raise NotOfferedError("it takes no attention_mask")
         places = torch.arange(inputs.shape[1], device=inputs.device)
@@ -225,11 +222,9 @@ class Causal:
         return Cached(state.rows, state.length - n, state.cache, state.name, mask)
 
     def copy(self, state: Cached) -> Cached:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return copied(state)
 
     def source(self) -> str:
-        """See :class:`~memspan.stateful.protocol.Reproduces`."""
         takes = [name for name in ("use_cache", "return_dict") if name in self._accepted]
         given = [f"{name}=True" for name in takes]
         if "attention_mask" in self._accepted:

@@ -29,6 +29,7 @@ class Reference:
 
     @property
     def threshold(self) -> float:
+        """A law is broken above it."""
         return FACTOR * self.floor
 
 

@@ -53,7 +53,6 @@ class Recurrent:
         return hidden, weight.new_zeros(layers, batch_size, self._rnn.hidden_size)
 
     def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         if self._rnn.batch_first:
             return self._rnn(inputs, state)
         outputs, state = self._rnn(inputs.transpose(0, 1), state)
@@ -77,11 +76,9 @@ class Recurrent:
         ], state
 
     def select(self, state: Any, rows: Tensor) -> Any:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return mapped(lambda part: part.index_select(1, rows), state)
 
     def copy(self, state: Any) -> Any:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return copied(state)
 
 
@@ -106,15 +103,12 @@ class Function:
     """Of the state's tensors."""
 
     def start(self, batch_size: int) -> Any:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return self.first(batch_size)
 
     def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return self.function(inputs, state)
 
     def select(self, state: Any, rows: Tensor) -> Any:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
 
         def picked(part: Tensor) -> Tensor:
             # A count that all rows share has no rows.
@@ -123,5 +117,4 @@ class Function:
         return mapped(picked, state)
 
     def copy(self, state: Any) -> Any:
-        """See :class:`~memspan.stateful.protocol.Stateful`."""
         return copied(state)
