@@ -1,8 +1,9 @@
-"""Devices by name."""
+"""Devices by name, and what may be asked of them without waiting."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from memspan.errors import MemspanError
 
@@ -24,3 +25,10 @@ def device_for(name: str) -> torch.device:
     # ImportError: a device whose backend is another package, such as hpu.
     except (RuntimeError, AssertionError, ImportError):
         raise MemspanError(f"there is no device {name!r} here: use cpu") from None
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether Python can branch on ``x`` without waiting for a device or breaking a graph."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -20,7 +20,11 @@ from memspan.ops.delta_rule.inputs import Chunking
 from memspan.ops.delta_rule.rules import delta_rule, outer_product_rule, sum_rule
 from memspan.ops.native import threads
 
-RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"delta": delta_rule, "sum": sum_rule}
+RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "delta": delta_rule,
+    "gated": delta_rule,
+    "sum": sum_rule,
+}
 LENGTHS = [1, 7, 63, 64, 100, 1000]
 
 every_rule = pytest.mark.parametrize("rule", RULES)
@@ -58,7 +62,10 @@ def inputs(
         "v": draw(*heads, width),
         "weights": draw(batch, n_heads, features, width),
     }
-    if rule == "delta":
+    if rule == "gated":
+        # From almost all of the memory to almost nothing of it.
+        t["log_decay"] = -(4 * draw(*heads) - 4).exp()
+    if rule != "sum":
         t["beta"] = draw(*heads).sigmoid()
         # The ends of its range, where a division by beta would fail.
         t["beta"][:, :, ::5] = 0.0
@@ -79,6 +86,9 @@ def by_hand(t: dict[str, Tensor], squash: Callable[[float], float] = lambda x: x
     for b, h in itertools.product(range(batch), range(n_heads)):
         w = weights[b][h]
         for n in range(length):
+            if "log_decay" in t:
+                decay = math.exp(t["log_decay"][b, h, n])
+                w[:] = [[decay * x for x in row] for row in w]
             for j in range(width):
                 change = v[b][h][n][j]
                 if "beta" in t:
@@ -355,6 +365,63 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
     assert sizes[1] < sizes[0]
 
 
+# ----- Decay
+
+
+@every
+def test_without_loss_the_gated_rule_is_the_delta_rule(implementation: str) -> None:
+    """A decay of exactly 1, and that the memory is decayed before a token reads and writes."""
+    t = inputs("delta", 70)
+    expected = delta_rule(**t, implementation=implementation)
+    none = torch.zeros_like(t["beta"])
+    found = delta_rule(**t, log_decay=none, implementation=implementation)
+    assert_all_same(found, list(expected), 1e-12)
+    none[:, :, 0] = math.log(0.25)
+    found = delta_rule(**t, log_decay=none, implementation=implementation)
+    t["weights"] = t["weights"] / 4
+    expected = delta_rule(**t, implementation=implementation)
+    assert_all_same(found, list(expected), 1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 32, 33, 100])
+@fast
+def test_heads_of_keys_serve_several_of_values(implementation: str, length: int) -> None:
+    given = inputs("gated", length, n_heads=6)
+    given |= {name: given[name][:, :2] for name in ("q", "k")}
+    theirs, ours = with_gradient(given), with_gradient(given)
+    repeated = {name: theirs[name].repeat_interleave(3, 1) for name in ("q", "k")}
+    expected = delta_rule(**theirs | repeated, implementation="reference")
+    found = delta_rule(**ours, implementation=implementation)
+    assert_all_same(found, list(expected), 1e-11)
+    for outputs in (expected, found):
+        sum(x.sin().sum() for x in outputs).backward()
+    for name, tensor in ours.items():
+        assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
+    shared = {name: given[name] for name in ("q", "k", "v", "beta", "weights")}
+    expected = delta_rule(
+        **shared | {n: x.detach() for n, x in repeated.items()}, implementation=implementation
+    )
+    assert_all_same(delta_rule(**shared, implementation=implementation), list(expected), 1e-12)
+
+
+@pytest.mark.parametrize("strongest", [-1e4, -torch.inf])
+@fast
+def test_what_follows_a_strong_decay_is_exact(implementation: str, strongest: float) -> None:
+    """Logarithms of weak decays are not lost beside that of a strong one in the same chunk; a decay to
+    nothing is nothing, and its gradient, too."""
+    given = inputs("gated", 60)
+    given["log_decay"] = given["log_decay"].clamp(max=-1e-5) / 100
+    given["log_decay"][:, :, 3::20] = strongest
+    found = []
+    for dtype, each in ((torch.float64, "reference"), (torch.float32, implementation)):
+        t = with_gradient({name: x.to(dtype) for name, x in given.items()})
+        y, after = delta_rule(**t, implementation=each)
+        (y.sum() + after.sum()).backward()
+        found.append([y, after, *(x.grad for x in t.values())])
+    for name, a, b in zip(("y", "weights", *given), found[1], found[0], strict=True):
+        assert_same(a, b, 3e-6, name)
+
+
 # ----- What does not fit
 
 
@@ -364,6 +431,9 @@ def test_misuse_is_refused_with_a_reason() -> None:
     cases: dict[str, dict[str, object]] = {
         "do not fit together": {"v": t["v"][:, :, :3]},
         "beta must be [B, H, T]": {"beta": t["beta"][..., None]},
+        "log_decay must be [B, H, T]": {"log_decay": t["beta"][0]},
+        "at most 0, not 0.5: pass the logarithm": {"log_decay": t["beta"] * 0 + 0.5},
+        "3 heads of values cannot share 2 heads of keys": {"q": t["q"][:, :2], "k": t["k"][:, :2]},
         "no tokens": {name: x[:, :, :0] for name, x in t.items() if name != "weights"},
         "chunk size": {"chunking": Chunking(0)},
         "the memory is [1, 3, 6, 4]": {"weights": t["weights"][:1]},
@@ -375,7 +445,7 @@ def test_misuse_is_refused_with_a_reason() -> None:
     for message, change in cases.items():
         with pytest.raises(MemspanError, match=re.escape(message)):
             delta_rule(**t | change)
-        if "beta" not in change:
+        if not {"beta", "log_decay"} & change.keys():
             with pytest.raises(MemspanError, match=re.escape(message)):
                 sum_rule(**{n: x for n, x in (t | change).items() if n != "beta"})
 
@@ -411,7 +481,7 @@ def test_the_compiled_loop_is_one_operation_of_a_graph(rule: str) -> None:
     given = inputs(rule, 5, batch=1, n_heads=1)
     theirs, ours = with_gradient(given), with_gradient(given)
     expected = RULES[rule](**theirs, implementation="compiled")
-    names = ("q", "k", "v", "weights", *(name for name in given if name == "beta"))
+    names = ["q", "k", "v", "weights", *(n for n in ("beta", "log_decay") if n in given)]
     arguments = ([ours[name] for name in names], 0, None, 2, True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(compiled._operation, arguments, test_utils=checks)

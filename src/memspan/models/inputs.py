@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.memory import Memory, check_field
 from memspan.models.segments import Padding
@@ -99,13 +100,6 @@ def _described(value: object) -> str:
         return f"a tensor of {kind} {list(value.shape)} on {value.device}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def can_look(x: Tensor) -> bool:
-    """Whether Python can branch on ``x`` without waiting for a device or breaking a graph."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def check_device(what: str, x: Tensor, device: torch.device) -> None:

@@ -15,12 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.fast_weights.attention import FastWeightsAttention, products
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import can_look
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import (
     Schema,

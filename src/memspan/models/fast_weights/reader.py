@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.devices import can_look
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows, sent
 from memspan.models.fast_weights.model import (
@@ -17,7 +18,7 @@ from memspan.models.fast_weights.model import (
     FastWeightsMemory,
     listed,
 )
-from memspan.models.inputs import can_look, check_vectors
+from memspan.models.inputs import check_vectors
 from memspan.models.one_token import packed_stack
 from memspan.models.protocol import PassReader, WatchedReader
 from memspan.models.segments import cuts

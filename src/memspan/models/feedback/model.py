@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import can_look
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import (
     Schema,

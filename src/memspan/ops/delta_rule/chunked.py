@@ -7,6 +7,7 @@ Matrix products and one triangular solve; the cost is linear in the length. The 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,10 +28,10 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
 
     The tokens after the last full chunk form a shorter one: nothing is padded.
     """
+    inputs = inputs.by_value_head()
     batch, n_heads, length = inputs.q.shape[:3]
     tensors = [inputs.q, inputs.k, inputs.v]
-    if inputs.beta is not None:
-        tensors.append(inputs.beta.unsqueeze(-1))
+    tensors += [x.unsqueeze(-1) for x in (inputs.beta, inputs.log_decay) if x is not None]
     recompute = inputs.chunking.recompute
     size = min(inputs.chunking.size, length)
     full = length - length % size
@@ -39,10 +40,12 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     lengths += [length - full] if full < length else []
 
     def run_block(
-        weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *beta: Tensor
+        weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *strengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         q, k = inputs.features(q), inputs.features(k)
-        return _delta_rule(q, k, v, beta[0], weights) if beta else _sum_rule(q, k, v, weights)
+        if not strengths:
+            return _sum_rule(q, k, v, weights)
+        return _delta_rule(weights, q, k, v, *strengths)
 
     weights, outputs = inputs.weights.flatten(0, 1), []
     # Split once: the backward of slices would write a gradient of the full length for each.
@@ -86,11 +89,9 @@ def _sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor,
     return q @ before + (q @ k.mT).tril() @ v, after[-1]
 
 
-def _delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
+def _delta_rule(weights: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
     apply: Any = _DeltaRule.apply
-    return apply(q, k, v, beta, weights)
+    return apply(weights, *tokens)
 
 
 class _DeltaRule(torch.autograd.Function):
@@ -99,62 +100,130 @@ class _DeltaRule(torch.autograd.Function):
     The inverse ``R`` is computed for all chunks at once, as is everything that does not depend on
     ``S``: what remains chunk by chunk is ``z = R (V - K S)`` and ``S' = S + K^T u``, and their reverse
     in the backward pass. Nothing is divided by beta, which may be zero.
+
+    With a decay, ``K K^T`` and ``Q K^T`` are multiplied by the :class:`_Decay` between two tokens, and
+    ``S`` by that since the chunk began.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, weights: Tensor
+        ctx: Any,
+        weights: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        beta: Tensor,
+        log_decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        gram = (k @ k.mT).tril_(-1)
+        decay = None if log_decay is None else _Decay.of(log_decay)
+        gram, scores = (k @ k.mT).tril_(-1), (q @ k.mT).tril_()
+        reading, asking, writing = k, q, k
+        if decay is not None:
+            gram, scores = gram * decay.between, scores * decay.between
+            reading, asking, writing = k * decay.since, q * decay.since, k * decay.until
         inverse = torch.linalg.solve_triangular(
             gram * beta.mT, _eye(gram), upper=False, unitriangular=True
         )
         before, changes = [], []
-        chunks = zip(k.unbind(), v.unbind(), beta.unbind(), inverse.unbind(), strict=True)
-        for k_n, v_n, beta_n, inverse_n in chunks:
+        chunks = zip(*map(Tensor.unbind, (reading, v, beta, inverse, writing)), strict=True)
+        for n, (reading_n, v_n, beta_n, inverse_n, writing_n) in enumerate(chunks):
             before.append(weights)
-            z = torch.bmm(inverse_n, torch.baddbmm(v_n, k_n, weights, alpha=-1))
-            weights = torch.baddbmm(weights, k_n.mT, beta_n * z)
+            z = torch.bmm(inverse_n, torch.baddbmm(v_n, reading_n, weights, alpha=-1))
+            if decay is not None:
+                weights = decay.whole[n] * weights
+            weights = torch.baddbmm(weights, writing_n.mT, beta_n * z)
             changes.append(z)
         z, s = torch.stack(changes), torch.stack(before)
-        scores = (q @ k.mT).tril_()
-        y = _add_product(scores @ (beta * z), q, s)
-        ctx.save_for_backward(q, k, beta, gram, inverse, scores, z, s)
+        y = _add_product(scores @ (beta * z), asking, s)
+        ctx.save_for_backward(log_decay, q, k, beta, gram, inverse, scores, z, s)
         return y, weights
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor | None, ...]:
         # Backward may be called under autocast, whatever forward was.
         with torch.autocast(d_y.device.type, enabled=False):
             return _delta_rule_backward(ctx.saved_tensors, d_y.contiguous(), d_weights)
 
 
 def _delta_rule_backward(
-    saved: tuple[Tensor, ...], d_y: Tensor, d_weights: Tensor
+    saved: tuple[Any, ...], d_y: Tensor, d_weights: Tensor
 ) -> tuple[Tensor, ...]:
-    """Gradients of ``q, k, v, beta, weights``; names as in the forward pass."""
-    q, k, beta, gram, inverse, scores, z, s = saved
+    """Gradients of all inputs; names as in the forward pass."""
+    log_decay, q, k, beta, gram, inverse, scores, z, s = saved
+    decay = None if log_decay is None else _Decay.of(log_decay)
+    reading, asking, writing = k, q, k
+    if decay is not None:
+        reading, asking, writing = k * decay.since, q * decay.since, k * decay.until
     # The parts of du and dS that come from reading.
-    read_u, read_s = scores.mT @ d_y, q.mT @ d_y
+    read_u, read_s = scores.mT @ d_y, asking.mT @ d_y
     d_after, d_us, d_vs = [], [], []
-    for k_n, beta_n, inverse_n, read_u_n, read_s_n in zip(
-        *(reversed(t.unbind()) for t in (k, beta, inverse, read_u, read_s)), strict=True
-    ):
+    chunks = zip(
+        *(reversed(t.unbind()) for t in (reading, writing, beta, inverse, read_u, read_s)),
+        strict=True,
+    )
+    for n, (reading_n, writing_n, beta_n, inverse_n, read_u_n, read_s_n) in enumerate(chunks, 1):
         d_after.append(d_weights)
-        d_us.append(torch.baddbmm(read_u_n, k_n, d_weights))
+        d_us.append(torch.baddbmm(read_u_n, writing_n, d_weights))
         d_vs.append(torch.bmm(inverse_n.mT, beta_n * d_us[-1]))
-        d_weights = torch.baddbmm(d_weights + read_s_n, k_n.mT, d_vs[-1], alpha=-1)
+        if decay is not None:
+            d_weights = decay.whole[-n] * d_weights
+        d_weights = torch.baddbmm(d_weights + read_s_n, reading_n.mT, d_vs[-1], alpha=-1)
     d_u, d_v, d_s = (torch.stack(t[::-1]) for t in (d_us, d_vs, d_after))
     u = beta * z
     d_beta = (z * (d_u - gram.mT @ d_v)).sum(-1, keepdim=True)
     d_scores = (d_y @ u.mT).tril_()
     d_gram = (d_v @ u.mT).tril_(-1)
-    d_gram = d_gram + d_gram.mT
-    d_q = _add_product(d_scores @ k, d_y, s.mT)
-    d_k = _add_product(d_scores.mT @ q, u, d_s.mT)
-    _add_product(_add_product(d_k, d_v, s.mT, -1.0), d_gram, k, -1.0)
-    return d_q, d_k, d_v, d_beta, d_weights
+    if decay is None:
+        d_gram = d_gram + d_gram.mT
+        d_q = _add_product(d_scores @ k, d_y, s.mT)
+        d_k = _add_product(d_scores.mT @ q, u, d_s.mT)
+        _add_product(_add_product(d_k, d_v, s.mT, -1.0), d_gram, k, -1.0)
+        return d_weights, d_q, d_k, d_v, d_beta
+    d_asked, d_read = decay.since * (d_y @ s.mT), decay.since * (d_v @ s.mT)
+    d_written = decay.until * (u @ d_s.mT)
+    # Of the logarithm of the decay from token j to token i.
+    d_between = d_scores * scores - d_gram * gram
+    d_since = (q * d_asked - k * d_read).sum(-1)
+    d_until = (k * d_written).sum(-1)
+    d_whole = (decay.whole * s * d_s).sum((-1, -2))
+    d_scores, d_gram = d_scores * decay.between, d_gram * decay.between
+    d_q = _add_product(d_asked, d_scores, k)
+    d_k = _add_product(d_written - d_read, d_scores.mT, q)
+    _add_product(d_k, d_gram + d_gram.mT, k, -1.0)
+    # Token t decays what goes from earlier tokens, or the chunk's start, to t or later tokens.
+    d_to = d_between.sum(-1) + d_since - d_between.sum(-2) - d_until
+    d_log = d_to.flip(-1).cumsum(-1).flip(-1) + (d_until.sum(-1) + d_whole).unsqueeze(-1)
+    return d_weights, d_q, d_k, d_v, d_beta, d_log.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class _Decay:
+    """The products of decays within a chunk.
+
+    Their logarithms are sums over just the tokens that they span: a difference of sums from the chunk's
+    start would lose what is small beside a strong decay further back.
+    """
+
+    between: Tensor
+    """From token j to token i, without j's own: ``[N, M, G, G]``, 0 above the diagonal."""
+    since: Tensor
+    """From the chunk's start to each token, ``[N, M, G, 1]``."""
+    until: Tensor
+    """From each token to the chunk's end, ``[N, M, G, 1]``."""
+    whole: Tensor
+    """``[N, M, 1, 1]``"""
+
+    @classmethod
+    def of(cls, log_decay: Tensor) -> _Decay:
+        """From the logarithms ``[N, M, G, 1]``."""
+        size = log_decay.shape[-2]
+        later = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).triu()
+        # Masked, not multiplied by 0: a logarithm may be -inf.
+        spans = log_decay.expand(-1, -1, -1, size).masked_fill(later, 0.0).cumsum(-2)
+        between = spans.masked_fill(later.triu(1), -torch.inf).exp()
+        since = log_decay.cumsum(-2).exp()
+        return cls(between, since, between[..., -1:, :].mT, since[..., -1:, :])
 
 
 def _add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:

@@ -1,4 +1,5 @@
-/* The delta and the sum rule token by token, forward and backward, and single tokens through a stack.
+/* The delta and the sum rule token by token, forward and backward, and single tokens through a stack;
+   with a decay, the delta rule by chunks.
 
    A head's memory is W [features, values]. DPFP leaves a quarter of a token's features non-zero: only
    those rows of W are touched. README.md has the derivation. */
@@ -12,17 +13,22 @@ typedef struct {
 } View;
 
 typedef struct {
-    long n_heads, steps, width, value_width, n_features;
+    long n_heads, share; /* heads of keys, and heads of values that each serves: 1 without a decay */
+    long steps, width, value_width, n_features;
     long nu;         /* DPFP's rolls; 0: q and k are features already */
     long normalises; /* whether features are divided by their sum plus epsilon */
     long delta;      /* whether it is the delta rule */
     long save_every; /* tokens between two saved memories */
     double epsilon;
-    View q, k, v, beta, y, errors, d_q, d_k, d_v, d_beta, d_y;
+    View q, k, v, beta, log_decay, y, errors, d_q, d_k, d_v, d_beta, d_log_decay, d_y;
     const REAL *before, *d_after;
     REAL *after, *d_before; /* [rows, heads, features, values], as the two above */
     REAL *saved; /* the memory before each interval but the first, [rows, heads, intervals - 1, .] */
 } Loop;
+
+#define TOKEN(view, b, h, t) ((view).data + (b) * (view).row + (h) * (view).head + (t) * (view).token)
+
+#include "chunks.h"
 
 /* ----- Features */
 
@@ -179,8 +185,6 @@ INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
 }
 
 /* ----- Segments */
-
-#define TOKEN(view, b, h, t) ((view).data + (b) * (view).row + (h) * (view).head + (t) * (view).token)
 
 /* Tokens prefetched: a head's tokens lie too far apart for the processor to predict. */
 #define AHEAD 4
@@ -359,9 +363,15 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
         default: return run(f, first, end, f->value_width);     \
     }
 
-int forward(const Loop *f, long first, long end) { BY_WIDTH(forward_of) }
+int forward(const Loop *f, long first, long end) {
+    if (f->log_decay.data) return forward_chunks(f, first, end);
+    BY_WIDTH(forward_of)
+}
 
-int backward(const Loop *f, long first, long end) { BY_WIDTH(backward_of) }
+int backward(const Loop *f, long first, long end) {
+    if (f->log_decay.data) return backward_chunks(f, first, end);
+    BY_WIDTH(backward_of)
+}
 
 /* ----- One token of every row through all layers, without gradients */
 

@@ -1,4 +1,5 @@
-"""The delta and the sum rule by the loops in ``compiled.c``, and single tokens through a whole stack.
+"""The delta and the sum rule in C: by the loops in ``compiled.c``, with a decay by the chunks in
+``chunks.h``, and single tokens through a whole stack.
 
 ``README.md`` has the derivation.
 """
@@ -48,16 +49,17 @@ def suits(inputs: RuleInputs) -> bool:
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
-    """Maps other than DPFP are applied by PyTorch first."""
+    """Maps other than DPFP are applied by PyTorch first, with a decay all: it reaches every feature."""
+    if inputs.log_decay is None:
+        inputs = inputs.by_value_head()
     q, k, nu, epsilon = inputs.q, inputs.k, 0, None
-    if isinstance(inputs.feature_map, DPFP):
+    if isinstance(inputs.feature_map, DPFP) and inputs.log_decay is None:
         nu, epsilon = inputs.feature_map.nu, inputs.feature_map.epsilon
     else:
         q, k = inputs.features(q), inputs.features(k)
     save_every = SAVE_EVERY_RECOMPUTING if inputs.chunking.recompute else SAVE_EVERY
     tensors = [q, k, inputs.v, inputs.weights]
-    if inputs.beta is not None:
-        tensors.append(inputs.beta)
+    tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
     if torch.compiler.is_compiling():
         saves = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         y, after, *_ = _operation(tensors, nu, epsilon, save_every, saves)
@@ -88,13 +90,13 @@ class _Rule(torch.autograd.Function):
         return None, *_backward(given, errors, saved, d_y, d_after, ctx.options)
 
 
-_GIVEN = ("q", "k", "v", "before", "beta")
+_GIVEN = ("q", "k", "v", "before", "beta", "log_decay")
 
 
 def _forward(
     given: Sequence[Tensor], options: Options, saves: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Read ``given``: q, k, v, the memory before and, for the delta rule, beta.
+    """Read ``given``: q, k, v, the memory before and, for the delta rule, beta and perhaps the decay.
 
     Returns:
         ``y``, the memory after, and for backward the errors ``v - k W`` and the saved memories.
@@ -114,13 +116,13 @@ def _outputs(
     given: Sequence[Tensor], options: Options, saves: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised, what :func:`_forward` returns."""
-    _, _, v, weights, *beta = given
+    _, _, v, weights, *strengths = given
     y = _by_token(v)
     n_saved = (v.shape[2] - 1) // options[-1] if saves else 0
     return (
         y,
         weights.new_empty(weights.shape),
-        torch.empty_like(y) if beta else y.new_empty(0),
+        torch.empty_like(y) if strengths else y.new_empty(0),
         weights.new_empty(*weights.shape[:2], n_saved, *weights.shape[2:]),
     )
 
@@ -146,14 +148,18 @@ def _backward(
 
 def _gradients(given: Sequence[Tensor]) -> list[Tensor]:
     """Uninitialised, what :func:`_backward` returns."""
-    q, k, v, weights, *beta = given
-    return [*map(_by_token, (q, k, v)), weights.new_empty(weights.shape), *map(_by_token, beta)]
+    q, k, v, weights, *strengths = given
+    return [
+        *map(_by_token, (q, k, v)),
+        weights.new_empty(weights.shape),
+        *map(_by_token, strengths),
+    ]
 
 
 def _laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
     """As the loops take them: the memory contiguous, and of the others each item."""
-    q, k, v, weights, *beta = tensors
-    return [*map(_side_by_side, (q, k, v)), weights.contiguous(), *beta]
+    q, k, v, weights, *strengths = tensors
+    return [*map(_side_by_side, (q, k, v)), weights.contiguous(), *strengths]
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -235,9 +241,13 @@ class _View(ctypes.Structure):
 
 
 _LOOP_INTEGERS = (
-    "n_heads", "steps", "width", "value_width", "n_features", "nu", "normalises", "delta", "save_every",
+    "n_heads", "share", "steps", "width", "value_width", "n_features", "nu", "normalises", "delta",
+    "save_every",
 )  # fmt: skip
-_VIEWS = ("q", "k", "v", "beta", "y", "errors", "d_q", "d_k", "d_v", "d_beta", "d_y")
+_VIEWS = (
+    "q", "k", "v", "beta", "log_decay", "y", "errors", "d_q", "d_k", "d_v", "d_beta", "d_log_decay",
+    "d_y",
+)  # fmt: skip
 _MEMORIES = ("before", "d_after", "after", "d_before", "saved")
 
 
@@ -262,6 +272,7 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
     nu, epsilon, save_every = options
     loop = _Loop(
         n_heads=n_heads,
+        share=tensors["v"].shape[1] // n_heads,
         steps=steps,
         width=width,
         value_width=value_width,
@@ -278,7 +289,7 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
         else:
             setattr(loop, name, _View(tensor.data_ptr(), *tensor.stride()[:3]))
     total = batch * n_heads
-    work = total * steps * n_features * value_width
+    work = tensors["v"].numel() * n_features
     in_shares(getattr(code, function), (ctypes.byref(loop),), total, work)
 
 

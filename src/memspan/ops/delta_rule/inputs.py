@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.delta_rule.feature_maps import DPFP, FeatureMap
 
@@ -33,31 +35,56 @@ class RuleInputs:
     weights: Tensor
     feature_map: FeatureMap | None
     chunking: Chunking
+    log_decay: Tensor | None = None
+    """None: no decay."""
 
     def tensors(self) -> list[Tensor]:
-        """All of them, ``beta`` where there is one."""
-        given = (self.q, self.k, self.v, self.beta, self.weights)
+        """All of them, ``beta`` and ``log_decay`` where there are any."""
+        given = (self.q, self.k, self.v, self.beta, self.weights, self.log_decay)
         return [tensor for tensor in given if tensor is not None]
 
     def features(self, x: Tensor) -> Tensor:
         """``[..., K] -> [..., F]``."""
         return x if self.feature_map is None else self.feature_map(x)
 
+    def by_value_head(self) -> RuleInputs:
+        """The same with as many heads of queries and keys as of values: each is repeated for those that
+        it serves."""
+        share = self.v.shape[1] // self.k.shape[1]
+        if share == 1:
+            return self
+        q, k = (torch.repeat_interleave(x, share, 1) for x in (self.q, self.k))
+        return replace(self, q=q, k=k)
+
     def check(self) -> None:
-        """Raise :class:`MemspanError` where shapes do not fit together."""
-        q, k, v, beta, weights = self.q, self.k, self.v, self.beta, self.weights
-        if q.shape != k.shape or k.shape[:3] != v.shape[:3]:
+        """Raise :class:`MemspanError` where shapes do not fit together, or a decay would grow."""
+        q, k, v, weights = self.q, self.k, self.v, self.weights
+        if q.shape != k.shape or (k.shape[0], k.shape[2]) != (v.shape[0], v.shape[2]):
             raise MemspanError(
                 f"queries, keys and values do not fit together: {[*q.shape]}, {[*k.shape]}, "
                 f"{[*v.shape]}; pass [B, H, T, K] twice and [B, H, T, V]"
             )
-        if beta is not None and beta.shape != k.shape[:3]:
-            raise MemspanError(f"beta must be [B, H, T], {[*k.shape[:3]]}, not {[*beta.shape]}")
+        if k.shape[1] < 1 or v.shape[1] % k.shape[1]:
+            raise MemspanError(
+                f"{v.shape[1]} heads of values cannot share {k.shape[1]} heads of keys evenly: pass a "
+                "multiple"
+            )
+        for name, given in (("beta", self.beta), ("log_decay", self.log_decay)):
+            if given is not None and given.shape != v.shape[:3]:
+                raise MemspanError(
+                    f"{name} must be [B, H, T], {[*v.shape[:3]]}, not {[*given.shape]}"
+                )
+        decay = self.log_decay
+        if decay is not None and can_look(decay) and (decay > 0).any():
+            raise MemspanError(
+                f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a decay in "
+                "(0, 1]"
+            )
         if k.shape[2] < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
         if self.chunking.size < 1:
             raise MemspanError(f"the chunk size must be at least 1, not {self.chunking.size}")
-        expected = (*k.shape[:2], self._n_features(), v.shape[-1])
+        expected = (*v.shape[:2], self._n_features(), v.shape[-1])
         if weights.shape != expected:
             raise MemspanError(
                 f"the memory is {[*weights.shape]}, and for these keys and values must be "

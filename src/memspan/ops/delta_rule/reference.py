@@ -10,15 +10,22 @@ from memspan.ops.delta_rule.inputs import RuleInputs
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
-    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17."""
+    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17.
+
+    A decay comes before a token reads or writes (Yang et al. 2024, arXiv 2412.06464, eq. 10).
+    """
+    inputs = inputs.by_value_head()
     features = in_plain_autograd(
         inputs.features if inputs.feature_map is None else inputs.feature_map
     )
     q, k, weights, outputs = features(inputs.q), features(inputs.k), inputs.weights, []
     length = k.shape[2]
     betas = [None] * length if inputs.beta is None else inputs.beta.unbind(2)
-    tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, strict=True)
-    for q_t, k_t, written, beta_t in tokens:
+    decays = [None] * length if inputs.log_decay is None else inputs.log_decay.exp().unbind(2)
+    tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, decays, strict=True)
+    for q_t, k_t, written, beta_t, decay_t in tokens:
+        if decay_t is not None:
+            weights = decay_t[..., None, None] * weights
         if beta_t is not None:
             written = beta_t.unsqueeze(-1) * (written - read(k_t, weights))
         weights = weights + outer(k_t, written)

@@ -4,12 +4,15 @@ Each head has a matrix ``W [F, V]`` (the paper's, transposed). With features ``q
 ``v [V]``::
 
     delta rule      W' = W + beta k (x) (v - k W)        y = q W'            (eq. 24 and 25)
+    with a decay    W' = a W + beta k (x) (v - k a W)    y = q W'            (Yang et al. 2024)
     sum             W' = W + k (x) v                     y = q W'            (eq. 17)
     outer product   W' = f(W + k (x) v), f tanh or none  y = q W'            (eq. 2; Schmidhuber 1991)
 
-The first two have three implementations, each in a file of its own: ``reference.py``, a loop over
+Yang, Kautz and Hatamizadeh (arXiv 2412.06464) call the second the gated delta rule, eq. 10.
+All but the last have three implementations, each in a file of its own: ``reference.py``, a loop over
 tokens; ``chunked.py``, matrix products over chunks of tokens (Yang et al. 2024, arXiv 2406.06484);
-``compiled.py``, the loop over tokens in C. Derived in ``docs/annotated/delta_rule.md``.
+``compiled.py``, the loop over tokens in C, with a decay chunks in C. Derived in
+``docs/annotated/delta_rule.md``.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ def delta_rule(
     beta: Tensor,
     weights: Tensor,
     *,
+    log_decay: Tensor | None = None,
     feature_map: FeatureMap | None = None,
     chunking: Chunking | None = None,
     implementation: str | None = None,
@@ -48,11 +52,15 @@ def delta_rule(
     """Read ``T`` tokens with the delta rule: a value replaces what its key held before (eq. 24, 25).
 
     Args:
-        q: queries ``[B, H, T, K]``; without a ``feature_map``, features ``[B, H, T, F]``.
+        q: queries ``[B, H_k, T, K]``; without a ``feature_map``, features ``[B, H_k, T, F]``. ``H_k``
+            divides ``H``: each head of keys serves the ``H / H_k`` heads of values beside one another.
         k: keys, like the queries.
         v: values ``[B, H, T, V]``.
-        beta: the share of the old value that is replaced, ``[B, H, T]``, in ``[0, 1]``.
+        beta: the share of the old value that is replaced, ``[B, H, T]``, in ``[0, 1]``; up to 2 with
+            keys of length 1, as the memory then still cannot grow.
         weights: the memory before the first token, ``[B, H, F, V]``.
+        log_decay: the logarithm of the share of the memory that is left before a token reads or
+            writes, ``[B, H, T]``, at most 0 (None: all of it).
         feature_map: ``[..., K] -> [..., F]``, applied to queries and keys. Faster than applying it
             first: the chunked form saves a copy of the features, and the compiled loop skips the zeros
             of a :class:`~memspan.ops.delta_rule.feature_maps.DPFP`.
@@ -63,9 +71,10 @@ def delta_rule(
         ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``.
 
     Raises:
-        MemspanError: shapes do not fit together; the implementation does not exist or cannot run.
+        MemspanError: shapes do not fit together; a ``log_decay`` is above 0, where looking waits for no
+            device; the implementation does not exist or cannot run.
     """
-    inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or Chunking())
+    inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or Chunking(), log_decay)
     inputs.check()
     return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
 

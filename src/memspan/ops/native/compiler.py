@@ -103,7 +103,8 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
         raise MemspanError(f"there is no C compiler {wanted!r}: install one, or name it in CC")
     compiler = os.path.abspath(compiler)
     # Code for this processor may not run on another that shares the cache.
-    texts = [file.read_bytes() for file in (source, *SHARED)]
+    own = sorted(source.parent.glob("*.h"))
+    texts = [file.read_bytes() for file in (source, *own, *SHARED)]
     key = repr((texts, compiler, flags, _processor()))
     # The folder is named for the operation.
     name = source.parent.name

@@ -1,0 +1,450 @@
+/* The delta rule with a decay, by chunks of tokens, for compiled.c. README.md has the derivation.
+
+   A chunk's tokens stand side by side in kT and qT [width, TOKENS], zero beyond its end: products then run
+   along tokens or along values, never along a key. Values [tokens, stride] are padded to whole vectors. */
+
+#ifdef __AVX512F__
+#define BYTES 64
+#else
+#define BYTES 32
+#endif
+#define LANES (BYTES / (long)sizeof(REAL))
+#define TOKENS 32
+
+typedef REAL Lanes __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
+
+/* ----- Products */
+
+/* A matrix whose element (i, j) is at[i * row + j * column]. */
+typedef struct {
+    const REAL *at;
+    long row, column;
+} Matrix;
+
+INLINE void block(
+    REAL *c, const REAL *kept, long stride, Matrix a, const REAL *b, long b_stride, long depth, REAL keep,
+    REAL sign, const long rows, const long vectors
+) {
+    Lanes s[8][4] = {0};
+    for (long k = 0; k < depth; k++) {
+        const Lanes *w = (const Lanes *)(b + k * b_stride);
+        for (long r = 0; r < rows; r++) {
+            REAL x = a.at[r * a.row + k * a.column];
+            for (long u = 0; u < vectors; u++) s[r][u] += x * w[u];
+        }
+    }
+    for (long r = 0; r < rows; r++)
+        for (long u = 0; u < vectors; u++) {
+            Lanes *out = (Lanes *)(c + r * stride) + u, x = sign * s[r][u];
+            if (kept) x += keep * ((const Lanes *)(kept + r * stride))[u];
+            *out = x;
+        }
+}
+
+/* c = keep kept + sign a b, the first term unless null: a [m, depth], b [depth, n], c and kept [m, n], rows
+   of the last three whole vectors. */
+static void multiply(
+    REAL *c, const REAL *kept, long stride, REAL keep, REAL sign, Matrix a, const REAL *b, long b_stride,
+    long m, long n, long depth
+) {
+    for (long j = 0, wide; j < n; j += wide * LANES) {
+        wide = n - j > 3 * LANES && m < 8 ? 4 : n - j > LANES ? 2 : 1;
+        for (long i = 0, rows; i < m; i += rows) {
+            REAL *to = c + i * stride + j;
+            const REAL *old = kept ? kept + i * stride + j : NULL;
+            Matrix from = {a.at + i * a.row, a.row, a.column};
+            rows = m - i >= 8 && wide < 4 ? 8 : m - i >= 4 ? 4 : 1;
+#define BLOCK(r, w) \
+    if (rows == r && wide == w) block(to, old, stride, from, b + j, b_stride, depth, keep, sign, r, w)
+            BLOCK(8, 2);
+            BLOCK(8, 1);
+            BLOCK(4, 4);
+            BLOCK(4, 2);
+            BLOCK(4, 1);
+            BLOCK(1, 4);
+            BLOCK(1, 2);
+            BLOCK(1, 1);
+#undef BLOCK
+        }
+    }
+}
+
+/* out[c, r] = in[r, c] */
+static void transpose(REAL *out, long out_stride, const REAL *in, long in_stride, long rows, long columns) {
+    long whole_rows = 0, whole_columns = columns / LANES * LANES;
+#ifndef __clang__
+    /* LANES rows at a time: elements change places with those 1, 2, 4, ... rows and columns away. */
+    for (; whole_rows + LANES <= rows; whole_rows += LANES)
+        for (long c = 0; c < whole_columns; c += LANES) {
+            Lanes x[LANES];
+#pragma GCC unroll 16
+            for (long i = 0; i < LANES; i++) x[i] = *(const Lanes *)(in + (whole_rows + i) * in_stride + c);
+#pragma GCC unroll 4
+            for (long step = 1; step < LANES; step *= 2) {
+                __typeof__(x[0] < x[0]) low, high;
+#pragma GCC unroll 16
+                for (long e = 0; e < LANES; e++) {
+                    low[e] = e & step ? LANES + e - step : e;
+                    high[e] = e & step ? LANES + e : e + step;
+                }
+#pragma GCC unroll 16
+                for (long i = 0; i < LANES; i++)
+                    if (!(i & step)) {
+                        Lanes y = x[i];
+                        x[i] = __builtin_shuffle(y, x[i + step], low);
+                        x[i + step] = __builtin_shuffle(y, x[i + step], high);
+                    }
+            }
+#pragma GCC unroll 16
+            for (long i = 0; i < LANES; i++) *(Lanes *)(out + (c + i) * out_stride + whole_rows) = x[i];
+        }
+#endif
+    for (long r = 0; r < rows; r++)
+        for (long c = r < whole_rows ? whole_columns : 0; c < columns; c++)
+            out[c * out_stride + r] = in[r * in_stride + c];
+}
+
+/* out[c, t] = x[t, c], zero from t = n to the end of a vector. */
+static void side_by_side(REAL *out, const REAL *x, long stride, long n, long width) {
+    transpose(out, TOKENS, x, stride, n, width);
+    for (long c = 0; n % LANES && c < width; c++)
+        for (long t = n; t % LANES; t++) out[c * TOKENS + t] = 0;
+}
+
+/* ----- A chunk */
+
+/* Of one head of keys, and the values that it serves. */
+typedef struct {
+    long n, K, V, stride; /* tokens; widths; V rounded up to whole vectors */
+    REAL *kT, *qT, *gram, *scores; /* gram and scores [TOKENS, TOKENS]: k k^T and q k^T */
+    /* Of one head of values, with the decay from token j to token i: below the diagonal, and P on it too. */
+    REAL *between, *A, *P;
+    REAL since[TOKENS], until[TOKENS], beta[TOKENS], whole;
+    REAL *z, *u, *y; /* errors, what is written, what is read */
+    /* For backward. */
+    REAL *d_kT, *d_qT, *part, *d_gram, *d_scores, *d_A, *d_P, *zT, *uT, *yT, *square;
+} Chunk;
+
+static REAL *new_chunk(Chunk *c, long K, long V) {
+    long stride = (V + LANES - 1) / LANES * LANES, squares = TOKENS * TOKENS, keys = K * TOKENS;
+    long values = TOKENS * stride;
+    REAL *all = malloc((size_t)(10 * squares + 5 * keys + 6 * values) * sizeof(REAL)), *at = all;
+    c->K = K, c->V = V, c->stride = stride;
+    REAL **parts[] = {&c->gram, &c->scores, &c->between, &c->A, &c->P, &c->d_gram, &c->d_scores,
+                      &c->d_A, &c->d_P, &c->square, &c->kT, &c->qT, &c->d_kT, &c->d_qT, &c->part,
+                      &c->z, &c->u, &c->y, &c->zT, &c->uT, &c->yT};
+    for (long i = 0; i < 21; i++) {
+        *parts[i] = at;
+        at += i < 10 ? squares : i < 15 ? keys : values;
+    }
+    return all;
+}
+
+static long tokens_from(const Loop *f, long start) {
+    return f->steps - start < TOKENS ? f->steps - start : TOKENS;
+}
+
+/* Keys and queries of the tokens from start, and their products. */
+static void load_keys(Chunk *c, const Loop *f, long b, long h, long start) {
+    long n = c->n = tokens_from(f, start);
+    side_by_side(c->kT, TOKEN(f->k, b, h, start), f->k.token, n, c->K);
+    side_by_side(c->qT, TOKEN(f->q, b, h, start), f->q.token, n, c->K);
+    Matrix k = {c->kT, 1, TOKENS}, q = {c->qT, 1, TOKENS};
+    multiply(c->gram, NULL, TOKENS, 0, 1, k, c->kT, TOKENS, n, n, c->K);
+    multiply(c->scores, NULL, TOKENS, 0, 1, q, c->kT, TOKENS, n, n, c->K);
+}
+
+/* Logarithms are summed over just the tokens between: differences of sums from the chunk's start would
+   lose what is small beside a strong decay further back. */
+static void load_strengths(Chunk *c, const Loop *f, long b, long h, long start) {
+    REAL span[TOKENS], sum = 0;
+    for (long j = 0; j < TOKENS; j++) span[j] = -INFINITY;
+    for (long i = 0; i < c->n; i++) {
+        REAL a = *TOKEN(f->log_decay, b, h, start + i), *row = c->between + i * TOKENS;
+        for (long j = 0; j < i; j++) span[j] += a;
+        span[i] = 0, sum += a;
+        for (long j = 0; j < TOKENS; j++) row[j] = sizeof(REAL) == 4 ? expf(span[j]) : exp(span[j]);
+        c->since[i] = exp(sum);
+        c->beta[i] = *TOKEN(f->beta, b, h, start + i);
+    }
+    for (long j = 0; j < c->n; j++) c->until[j] = c->between[(c->n - 1) * TOKENS + j];
+    c->whole = c->since[c->n - 1];
+}
+
+static void decay_products(Chunk *c) {
+    for (long i = 0; i < c->n; i++)
+        for (long j = 0, at = i * TOKENS; j < TOKENS; j++, at++) {
+            c->A[at] = j < i ? c->between[at] * c->gram[at] : 0;
+            c->P[at] = j <= i ? c->between[at] * c->scores[at] : 0;
+        }
+}
+
+/* x[t, :] *= by[t] */
+INLINE void scale(REAL *restrict x, const REAL *by, const Chunk *c) {
+    for (long t = 0; t < c->n; t++)
+        for (long j = 0; j < c->stride; j++) x[t * c->stride + j] *= by[t];
+}
+
+static void load_values(REAL *to, const Chunk *c, const View *from, long b, long h, long start) {
+    for (long t = 0; t < c->n; t++) {
+        memcpy(to + t * c->stride, TOKEN(*from, b, h, start + t), c->V * sizeof(REAL));
+        for (long j = c->V; j < c->stride; j++) to[t * c->stride + j] = 0;
+    }
+}
+
+static void store_values(const REAL *x, const Chunk *c, const View *to, long b, long h, long start) {
+    for (long t = 0; t < c->n; t++)
+        memcpy(TOKEN(*to, b, h, start + t), x + t * c->stride, c->V * sizeof(REAL));
+}
+
+/* Rows of V numbers of a memory, padded with zeros. */
+static void copy_rows(REAL *to, long to_stride, const REAL *from, long from_stride, long K, long V) {
+    for (long i = 0; i < K; i++) {
+        memcpy(to + i * to_stride, from + i * from_stride, V * sizeof(REAL));
+        if (to_stride > V) memset(to + i * to_stride + V, 0, (to_stride - V) * sizeof(REAL));
+    }
+}
+
+/* z = v - since k S - A u, where u = beta z: eight tokens at a time, from the first to the last. */
+static void solve(Chunk *c) {
+    long w = c->stride;
+    for (long first = 0; first < c->n; first += 8) {
+        long end = first + 8 < c->n ? first + 8 : c->n;
+        Matrix a = {c->A + first * TOKENS, TOKENS, 1};
+        multiply(c->z + first * w, c->z + first * w, w, 1, -1, a, c->u, w, end - first, c->V, first);
+        for (long i = first; i < end; i++) {
+            REAL *restrict z = c->z + i * w, *restrict u = c->u + i * w;
+            for (long j = first; j < i; j++)
+                for (long d = 0; d < w; d++) z[d] -= c->A[i * TOKENS + j] * c->u[j * w + d];
+            for (long d = 0; d < w; d++) u[d] = c->beta[i] * z[d];
+        }
+    }
+}
+
+/* to = whole S + k^T until u; u is changed. */
+static void write(Chunk *c, REAL *to, const REAL *s) {
+    Matrix k = {c->kT, TOKENS, 1};
+    scale(c->u, c->until, c);
+    multiply(to, s, c->stride, c->whole, 1, k, c->u, c->stride, c->K, c->V, c->n);
+}
+
+/* Heads of keys first .. end - 1 of all rows; false if out of memory. A memory whose rows are whole vectors
+   is worked on where it lies. */
+static int forward_chunks(const Loop *f, long first, long end) {
+    long K = f->n_features, V = f->value_width, intervals = (f->steps - 1) / f->save_every;
+    Chunk c;
+    REAL *scratch = new_chunk(&c, K, V);
+    long w = c.stride;
+    REAL *states = malloc((size_t)(f->share * K * w) * sizeof(REAL));
+    int can = scratch && states;
+    for (long r = first; can && r < end; r++) {
+        long b = r / f->n_heads, h = r % f->n_heads;
+        for (long start = 0; start < f->steps; start += TOKENS) {
+            load_keys(&c, f, b, h, start);
+            Matrix k = {c.kT, 1, TOKENS}, q = {c.qT, 1, TOKENS}, p = {c.P, TOKENS, 1};
+            for (long g = 0; g < f->share; g++) {
+                long head = h * f->share + g, memory = r * f->share + g;
+                REAL *s = w == V ? f->after + memory * K * V : states + g * K * w;
+                if (!start) copy_rows(s, w, f->before + memory * K * V, V, K, V);
+                if (f->saved && start && start % f->save_every == 0)
+                    copy_rows(
+                        f->saved + (memory * intervals + start / f->save_every - 1) * K * V, V, s, w, K, V
+                    );
+                load_strengths(&c, f, b, head, start);
+                decay_products(&c);
+                multiply(c.z, NULL, w, 0, 1, k, s, w, c.n, V, K);
+                load_values(c.y, &c, &f->v, b, head, start);
+                for (long t = 0; t < c.n; t++)
+                    for (long d = t * w; d < (t + 1) * w; d++) c.z[d] = c.y[d] - c.since[t] * c.z[d];
+                solve(&c);
+                store_values(c.z, &c, &f->errors, b, head, start);
+                multiply(c.y, NULL, w, 0, 1, q, s, w, c.n, V, K);
+                scale(c.y, c.since, &c);
+                multiply(c.y, c.y, w, 1, 1, p, c.u, w, c.n, V, c.n);
+                store_values(c.y, &c, &f->y, b, head, start);
+                write(&c, s, s);
+                if (w != V && start + TOKENS >= f->steps)
+                    copy_rows(f->after + memory * K * V, V, s, w, K, V);
+            }
+        }
+    }
+    free(scratch);
+    free(states);
+    return can;
+}
+
+/* ----- Backward */
+
+/* What was written, again from the saved errors. */
+static void load_written(Chunk *c, const Loop *f, long b, long head, long start) {
+    load_strengths(c, f, b, head, start);
+    load_values(c->z, c, &f->errors, b, head, start);
+    memcpy(c->u, c->z, c->n * c->stride * sizeof(REAL));
+    scale(c->u, c->beta, c);
+}
+
+/* From the gradient of u, those of z (in place) and of beta, from the last token to the first. */
+static void solve_back(Chunk *c, REAL *d_u, const Loop *f, long b, long head, long start) {
+    long w = c->stride;
+    for (long first = (c->n - 1) / 8 * 8; first >= 0; first -= 8) {
+        long end = first + 8 < c->n ? first + 8 : c->n;
+        Matrix a = {c->A + end * TOKENS + first, 1, TOKENS};
+        multiply(d_u + first * w, d_u + first * w, w, 1, -1, a, d_u + end * w, w, end - first, c->V, c->n - end);
+        for (long i = end - 1; i >= first; i--) {
+            REAL *restrict d = d_u + i * w, sum = 0;
+            for (long j = i + 1; j < end; j++)
+                for (long e = 0; e < w; e++) d[e] -= c->A[j * TOKENS + i] * d_u[j * w + e];
+            for (long e = 0; e < w; e++) {
+                sum += d[e] * c->z[i * w + e];
+                d[e] *= c->beta[i];
+            }
+            *TOKEN(f->d_beta, b, head, start + i) = sum;
+        }
+    }
+}
+
+/* to += sign part, whose columns are scaled first; sums[t] += sign sum_c x[c, t] part[c, t] */
+static void add_part(
+    REAL *restrict to, REAL sign, REAL *restrict part, const REAL *by, const REAL *restrict x, REAL *sums,
+    const Chunk *c
+) {
+    REAL factor[TOKENS] = {0}, sum[TOKENS] = {0};
+    for (long t = 0; t < c->n; t++) factor[t] = sign * by[t];
+    for (long i = 0; i < c->K; i++)
+        for (long t = 0; t < TOKENS; t++) {
+            REAL d = factor[t] * part[i * TOKENS + t];
+            to[i * TOKENS + t] += d;
+            sum[t] += d * x[i * TOKENS + t];
+        }
+    for (long t = 0; t < c->n; t++) sums[t] += sum[t];
+}
+
+/* Gradients of one head of values, given that of S after the chunk, d, which becomes that before it. */
+static void backward_chunk(
+    Chunk *c, const Loop *f, long b, long head, long start, const REAL *s, REAL *d
+) {
+    long n = c->n, w = c->stride, V = c->V, K = c->K;
+    Matrix k = {c->kT, 1, TOKENS}, p_back = {c->P, 1, TOKENS};
+    REAL to[TOKENS] = {0}, until[TOKENS] = {0}, *d_y = c->y, *d_u = c->u;
+    load_written(c, f, b, head, start);
+    decay_products(c);
+    load_values(d_y, c, &f->d_y, b, head, start);
+    side_by_side(c->uT, c->u, w, n, V);
+    side_by_side(c->yT, d_y, w, n, V);
+    multiply(d_u, NULL, w, 0, 1, k, d, w, n, V, K);
+    scale(d_u, c->until, c);
+    multiply(d_u, d_u, w, 1, 1, p_back, d_y, w, n, V, n);
+    solve_back(c, d_u, f, b, head, start);
+    store_values(d_u, c, &f->d_v, b, head, start);
+    side_by_side(c->zT, d_u, w, n, V);
+
+    Matrix read = {d_y, w, 1}, error = {d_u, w, 1};
+    multiply(c->d_P, NULL, TOKENS, 0, 1, read, c->uT, TOKENS, n, n, V);
+    multiply(c->d_A, NULL, TOKENS, 0, -1, error, c->uT, TOKENS, n, n, V);
+    for (long i = 0; i < n; i++)
+        for (long j = 0, at = i * TOKENS; j <= i; j++, at++) {
+            REAL d_A = j < i ? c->d_A[at] : 0, both = c->d_P[at] * c->P[at] + d_A * c->A[at];
+            to[i] += both, to[j] -= both;
+            c->d_scores[at] += c->between[at] * c->d_P[at];
+            c->d_gram[at] += c->between[at] * d_A;
+        }
+
+    Matrix before = {s, w, 1}, after = {d, w, 1};
+    multiply(c->part, NULL, TOKENS, 0, 1, before, c->yT, TOKENS, K, n, V);
+    add_part(c->d_qT, 1, c->part, c->since, c->qT, to, c);
+    multiply(c->part, NULL, TOKENS, 0, 1, before, c->zT, TOKENS, K, n, V);
+    add_part(c->d_kT, -1, c->part, c->since, c->kT, to, c);
+    multiply(c->part, NULL, TOKENS, 0, 1, after, c->uT, TOKENS, K, n, V);
+    add_part(c->d_kT, 1, c->part, c->until, c->kT, until, c);
+
+    REAL sum = 0;
+    for (long i = 0; i < K * w; i++) sum += s[i] * d[i];
+    sum *= c->whole;
+    for (long t = 0; t < n; t++) sum += until[t];
+    /* Token t decays what goes from earlier tokens, or the chunk's start, to t or later ones. */
+    for (long t = n - 1; t >= 0; t--) {
+        sum += to[t] - until[t];
+        *TOKEN(f->d_log_decay, b, head, start + t) = sum;
+    }
+
+    Matrix kT = {c->kT, TOKENS, 1}, qT = {c->qT, TOKENS, 1};
+    scale(d_y, c->since, c);
+    scale(d_u, c->since, c);
+    multiply(d, d, w, c->whole, 1, qT, d_y, w, K, V, n);
+    multiply(d, d, w, 1, -1, kT, d_u, w, K, V, n);
+}
+
+/* The part of the gradients of keys and queries that their products have, and all of it stored. */
+static void finish_keys(Chunk *c, const Loop *f, long b, long h, long start) {
+    long n = c->n;
+    Matrix kT = {c->kT, TOKENS, 1}, qT = {c->qT, TOKENS, 1};
+    side_by_side(c->square, c->d_scores, TOKENS, n, n);
+    multiply(c->d_qT, c->d_qT, TOKENS, 1, 1, kT, c->square, TOKENS, c->K, n, n);
+    multiply(c->d_kT, c->d_kT, TOKENS, 1, 1, qT, c->d_scores, TOKENS, c->K, n, n);
+    side_by_side(c->square, c->d_gram, TOKENS, n, n);
+    for (long i = 0; i < n * TOKENS; i++) c->square[i] += c->d_gram[i];
+    multiply(c->d_kT, c->d_kT, TOKENS, 1, 1, kT, c->square, TOKENS, c->K, n, n);
+    transpose(TOKEN(f->d_k, b, h, start), f->d_k.token, c->d_kT, TOKENS, c->K, n);
+    transpose(TOKEN(f->d_q, b, h, start), f->d_q.token, c->d_qT, TOKENS, c->K, n);
+}
+
+/* The memory of head g of those that item r serves, before the tokens from past on of an interval. */
+static const REAL *state_before(
+    const Loop *f, const Chunk *c, REAL *states, long r, long g, long interval, long past
+) {
+    long K = c->K, V = c->V, w = c->stride, longest = (f->save_every + TOKENS - 1) / TOKENS;
+    long intervals = (f->steps - 1) / f->save_every, number = r * f->share + g;
+    REAL *s = states + (g * longest + past / TOKENS) * K * w;
+    if (past) return s;
+    const REAL *from = f->before + number * K * V;
+    if (interval) from = f->saved + (number * intervals + interval - 1) * K * V;
+    if (w == V) return from;
+    copy_rows(s, w, from, V, K, V);
+    return s;
+}
+
+/* Intervals from last to first: the memory before each chunk is found again from the saved one. */
+static int backward_chunks(const Loop *f, long first, long end) {
+    long K = f->n_features, V = f->value_width, intervals = (f->steps - 1) / f->save_every;
+    long share = f->share, longest = (f->save_every + TOKENS - 1) / TOKENS;
+    Chunk c;
+    REAL *scratch = new_chunk(&c, K, V);
+    long w = c.stride, memory = K * w;
+    REAL *states = malloc((size_t)(share * (longest + 1) * memory) * sizeof(REAL));
+    int can = scratch && states;
+    REAL *gradients = states + share * longest * memory;
+    for (long r = first; can && r < end; r++) {
+        long b = r / f->n_heads, h = r % f->n_heads;
+        for (long i = intervals; i >= 0; i--) {
+            long begin = i * f->save_every, stop = i < intervals ? begin + f->save_every : f->steps;
+            for (long start = begin; start + TOKENS < stop; start += TOKENS) {
+                c.n = TOKENS;
+                side_by_side(c.kT, TOKEN(f->k, b, h, start), f->k.token, c.n, K);
+                for (long g = 0; g < share; g++) {
+                    load_written(&c, f, b, h * share + g, start);
+                    REAL *to = states + (g * longest + (start - begin) / TOKENS + 1) * memory;
+                    write(&c, to, state_before(f, &c, states, r, g, i, start - begin));
+                }
+            }
+            for (long start = begin + (stop - begin - 1) / TOKENS * TOKENS; start >= begin; start -= TOKENS) {
+                load_keys(&c, f, b, h, start);
+                memset(c.d_kT, 0, K * TOKENS * sizeof(REAL));
+                memset(c.d_qT, 0, K * TOKENS * sizeof(REAL));
+                memset(c.d_gram, 0, TOKENS * TOKENS * sizeof(REAL));
+                memset(c.d_scores, 0, TOKENS * TOKENS * sizeof(REAL));
+                for (long g = 0; g < share; g++) {
+                    const REAL *s = state_before(f, &c, states, r, g, i, start - begin);
+                    long number = (r * share + g) * K * V;
+                    REAL *d = w == V ? f->d_before + number : gradients + g * memory;
+                    if (start + TOKENS >= f->steps) copy_rows(d, w, f->d_after + number, V, K, V);
+                    backward_chunk(&c, f, b, h * share + g, start, s, d);
+                    if (w != V && !start) copy_rows(f->d_before + number, V, d, w, K, V);
+                }
+                finish_keys(&c, f, b, h, start);
+            }
+        }
+    }
+    free(scratch);
+    free(states);
+    return can;
+}
