@@ -1,8 +1,8 @@
 """memspan: transformers with memory that read text of any length in constant memory.
 
-All names that users import are here, in :mod:`memspan.models` and, for other libraries, in
-:mod:`memspan.integrations.lm_eval` and :mod:`memspan.integrations.transformers`; other modules are
-private. A trained
+All names that users import are here, in :mod:`memspan.models`, in :mod:`memspan.stateful` and, for
+other libraries, in :mod:`memspan.integrations.lm_eval` and :mod:`memspan.integrations.transformers`;
+other modules are private. A trained
 model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`,
 :func:`generate` and :func:`measure`. :func:`estimate` says beforehand what training takes. They print
 nothing; what the user should know beside a result goes to the logger ``memspan``.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memspan.runs.options import RunConfig
     from memspan.runs.run import Run, load
     from memspan.sampling import Sampling
+    from memspan.targets import check
     from memspan.training.estimate import Estimate, estimate
     from memspan.training.options import OptimConfig, TrainConfig
     from memspan.training.start import resume, train
@@ -51,6 +52,7 @@ __all__ = [
     "Sampling",
     "TrainConfig",
     "Writer",
+    "check",
     "convert",
     "estimate",
     "evaluate",
@@ -78,6 +80,7 @@ _HOMES = {
     "Sampling": "sampling",
     "TrainConfig": "training.options",
     "Writer": "generation",
+    "check": "targets",
     "convert": "converters.convert",
     "estimate": "training.estimate",
     "evaluate": "evaluation",

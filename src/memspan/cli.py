@@ -24,6 +24,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       continue a prompt or a saved memory
   measure RUN ...    how far back it remembers: a report with intervals; several are compared
+  check TARGET       the laws of any model that carries state: cuts, rows, padding, roll-back, ...
   export RUN         merge checkpoints of several processes, or --to transformers DIR
   convert SOURCE OUT make a run of someone else's checkpoint, such as transfo-xl-wt103
   data list          the named corpora
@@ -33,7 +34,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   --debug            show the traceback of an error
 """
 
-VERBS = ("train", "evaluate", "generate", "measure", "export", "convert", "data")
+VERBS = ("train", "evaluate", "generate", "measure", "check", "export", "convert", "data")
 """Each is a function of its name in the module of its name in :mod:`memspan.commands`."""
 
 

@@ -35,6 +35,7 @@ NOT_RUN = {
     r"cat .* \| memspan train --data.corpus -": "standard input: tests/commands has it",
     r"python -P -m memspan.integrations.lm_eval": "test_lm_eval.py runs it",
     r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",
+    r"memspan check ": "tests/commands/test_check.py and tests/integrations have it",
     r"memspan export runs/book --to transformers": "tests/integrations has it",
     r".*--nproc": "starts processes: tests/distributed has it",
     r".*enwik8": "a download, and days of training",

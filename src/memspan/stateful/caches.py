@@ -18,6 +18,7 @@ from memspan.stateful.protocol import (
     RefusedError,
     tensors_of,
 )
+from memspan.stateful.reading import device_of
 from memspan.stateful.recurrent import copied, mapped
 
 CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
@@ -39,8 +40,8 @@ LENGTHS = (
     "ple_conv_kernel_size",
 )
 """Options that are lengths in tokens."""
-PROMISED: frozenset[Padding] = frozenset({"right", "left"})
-"""Padding that a mask leaves out."""
+PROMISED: frozenset[Padding] = frozenset({"right-last", "left"})
+"""Padding that a mask leaves out. A state after padding on the right is no promise: generate warns."""
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Causal:
     Args:
         module: it takes ``input_ids``, returns logits and a cache, and takes the cache again.
         lengths: internal lengths that its config does not name.
-        padding: what its documentation promises, where that is less than to leave out what is masked.
+        padding: what its documentation promises (None: what :data:`PROMISED` says).
         made: Python that makes ``module``, for scripts.
 
     Raises:
@@ -76,7 +77,7 @@ class Causal:
         self,
         module: nn.Module,
         lengths: Mapping[str, int] | None = None,
-        padding: frozenset[Padding] = PROMISED,
+        padding: frozenset[Padding] | None = None,
         made: str = "module = ...  # in evaluation mode",
     ) -> None:
         self.module, self._made = module, made
@@ -98,15 +99,14 @@ class Causal:
         self.claims = Claims(
             consumes_state=True,
             bounded=self._try(),
-            padding=padding if "attention_mask" in self._accepted else frozenset(),
+            padding=PROMISED if padding is None else padding,
             lengths={**found, **(lengths or {})},
         )
 
     @torch.no_grad()
     def _try(self) -> bool:
         """Read a few tokens, to see whether masks cover the past, and whether the cache will grow."""
-        device = next(self.module.parameters()).device
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=device_of(self))
         try:
             _, first = self.read(tokens, self.start(1))
         except RefusedError as error:

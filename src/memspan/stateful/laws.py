@@ -358,7 +358,7 @@ def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Com
         alone, state = reading.read(x[:, first : first + length], state)
         offset = first - before
         pairs.append((alone[row], output[row, offset : offset + length]))
-        if after:
+        if after and (side == "left" or "right" in reading.model.claims.padding):
             pairs.append((reading.read(x[:, end:], state)[0][row], last[row]))
     return Compared(pairs)
 
@@ -367,7 +367,9 @@ def _no_padding(side: Literal["right", "left"]) -> Callable[[Stateful[Any]], str
     def missing(model: Stateful[Any]) -> str | None:
         if not isinstance(model, ReadsPadded):
             return "it reads no padded inputs"
-        return None if side in model.claims.padding else f"it promises no padding on the {side}"
+        if {side, f"{side}-last"} & model.claims.padding:
+            return None
+        return f"it promises no padding on the {side}"
 
     return missing
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 State = TypeVar("State")
-Padding = Literal["right", "left", "left-continued"]
+Padding = Literal["right", "right-last", "left", "left-continued"]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Claims:
     carries_gradients: bool = True
     """Gradients flow through the state that is passed in. False: it is detached, by design."""
     padding: frozenset[Padding] = frozenset()
-    """Padding that the documentation promises to leave out: on the right, on the left of a first
-    segment, on the left of a later one."""
+    """Padding that the documentation promises to leave out: on the right, on the right of a segment
+    after which nothing is read, on the left of a first segment, on the left of a later one."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
     a table of positions, by name."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memspan.stateful.caches import PROMISED, Causal
+from memspan.stateful.caches import Causal
 from memspan.stateful.protocol import Padding
 
 SIZES: dict[str, Any] = {
@@ -43,13 +43,13 @@ class Recipe:
     """Of its config."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Internal lengths that are constants of its code."""
-    padding: frozenset[Padding] = PROMISED
-    """What its documentation promises."""
+    padding: frozenset[Padding] | None = None
+    """What its documentation promises, where that differs."""
 
 
 def recipe(
     lengths: Mapping[str, int] | None = None,
-    padding: frozenset[Padding] = PROMISED,
+    padding: frozenset[Padding] | None = None,
     **options: Any,
 ) -> Recipe:
     """A line of the table."""

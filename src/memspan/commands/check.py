@@ -1,0 +1,83 @@
+"""``memspan check``: the laws of a model that carries state."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from memspan.checks import check_types
+from memspan.commands.parsing import Modules, parsed
+from memspan.errors import MemspanError
+from memspan.runs.shipped import SHIPPED
+
+
+@dataclass(frozen=True)
+class CheckArguments:
+    """Check the laws of a model that carries state: that it reads a text alike however it is cut, that
+    rows do not touch one another, that padding, copies, roll-back and files leave the state right.
+
+    Each law holds, is broken (with the smallest case found), inconclusive, refused by the model, or not
+    offered. The exit status is 1 if one is broken.
+    """
+
+    target: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(
+            metavar="TARGET",
+            help="A run, by folder or of those that come with memspan "
+            f"({', '.join(SHIPPED)}); a preset; a folder in transformers' format; transformers:TYPE, "
+            "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function "
+            "that makes one.",
+        ),
+    ]
+    laws: str | None = None
+    """Laws to check, joined by commas, such as cuts,rows (None: all)."""
+    seed: int = 0
+    """Of inputs, and of weights that are random."""
+    budget: float = 15.0
+    """Seconds after which no case is begun."""
+    json: str | None = None
+    """File for the report as JSON; -: standard output, instead of the table."""
+    scripts: Path | None = None
+    """Folder for scripts that show each broken law (None: they are in the JSON only)."""
+    trust_remote_code: bool = False
+    """Execute the code that a folder in transformers' format brings along."""
+    modules: Modules = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.scripts is not None and self.scripts.exists() and not self.scripts.is_dir():
+            raise MemspanError(f"--scripts {self.scripts} is no folder: name one, new or not")
+
+
+def check(arguments: list[str]) -> None:
+    """Run the verb with ``arguments``."""
+    options = parsed(CheckArguments, arguments, "memspan check")
+    # Otherwise it says of every model which kernels it does without.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import memspan
+    from memspan.targets import named
+
+    model = named(options.target, options.trust_remote_code, options.seed)
+    laws = None if options.laws is None else options.laws.split(",")
+    report = memspan.check(model, laws, options.seed, options.budget)
+    if options.json == "-":
+        print(report.to_json())
+    else:
+        print(report)
+        if options.json is not None:
+            Path(options.json).write_text(report.to_json() + "\n")
+    if options.scripts is not None:
+        options.scripts.mkdir(parents=True, exist_ok=True)
+        for finding in report.broken:
+            path = options.scripts / f"{finding.law}.py"
+            path.write_text(finding.script or "")
+            print(f"written: {path}", file=sys.stderr)
+    if report.broken:
+        sys.exit(1)

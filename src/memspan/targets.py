@@ -1,0 +1,209 @@
+"""What the laws can be asked of: models of several kinds, and the names of some."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from memspan.errors import MemspanError
+from memspan.installed import require
+from memspan.models import Backbone, LanguageModel
+from memspan.models.stateful import CarriesMemory
+from memspan.runs.config_files import PRESETS, read_config
+from memspan.runs.run import Run, load
+from memspan.runs.shipped import SHIPPED, run_folder
+from memspan.stateful.caches import Causal
+from memspan.stateful.check import Report
+from memspan.stateful.check import check as checked
+from memspan.stateful.protocol import RefusedError, Stateful
+from memspan.stateful.recipes import RECIPES, build
+from memspan.stateful.recurrent import Recurrent
+
+TYPE = "transformers:"
+"""Before the name of a model type."""
+
+
+def check(
+    model: object,
+    laws: Iterable[str] | None = None,
+    seed: int = 0,
+    budget: float = 15.0,
+) -> Report:
+    """Check the laws of a model that carries state.
+
+    Args:
+        model: an object with the functions of :class:`memspan.stateful.Stateful`, a run, a
+            :class:`LanguageModel` or a backbone, one of torch's recurrent modules, a causal language
+            model as in transformers, or the name of one: what ``memspan check`` takes.
+        laws: their names (None: all of them).
+        seed: of inputs, and of weights that are random.
+        budget: seconds after which no case is begun.
+
+    Raises:
+        MemspanError: the model carries no state, cannot be read here, or does not exist; there is no
+            such law; the budget is not positive.
+
+    Example::
+
+        report = memspan.check(torch.nn.GRU(8, 16))
+        assert not report.broken, report
+    """
+    stateful = named(model, seed=seed) if isinstance(model, str) else as_stateful(model)
+    try:
+        return checked(stateful, laws, seed, budget)
+    except ValueError as error:
+        raise MemspanError(str(error)) from None
+
+
+def as_stateful(model: object) -> Stateful[Any]:
+    """What the laws are asked of.
+
+    Args:
+        model: a :class:`Stateful`, a run, a :class:`LanguageModel` or a backbone, one of torch's
+            recurrent modules, or a causal language model as in transformers.
+
+    Raises:
+        MemspanError: it is none of these, or carries no state, or cannot be read here.
+    """
+    if isinstance(model, Run):
+        model = model.model
+    if isinstance(model, LanguageModel | Backbone):
+        return CarriesMemory(model)
+    if not isinstance(model, type) and isinstance(model, Stateful):
+        return model
+    kind = type(model).__name__
+    try:
+        if isinstance(model, nn.RNNBase):
+            return Recurrent(model)
+        if isinstance(model, nn.Module) and "input_ids" in _arguments(model):
+            return Causal(model)
+    except RefusedError as error:
+        raise _cannot(kind, error) from error
+    raise MemspanError(
+        f"{kind} has no state that is known here: wrap it in memspan.stateful.Function, or give an "
+        "object with the functions of memspan.stateful.Stateful"
+    )
+
+
+def _arguments(module: nn.Module) -> list[str]:
+    return list(inspect.signature(module.forward).parameters)
+
+
+def _cannot(what: str, error: RefusedError) -> MemspanError:
+    message = f"{what} cannot be read: {str(error)[:300].rstrip('.')}"
+    if "active drivers" in message:
+        message += "; its kernels need a GPU: run it on one, or uninstall triton"
+    return MemspanError(message)
+
+
+def named(target: str, trust_remote_code: bool = False, seed: int = 0) -> Stateful[Any]:
+    """The model of that name: see ``memspan check --help``.
+
+    Args:
+        target: a run, a preset, a folder in transformers' format, ``transformers:TYPE`` or
+            ``FILE.py:NAME``.
+        trust_remote_code: execute the code that is in a folder.
+        seed: of random weights.
+
+    Raises:
+        MemspanError: there is no such model, or it cannot be read here.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return _named(target, trust_remote_code, seed)
+
+
+def _named(target: str, trust_remote_code: bool, seed: int) -> Stateful[Any]:
+    folder = run_folder(target)
+    if target.startswith(TYPE):
+        return _recipe(target.removeprefix(TYPE), seed)
+    if ".py:" in target:
+        return as_stateful(_from_file(target))
+    if (folder / "config.toml").is_file():
+        return as_stateful(load(folder))
+    if (folder / "config.json").is_file():
+        return _pretrained(folder, trust_remote_code)
+    if target in PRESETS or target.endswith(".toml"):
+        return as_stateful(_preset(PRESETS.get(target, Path(target))))
+    raise MemspanError(
+        f"there is no {target}: give a run ({', '.join(SHIPPED)}, or a folder), a preset, a folder "
+        f"in transformers' format, {TYPE}TYPE or FILE.py:NAME"
+    )
+
+
+def _preset(file: Path) -> LanguageModel:
+    config = read_config(file)
+    # Enough for any tokens of bytes, and for the clusters of an adaptive embedding.
+    vocab_size = max(256, *(start + 1 for start in (0, *config.embedding.cutoffs)))
+    model = config.model.for_segments(config.train.segment_length)
+    return LanguageModel(vocab_size, model, config.embedding).eval()
+
+
+def _recipe(model_type: str, seed: int) -> Stateful[Any]:
+    require("transformers")
+    if model_type not in RECIPES:
+        raise MemspanError(
+            f"{model_type} is not built: there is a recipe for {', '.join(sorted(RECIPES))}"
+        )
+    try:
+        return build(model_type, seed)
+    except RefusedError as error:
+        raise _cannot(model_type, error) from error
+    except (ValueError, KeyError) as error:
+        # As a type that came later than the installed version.
+        message = f"{model_type} is not built: {str(error)[:300]}"
+        raise MemspanError(message) from error
+
+
+def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
+    require("transformers")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    try:
+        model_type = AutoConfig.from_pretrained(folder, **options).model_type
+        model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    except Exception as error:
+        # transformers has no errors of its own.
+        hint = "; --trust-remote-code executes it" if "trust_remote_code" in str(error) else ""
+        raise MemspanError(f"{folder} cannot be loaded: {str(error)[:300]}{hint}") from error
+    script = "from transformers import AutoModelForCausalLM\n"
+    script += f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
+    script += f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
+    known = RECIPES.get(model_type)
+    try:
+        if known is None:
+            return Causal(model, made=script)
+        return Causal(model, known.lengths, known.padding, script)
+    except RefusedError as error:
+        raise _cannot(str(folder), error) from error
+
+
+def _from_file(target: str) -> object:
+    """What ``FILE.py:NAME`` names or, where that is a function, returns."""
+    path, _, name = target.rpartition(":")
+    if not Path(path).is_file():
+        raise MemspanError(f"there is no file {path}: check the path")
+    # A name of its own, and its folder last: it must not stand in for an installed library.
+    spec = importlib.util.spec_from_file_location(f"target_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(Path(path).resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+        found = getattr(module, name, None)
+        if inspect.isfunction(found) or inspect.isclass(found):
+            found = found()
+    except Exception as error:
+        raise MemspanError(f"{target} stopped with {type(error).__name__}: {error}") from error
+    if found is None:
+        raise MemspanError(f"{path} has no {name} that is a model or makes one: check the name")
+    return found

@@ -1,0 +1,162 @@
+"""``memspan check`` and ``memspan.check``: targets of every kind, and what is no target."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memspan
+from command_line import refused
+from memspan import cli
+from memspan.stateful import Function, Inputs
+
+PROGRAM = """
+import torch
+from torch import nn
+from memspan.stateful import Function, Inputs
+
+gru = nn.GRU(4, 8)
+both_ways = nn.GRU(4, 8, bidirectional=True)
+linear = nn.Linear(4, 4)
+
+
+def lstm():
+    return nn.LSTM(4, 8, batch_first=True)
+
+
+def forgetful():
+    cell = nn.GRU(4, 8, batch_first=True)
+    return Function(lambda x, s: cell(x[:, :1] * 0 + x), lambda n: 0, Inputs(width=4), cell)
+
+
+class Hidden(nn.Module):
+    config = type("", (), {"vocab_size": 3})
+
+    def forward(self, input_ids):
+        return {"last_hidden_state": torch.zeros(*input_ids.shape, 2)}
+
+
+def kernel():
+    class Kernel(Hidden):
+        def forward(self, input_ids):
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    return Kernel()
+
+
+def stops():
+    raise OSError("no weights")
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(own_folders: Path) -> None:
+    Path("mine.py").write_text(PROGRAM)
+
+
+def status(*arguments: str) -> int:
+    try:
+        cli.main(["check", *arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_a_model_from_a_file_holds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(f"mine.py:{name}", "--laws", "cuts,rows") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["cuts", "holds"], ["rows", "holds"]]
+
+
+def test_a_broken_law_is_status_1_with_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("mine.py:forgetful", "--json", "-", "--scripts", "out", "--laws", "cuts") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [f["outcome"] for f in found["findings"]] == ["broken"]
+    assert Path("out/cuts.py").read_text() == found["findings"][0]["script"]
+    assert status("mine.py:forgetful", "--json", "report.json", "--laws", "cuts") == 1
+    assert "broken" in capsys.readouterr().out
+    assert json.loads(Path("report.json").read_text())["findings"] == found["findings"]
+
+
+def test_a_run_and_a_preset(
+    run: Path, own_folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("small.toml").write_text(
+        'architecture = "compressive"\n[model]\nn_layers = 1\nd_model = 8\nd_ff = 8\nn_heads = 2\n'
+        'memory_length = 5\ncompressed_length = 3\npositions = "learned"\n'
+        "[embedding]\ncutoffs = [200, 400]\n[train]\nsegment_length = 40\n"
+    )
+    for target in ("run", "small.toml"):
+        assert status(target, "--laws", "rows,files,cuts", "--budget", "30") == 0
+        lines = capsys.readouterr().out.splitlines()
+        outcomes = dict(line.split()[:2] for line in lines[1:] if line.split()[0] in "rows files")
+        assert outcomes == {"rows": "holds", "files": "holds"}
+        assert "by design" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("nowhere", "there is no nowhere: give a run (shakespeare,"),
+        ("nowhere.py:x", "no file nowhere.py"),
+        ("mine.py:nobody", "mine.py has no nobody"),
+        ("mine.py:stops", "mine.py:stops stopped with OSError: no weights"),
+        ("mine.py:both_ways", "make it with bidirectional=False"),
+        ("mine.py:linear", "Linear has no state that is known here"),
+        ("mine.py:Hidden", "Hidden cannot be read: it returns no logits"),
+        (
+            "mine.py:kernel",
+            "0 active drivers ([]). There should only be one; its kernels need a GPU: run it on one",
+        ),
+        ("mine.py:gru --laws cuts,cut", "there is no law 'cut'"),
+        ("mine.py:gru --budget 0", "budget must be a positive number"),
+        ("mine.py:gru --scripts mine.py", "--scripts mine.py is no folder"),
+        ("", "target is missing: add it"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in refused(capsys, "check", *arguments.split())
+
+
+def test_without_transformers_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    Path("folder").mkdir()
+    Path("folder/config.json").write_text("{}")
+    for target in ("transformers:mamba", "folder"):
+        assert "pip install 'transformers" in refused(capsys, "check", target)
+
+
+def test_models_are_given_as_they_are() -> None:
+    cell = nn.GRU(4, 8, batch_first=True)
+
+    def read(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y, state = cell(x, state[None])
+        return y, state[0]
+
+    function = Function(read, lambda rows: torch.zeros(rows, 8), Inputs(width=4), cell)
+    run = memspan.load("shakespeare-feedback")
+    for model in (cell, function, run, run.model, run.model.backbone):
+        report = memspan.check(model, ["repeatable", "bounded"], budget=60)
+        assert [f.outcome for f in report.findings] == ["holds", "holds"]
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys\nfrom memspan import cli\ntry: cli.main(['check', '--help'])\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
