@@ -45,7 +45,7 @@ import findings_page
 from findings_page import PROGRAM_SECONDS, STEPS, runs_in
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.measurement.reading import after_history
-from memspan.measurement.subject import Subject
+from memspan.measurement.subject import RunSubject
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side, shortened
@@ -113,7 +113,9 @@ def compressed_slots(side: Side, text: np.ndarray) -> dict[str, Any]:
         return {}
     T, slots = config.train.segment_length, config.model
     reach = slots.memory_length + slots.compression_rate * slots.compressed_length
-    subject = Subject(side.state.model, ByteTokenizer(), text, T)
+    subject = RunSubject(
+        model=side.state.model, tokenizer=ByteTokenizer(), tokens=text, segment_length=T
+    )
     draws = np.random.default_rng(1)
     total = torch.zeros(3 * BUCKETS)
     for _ in range(32):

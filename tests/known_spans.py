@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.measurement.subject import Subject
+from memspan.measurement.subject import RunSubject
 from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,
@@ -41,7 +41,7 @@ def text(period: int, n_periods: int) -> np.ndarray:
     return np.concatenate(parts).astype(np.int64)
 
 
-def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Subject:
+def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> RunSubject:
     """A model of ``config`` with weights set by hand, and the text."""
     model = LanguageModel(len(SYMBOLS), config, EmbeddingConfig(tie=False, scale=False))
     with torch.no_grad():
@@ -64,7 +64,7 @@ def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Su
     return _subject(model, period, segment_length)
 
 
-def forgetting(half_life: float, period: int) -> Subject:
+def forgetting(half_life: float, period: int) -> RunSubject:
     """An LSTM of which half is gone after so many tokens, and the text."""
     options = EmbeddingConfig(tie=False, scale=False)
     model = LanguageModel(len(SYMBOLS), LSTMConfig(n_layers=1, d_model=WIDTH), options)
@@ -84,10 +84,13 @@ def forgetting(half_life: float, period: int) -> Subject:
     return _subject(model, period, segment_length=16)
 
 
-def _subject(model: LanguageModel, period: int, segment_length: int) -> Subject:
+def _subject(model: LanguageModel, period: int, segment_length: int) -> RunSubject:
     # Without a token for unknown ones, which are not scored.
     tokenizer = CharacterTokenizer(SYMBOLS, others=False)
-    return Subject(model.eval(), tokenizer, text(period, 60), segment_length)
+    tokens = text(period, 60)
+    return RunSubject(
+        model=model.eval(), tokenizer=tokenizer, tokens=tokens, segment_length=segment_length
+    )
 
 
 def _write_facts(attention: torch.nn.Module) -> None:

@@ -57,12 +57,10 @@ def test_a_span_is_that_of_exact_histories() -> None:
     found = next(span.measured(subject, 64, Budget(LONG)))
     targets = (found.first[:, None] + np.arange(span.BLOCK)).ravel()
     bits = [
-        subject.losses(subject.segment(targets - p.history + 1, p.history), ((0, p.history),))[
-            :, -1
-        ]
+        subject.losses(subject.segment(targets - p.history + 1, p.history), ((0, p.history),), 1)
         for p in found.points
     ]
-    exact = np.mean(bits, 1) / np.log(2)
+    exact = np.mean(bits, (1, 2)) / np.log(2)
     assert (
         found.tokens == found.points[(exact - exact[-1] <= span.TOLERANCE).argmax()].history == 32
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memspan.measurement.budget import Budget
 from memspan.measurement.reading import after_history
-from memspan.measurement.subject import SEED, Subject
+from memspan.measurement.subject import SEED, RunSubject
 from memspan.models.protocol import AttentionWeights
 
 MOST_TOKENS = 8192
@@ -40,12 +40,12 @@ class Attention:
     layers: tuple[AttentionLayer, ...]
 
 
-def exists(subject: Subject) -> bool:
+def exists(subject: RunSubject) -> bool:
     """Whether the architecture has attention to look at."""
     return _weights(subject, np.random.default_rng(SEED), 1, 1) is not None
 
 
-def measured(subject: Subject, history: int, budget: Budget) -> Iterator[Attention]:
+def measured(subject: RunSubject, history: int, budget: Budget) -> Iterator[Attention]:
     """The attention of segments after ``history`` tokens, of more and more of them."""
     draws = np.random.default_rng(SEED)
     total: list[_Sums] = []
@@ -65,7 +65,7 @@ def measured(subject: Subject, history: int, budget: Budget) -> Iterator[Attenti
 
 
 def _weights(
-    subject: Subject, draws: np.random.Generator, history: int, n_tokens: int
+    subject: RunSubject, draws: np.random.Generator, history: int, n_tokens: int
 ) -> AttentionWeights | None:
     x, memory = after_history(subject, draws, history, n_tokens)
     return subject.model.backbone.attention_weights(x, memory)

@@ -17,7 +17,7 @@ from memspan.measurement.memory_length import MemoryLength
 from memspan.measurement.repeats import Repeats
 from memspan.measurement.retention import Retention
 from memspan.measurement.span import Span
-from memspan.measurement.subject import Subject
+from memspan.measurement.subject import RunSubject
 from memspan.precision.products import Precision
 from memspan.runs.reading import opened, precision_for
 from memspan.runs.run import Run
@@ -126,13 +126,13 @@ def measure(
     run = opened(run)
     text = text_of(run, corpus, field, split, progress is not None)
     fits, left_out = _fitting(len(text.tokens), longest, split)
-    subject = Subject(
-        run.model,
-        run.tokenizer,
-        text.tokens,
-        run.config.train.segment_length,
-        text.document_starts,
-        precision or precision_for(run),
+    subject = RunSubject(
+        model=run.model,
+        tokenizer=run.tokenizer,
+        tokens=text.tokens,
+        segment_length=run.config.train.segment_length,
+        document_starts=text.document_starts,
+        precision=precision or precision_for(run),
     )
     measuring = _Measuring(subject, fits, budget, progress, left_out)
     found = Measurement(
@@ -176,7 +176,7 @@ def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
 class _Measuring:
     """One measurement after the other, until the budget is spent or Ctrl-C comes."""
 
-    subject: Subject
+    subject: RunSubject
     longest: int
     seconds: float
     progress: Callable[[float, float], None] | None

@@ -12,7 +12,7 @@ import torch
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.measurement.budget import Budget
 from memspan.measurement.statistics import LEAST_BLOCKS, Blocks, Estimate
-from memspan.measurement.subject import Subject
+from memspan.measurement.subject import RunSubject
 from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.models.options import BackboneConfig
@@ -59,13 +59,13 @@ def sizes(config: BackboneConfig) -> dict[str, int]:
     return {name: value for name, value in values.items() if type(value) is int and value > 0}
 
 
-def fits(subject: Subject) -> bool:
+def fits(subject: RunSubject) -> bool:
     """Whether enough of the text is left to be scored after the first segments of every stream."""
     rows = _n_streams(subject)
     return len(subject.tokens) // rows > (_least_segments(rows) - 1) * subject.segment_length
 
 
-def _n_streams(subject: Subject) -> int:
+def _n_streams(subject: RunSubject) -> int:
     return min(STREAMS, max(1, len(subject.tokens) // (4 * subject.segment_length)))
 
 
@@ -75,7 +75,7 @@ def _least_segments(rows: int) -> int:
 
 
 def measured(
-    subject: Subject, option: str, trained: int, warm_up: int, budget: Budget
+    subject: RunSubject, option: str, trained: int, warm_up: int, budget: Budget
 ) -> Iterator[MemoryLength]:
     """The loss with 0, 1/4, 1/2, 1, 2 and 4 times the slots of training, on more and more tokens.
 
@@ -127,7 +127,7 @@ def measured(
         whole, losses = ((0, segment.inputs.shape[1]),), {}
         for slots, reader in list(readers.items()):
             try:
-                losses[slots] = subject.losses(segment, whole, reader).sum(1)
+                losses[slots] = subject.read(segment, whole, reader).sum(1)
             except NonFiniteError:
                 raise
             except MemspanError as error:
@@ -160,7 +160,7 @@ def _is_full(memory: Memory) -> bool:
 
 
 def _readers(
-    subject: Subject, option: str, wanted: list[int], rows: int
+    subject: RunSubject, option: str, wanted: list[int], rows: int
 ) -> tuple[dict[int, Reader], dict[int, str]]:
     """A reader for each number of slots, and why there is none for the others."""
     readers: dict[int, Reader] = {}

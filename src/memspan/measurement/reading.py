@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.measurement.subject import Subject
+from memspan.measurement.subject import RunSubject
 from memspan.memory import Memory
 
 ROWS = 4
@@ -15,13 +15,13 @@ ROWS = 4
 
 @torch.no_grad()
 def after_history(
-    subject: Subject, draws: np.random.Generator, history: int, n_tokens: int
+    subject: RunSubject, draws: np.random.Generator, history: int, n_tokens: int
 ) -> tuple[Tensor, Memory]:
     """Vectors ``[B, n_tokens, D]`` from random places, and the memory of ``history`` tokens before."""
     most = len(subject.tokens) - history - n_tokens
     first = 1 + draws.integers(max(1, most), size=ROWS)
     segment = subject.segment(first, history)
     reader = subject.reader(ROWS)
-    subject.losses(segment, subject.cuts(history, 0), reader)
+    subject.read(segment, subject.cuts(history, 0), reader)
     following = subject.segment(first + history, n_tokens)
     return subject.model.embedding(following.inputs.to(reader.device)), reader.memory

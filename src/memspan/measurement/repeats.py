@@ -119,5 +119,5 @@ def _costs(
     rows = np.concatenate([first, np.tile(between, (2, 1)), np.tile(strings, (2, 1))], 1)
     tokens = torch.from_numpy(rows)
     segment = Segment(tokens[:, :-1], tokens[:, 1:], None, torch.zeros(len(tokens)).long())
-    nats = subject.losses(segment, subject.cuts(rows.shape[1] - 1, line))[:, 1 - LENGTH :].sum(1)
+    nats = subject.losses(segment, subject.cuts(rows.shape[1] - 1, line), LENGTH - 1).sum(1)
     return nats[: len(strings)], nats[len(strings) :]

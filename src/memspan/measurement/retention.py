@@ -11,7 +11,7 @@ import torch
 from memspan.measurement.budget import Budget
 from memspan.measurement.reading import ROWS, after_history
 from memspan.measurement.span import histories
-from memspan.measurement.subject import SEED, Subject
+from memspan.measurement.subject import SEED, RunSubject
 from memspan.models.protocol import WriteRetention
 
 MOST_ROUNDS = 32
@@ -40,12 +40,12 @@ class Retention:
     layers: tuple[RetentionLayer, ...]
 
 
-def exists(subject: Subject) -> bool:
+def exists(subject: RunSubject) -> bool:
     """Whether the architecture writes values to matrices."""
     return _found(subject, np.random.default_rng(SEED), 1, 1) is not None
 
 
-def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Retention]:
+def measured(subject: RunSubject, longest: int, budget: Budget) -> Iterator[Retention]:
     """Of values that are written after some history, and read up to ``longest`` tokens later."""
     draws = np.random.default_rng(SEED)
     history = min(longest, len(subject.tokens) - longest - 2)
@@ -68,7 +68,7 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Retenti
 
 
 def _found(
-    subject: Subject, draws: np.random.Generator, history: int, n_tokens: int
+    subject: RunSubject, draws: np.random.Generator, history: int, n_tokens: int
 ) -> WriteRetention | None:
     x, memory = after_history(subject, draws, history, n_tokens)
     return subject.model.backbone.write_retention(x, memory)

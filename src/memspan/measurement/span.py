@@ -141,10 +141,10 @@ def _round(
         for cuts, offsets in _alike(subject, range(0, width, w), n, w, place, len(first)):
             length = cuts[-1][1]
             from_here = first + np.array(offsets)[:, None] + w - length
-            losses = subject.losses(subject.segment(from_here.ravel(), length), cuts)
+            losses = subject.losses(subject.segment(from_here.ravel(), length), cuts, w)
             for i, offset in enumerate(offsets):
                 rows = slice(i * len(first), (i + 1) * len(first))
-                nats[:, offset : offset + w] = losses[rows, -w:]
+                nats[:, offset : offset + w] = losses[rows]
         last = 0.0 if budget is None else budget.spent() - before
         yield nats
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,21 +23,17 @@ SEED = 1
 """Of every random choice, so that runs are measured on the same tokens."""
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A trained model and a text in its tokens."""
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """A text in a model's tokens, and how the model reads it."""
 
-    model: LanguageModel
-    """In evaluation mode."""
     tokenizer: Tokenizer
     tokens: np.ndarray
     """Integers, 1-D."""
     segment_length: int
-    """Tokens per step, T, as the run reads."""
+    """Tokens per step, T."""
     document_starts: np.ndarray | None = None
     """Index of each document's first token, where documents are read apart (None: they are not)."""
-    precision: Precision | None = None
-    """Of matrix products (None: as torch is set)."""
 
     def segment(self, first: np.ndarray, n_tokens: int) -> Segment:
         """The targets from the positions ``first [B]`` on, ``n_tokens`` in each row, and their inputs.
@@ -55,34 +52,18 @@ class Subject:
         texts = [self.tokenizer.decode(row[row != NOT_SCORED]) for row in rows]
         return np.array([len(text) for text in texts], dtype=np.float64)
 
-    def reader(self, batch_size: int, memory: Memory | None = None) -> Reader:
-        """At the start of a text, or after ``memory``."""
-        return self.model.reader(memory, batch_size, precision=self.precision)
-
-    def losses(self, segment: Segment, cuts: Cuts, reader: Reader | None = None) -> np.ndarray:
-        """Nats of every target, float64 ``[B, N]``, 0 where it is not scored.
+    @abstractmethod
+    def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
+        """Nats of the ``last`` targets after an empty memory, float64 ``[B, last]``, 0 where one is not
+        scored.
 
         Args:
             segment: of any length.
             cuts: the parts that are read one after the other, from :meth:`cuts`.
-            reader: reads on (None: from an empty memory).
+
+        Raises:
+            NonFiniteError: a loss is NaN or infinite.
         """
-        reader = reader or self.reader(len(segment.inputs))
-        device = reader.device
-        found = []
-        for start, end in cuts:
-            part = slice(start, end)
-            starts = None if segment.starts is None else segment.starts[:, part].to(device)
-            inputs, targets = segment.inputs[:, part], segment.targets[:, part]
-            nats = reader.read(inputs.to(device), targets=targets.to(device), starts=starts)
-            found.append(nats.cpu().double())
-        losses = torch.cat(found, 1).numpy()
-        if not np.isfinite(losses).all():
-            raise NonFiniteError(
-                "a loss is not finite: the weights or the memory have overflowed; use an earlier "
-                "checkpoint, or lower the learning rate in training"
-            )
-        return losses
 
     def cuts(self, n_tokens: int, line: int) -> Cuts:
         """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.
@@ -93,3 +74,47 @@ class Subject:
         """
         inside = range(1 + (line - 1) % self.segment_length, n_tokens, self.segment_length)
         return tuple(pairwise([0, *inside, n_tokens]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSubject(Subject):
+    """A model of memspan."""
+
+    model: LanguageModel
+    """In evaluation mode."""
+    precision: Precision | None = None
+    """Of matrix products (None: as torch is set)."""
+
+    def reader(self, batch_size: int, memory: Memory | None = None) -> Reader:
+        """At the start of a text, or after ``memory``."""
+        return self.model.reader(memory, batch_size, precision=self.precision)
+
+    def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
+        return self.read(segment, cuts, self.reader(len(segment.inputs)))[:, -last:]
+
+    def read(self, segment: Segment, cuts: Cuts, reader: Reader) -> np.ndarray:
+        """Read on; nats of every target, float64 ``[B, N]``, 0 where it is not scored."""
+        found = []
+        for start, end in cuts:
+            part = slice(start, end)
+            starts = None if segment.starts is None else segment.starts[:, part].to(reader.device)
+            inputs, targets = (
+                t[:, part].to(reader.device) for t in (segment.inputs, segment.targets)
+            )
+            found.append(reader.read(inputs, targets=targets, starts=starts))
+        return finite(torch.cat(found, 1))
+
+
+def finite(nats: Tensor) -> np.ndarray:
+    """Losses as float64.
+
+    Raises:
+        NonFiniteError: one is NaN or infinite.
+    """
+    losses: np.ndarray = nats.cpu().double().numpy()
+    if not np.isfinite(losses).all():
+        raise NonFiniteError(
+            "a loss is not finite: the weights or the memory have overflowed; use an earlier "
+            "checkpoint, or lower the learning rate in training"
+        )
+    return losses
