@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from bugs import BUGS
@@ -9,14 +14,32 @@ from twins import TWINS, Twin
 
 from memspan.stateful.check import NAMES, check
 
+BY_CHANCE = {"DropoutLeftOn", "StateOfTheModelItself"}
+"""What their scripts show depends on random numbers, or on all that was read before."""
+
 
 @pytest.mark.parametrize(("law", "kind"), [pytest.param(*bug, id=bug[1].__name__) for bug in BUGS])
-def test_a_planted_bug_is_caught_by_the_law_that_names_it(law: str, kind: type[Twin]) -> None:
+def test_a_planted_bug_is_caught_by_the_law_that_names_it(
+    law: str, kind: type[Twin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finding = check(kind(), laws=[law])[law]
     assert finding.outcome == "broken", finding
     # Enough to see it at a glance.
     tokens = finding.detail.rpartition(" of ")[2]
     assert law == "bounded" or len(tokens) < 20, finding.detail
+    assert finding.script is not None
+    assert len(finding.script.splitlines()) < 25
+    model, printed = kind(), io.StringIO()
+    model.module.eval()
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(printed), torch.enable_grad():
+        exec(finding.script, {"model": model})
+    if law == "bounded":
+        sizes = json.loads(printed.getvalue())
+        assert sizes[-1] > 10 * sizes[0]
+    elif kind.__name__ not in BY_CHANCE:
+        rounding = float(finding.script.rpartition("explains ")[2])
+        assert float(printed.getvalue()) > 10 * rounding
 
 
 def test_every_law_has_a_bug_that_breaks_it() -> None:

@@ -27,7 +27,7 @@ from memspan.stateful.floor import (
     idle_bits,
     reference,
 )
-from memspan.stateful.growth import growth
+from memspan.stateful.growth import EARLY, SCRIPT, growth
 from memspan.stateful.laws import LAWS, ROWS, Law, length_of
 from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
 from memspan.stateful.reading import Case, Named, Reading, device_of, join
@@ -273,6 +273,8 @@ class _Bench:
         within = self._reference(law, case)
         if math.isnan(within.deviation):
             return _Judged(0.0, within, "outputs are all the same, or not finite")
+        if law.name == "gradients" and self._judge(LAWS[1], case, power=False).broken:
+            return _Judged(0.0, within, "outputs depend on where the text is cut")
         reading = self._reading(case)
         with torch.set_grad_enabled(law.reference is not None):
             compared = law.compare(reading, case)
@@ -354,7 +356,10 @@ class _Bench:
         smaller = iter(_smaller(case))
         while time.monotonic() < end and (candidate := next(smaller, None)):
             try:
-                tried = self._judge(law, candidate, power=False)
+                # What differs by chance may do so once.
+                times = 4 if law.name == "repeatable" else 1
+                several = [self._judge(law, candidate, power=False) for _ in range(times)]
+                tried = min(several, key=lambda each: each.difference)
             except Exception:
                 continue
             if tried.broken and tried.difference > min(enough, 1e-2):
@@ -362,7 +367,11 @@ class _Bench:
                 smaller = iter(_smaller(case))
         assert judged.reading
         assert judged.pair
-        text = script(self.model, judged.reading, judged.pair, judged.reference)
+        expected, seen = (each.text for each in judged.pair)
+        shown = f"({expected} - {seen}).abs().max().item()"
+        rounding = judged.reference.floor * judged.reference.deviation
+        lines = judged.reading.lines
+        text = script(self.model, lines, shown, f"rounding explains {rounding:.0e}")
         return Finding(
             law.name, "broken", str(case), judged.difference, judged.reference.floor, text
         )
@@ -371,10 +380,16 @@ class _Bench:
         if time.monotonic() > self.deadline:
             return Finding(BOUNDED, "inconclusive", "not reached in the time")
         try:
-            outcome, detail = growth(self.model, self.claims, self.seed, self.deadline)
+            # Ten segments fill every internal length.
+            reading = self._reading(Case(1, (-(-length_of(self.claims) // EARLY),)))
+            outcome, detail = growth(reading, self.deadline)
         except Exception as error:
             return Finding(BOUNDED, "refused", said(error))
-        return Finding(BOUNDED, outcome, detail)
+        if outcome != "broken":
+            return Finding(BOUNDED, outcome, detail)
+        lines = [*reading.lines, *SCRIPT.splitlines()]
+        text = script(self.model, lines, "sizes[9::99]", "bytes, which should not grow")
+        return Finding(BOUNDED, outcome, detail, script=text)
 
 
 def _smaller(case: Case) -> Iterator[Case]:

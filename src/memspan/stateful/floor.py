@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,20 +52,25 @@ def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits:
     ``bits`` is how many the weights have that do not count (:func:`idle_bits`).
     """
     outputs = _again(compute, seed)
-    finite = outputs[outputs.isfinite()].double()
-    deviation = finite.std(correction=0).item() if len(finite) else 0.0
-    if not deviation > 0:
-        return Reference(outputs, float("nan"), float("nan"))
+    least = exact(outputs)
+    if math.isnan(least.deviation):
+        return least
     # What a model keeps of earlier calls, which is a law's subject, may not set the floor.
     pure = difference(outputs, _again(compute, seed)) <= FACTOR * rounding(outputs)
     change = _change(compute, outputs, module, seed, bits) if pure else 0.0
-    return Reference(outputs, deviation, max(change, rounding(outputs, bits)) / deviation)
+    floor = max(change, rounding(outputs, bits)) / least.deviation
+    return Reference(outputs, least.deviation, floor)
 
 
 def exact(outputs: Tensor) -> Reference:
-    """A reference for what must be the same but for the rounding of outputs."""
-    deviation = outputs.double().std(correction=0).item()
-    return Reference(outputs, deviation, rounding(outputs) / deviation if deviation else 0.0)
+    """A reference for what must be the same but for the rounding of outputs. Numbers are NaN if these
+    are all the same, or not finite.
+    """
+    finite = outputs[outputs.isfinite()].double()
+    deviation = finite.std(correction=0).item() if len(finite) else 0.0
+    if not deviation > 0:
+        return Reference(outputs, math.nan, math.nan)
+    return Reference(outputs, deviation, rounding(outputs) / deviation)
 
 
 def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> int:

@@ -8,12 +8,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memspan.stateful.laws import length_of
-from memspan.stateful.protocol import Claims, Stateful, leaves_of
-from memspan.stateful.reading import device_of
+from memspan.stateful.protocol import leaves_of
+from memspan.stateful.reading import Reading
 
 EARLY, MIDDLE, LATE = 10, 500, 1000
 """Segments after which the size is taken."""
+LATE_IF_GROWING = 100
+SCRIPT = """\
+import pickle
+state, sizes = start(1), []
+for segment in range(1000):
+    y, state = read(x, state)
+    sizes.append(len(pickle.dumps(state)))"""
+"""What shows the sizes of a state's file."""
 
 
 def size_of(state: Any) -> int:
@@ -26,32 +33,28 @@ def size_of(state: Any) -> int:
 
 @torch.no_grad()
 def growth(
-    model: Stateful[Any], claims: Claims, seed: int, deadline: float
+    reading: Reading, deadline: float
 ) -> tuple[Literal["holds", "broken", "inconclusive"], str]:
-    """The outcome of the law, and why. Segments are so long that ten fill every internal length."""
-    tokens = -(-length_of(claims) // EARLY)
-    late = LATE if model.claims.bounded else 10 * EARLY
-    generator = torch.Generator().manual_seed(seed)
-    inputs = model.inputs.draw(1, tokens, generator).to(device_of(model))
-    state, sizes = model.start(1), {}
+    """The outcome of the law for segments that are all ``reading.x``, and why."""
+    model, inputs = reading.model, reading.x.value
+    bounded, tokens = model.claims.bounded, inputs.shape[1]
+    late = LATE if bounded else LATE_IF_GROWING
+    state, sizes = model.start(len(inputs)), {}
     for segment in range(1, late + 1):
         if time.monotonic() > deadline:
             return "inconclusive", f"{segment - 1} of {late} segments were read in the time"
-        state = model.read(inputs, state)[1]
+        state = model.read(inputs.clone(), state)[1]
         if segment in (EARLY, MIDDLE, late):
             sizes[segment] = size_of(state)
     early, last = sizes[EARLY], sizes[late]
-    if not model.claims.bounded:
-        per_token = (last - early) / (tokens * (late - EARLY))
-        if last > 1.1 * early * late / EARLY:
-            return "broken", f"faster than the stream: {early:,} bytes after {EARLY} segments, " + (
-                f"{last:,} after {late}"
-            )
-        return "holds", f"grows by {per_token:,.0f} bytes a token, as it says"
-    # A window that is longer than the first ten segments fills up, and stops.
-    if last > early and last > sizes[MIDDLE]:
-        text = (
-            f"{early:,} bytes after {EARLY} segments of {tokens}, {sizes[MIDDLE]:,} after {MIDDLE}"
-        )
-        return "broken", f"{text}, {last:,} after {late}"
-    return "holds", f"{last:,} bytes after {late} segments"
+    if last == early:
+        return "holds", f"{last:,} bytes throughout {late} segments"
+    said = [f"{size:,} after {segment}" for segment, size in sizes.items()]
+    text = f"bytes: {', '.join(said)} segments of {tokens} token{'s' * (tokens > 1)}"
+    if bounded:
+        # A window that is longer than the first ten segments fills up, and stops.
+        return ("broken" if last > max(early, sizes[MIDDLE]) else "holds"), text
+    if last > 1.1 * early * late / EARLY:
+        return "broken", f"faster than the text: {text}"
+    per_token = (last - early) / (tokens * (late - EARLY))
+    return "holds", f"grows by {per_token:,.0f} bytes a token, as it says"

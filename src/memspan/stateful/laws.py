@@ -18,6 +18,7 @@ from memspan.stateful.protocol import (
     Claims,
     ReadsPacked,
     ReadsPadded,
+    RefusedError,
     Resets,
     Saves,
     Stateful,
@@ -79,6 +80,12 @@ def _plain(claims: Claims, variants: Sequence[str]) -> Iterator[Case]:
 def _prefix(reading: Reading, pieces: Iterable[int], inputs: Named | None = None) -> Named:
     """The state after these pieces."""
     return reading.read_all(reading.x if inputs is None else inputs, pieces)[1]
+
+
+def _kept(reading: Reading, pieces: Iterable[int]) -> Named:
+    """The state after these pieces, to be used more than once."""
+    outputs, state = reading.read_all(reading.x, pieces)
+    return state if outputs else reading.given(state.value, state.text, "s")
 
 
 # repeatable
@@ -179,7 +186,8 @@ def _rows(reading: Reading, case: Case) -> Compared:
     if case.variant in _SELECTED:
         rows = _SELECTED[case.variant](case.rows)
         # Copies of a row read on differently.
-        tail = join([other, other], 0)[: len(rows), case.tokens - last :]
+        several = other if len(rows) <= len(other.value) else join([other, other], 0)
+        tail = several[: len(rows), case.tokens - last :]
         expected, _ = reading.read(tail, _prefix(reading, before, x[rows]))
         seen, _ = reading.read(tail, reading.select(_prefix(reading, before), rows))
         return Compared([(expected, seen)])
@@ -233,9 +241,11 @@ def _values(reading: Reading, case: Case) -> Compared:
         kept = reading.given(output.value.clone(), f"{output.text}.clone()", "kept")
         inputs = reading.given(tail.value.clone(), f"{tail.text}.clone()", "inputs")
         reading.read(inputs, state, own=False)
-        return Compared([(kept, output), (tail, inputs)])
+        now = reading.given(output.value, output.text, "now")
+        after = reading.given(inputs.value, inputs.text, "now")
+        return Compared([(kept, now), (tail, after)])
     expected, _ = reading.read(tail, _prefix(reading, before))
-    state = _prefix(reading, before)
+    state = _kept(reading, before)
     if case.variant == _VALUES[0]:
         used, again = state, state
     elif case.variant == _VALUES[1]:
@@ -391,7 +401,7 @@ def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
 
 def _back(reading: Reading, case: Case) -> Compared:
     kept, extra, _ = case.pieces
-    if not kept:
+    if not kept or not extra:
         return Compared([])
     tail = reading.x[:, kept + extra :]
     calls = {"read in a call": [kept, extra], "read with what is kept": [kept + extra]}
@@ -412,7 +422,7 @@ def _files(reading: Reading, case: Case) -> Compared:
     *before, _ = case.pieces
     tail = reading.x[:, sum(before) :]
     expected, _ = reading.read(tail, _prefix(reading, before))
-    state = _prefix(reading, before)
+    state = _kept(reading, before)
     loaded = reading.saved(state)
     seen, _ = reading.read(tail, loaded)
     after, _ = reading.read(tail, state)
@@ -438,8 +448,10 @@ def _slope(reading: Reading, outputs: Named) -> Named:
     """The gradient of a loss of ``outputs`` with respect to all weights."""
     value = outputs.value.flatten()
     if not value.requires_grad:
-        zeros = [weight.flatten() * 0 for weight in _weights(reading.model.module)]
-        return reading.given(torch.cat(zeros).detach(), "0  # there is no gradient", "gradient")
+        none = torch.cat(
+            [weight.detach().flatten() * 0 for weight in _weights(reading.model.module)]
+        )
+        return reading.given(none, f"gradient({outputs.text})", "gradient")
     loss = value @ torch.linspace(-1, 1, len(value), dtype=value.dtype, device=value.device)
     weights = _weights(reading.model.module)
     slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
@@ -458,13 +470,15 @@ def _gradients(reading: Reading, case: Case) -> Compared:
     reading.lines += GRADIENT.splitlines()
     first, *later = case.pieces
     whole = join(reading.read_all(reading.x, [case.tokens])[0])[:, first:]
+    if not whole.value.requires_grad:
+        raise RefusedError("its outputs carry no gradients")
     outputs, _ = reading.read_all(reading.x, case.pieces)
     cut = join(outputs[first > 0 :])
+    expected, seen = _slope(reading, whole), _slope(reading, cut)
     with torch.no_grad():
         state = _prefix(reading, [first])
-    without = join(reading.read_all(reading.x[:, first:], later, state)[0])
-    expected, seen, none = (_slope(reading, each) for each in (whole, cut, without))
-    return Compared([(expected, seen)], [(expected, none)])
+    without = _slope(reading, join(reading.read_all(reading.x[:, first:], later, state)[0]))
+    return Compared([(expected, seen)], [(expected, without)])
 
 
 def _whole_gradient(reading: Reading, case: Case) -> Tensor:
@@ -495,6 +509,7 @@ def _order_cases(claims: Claims, seed: int) -> Iterator[Case]:
 def _order(reading: Reading, case: Case) -> Compared:
     expected = join(reading.read_all(reading.x, case.pieces)[0])
     if case.variant == _BETWEEN[2]:
+        reading.line("torch.set_grad_enabled(True)")
         with torch.enable_grad():
             outputs, _ = reading.read_all(reading.x, case.pieces)
         return Compared([(expected, join(outputs))])
@@ -512,8 +527,7 @@ def _order(reading: Reading, case: Case) -> Compared:
             reading.model.module.eval()
             reading.line("module.eval()")
 
-    state = reading.start()
-    state = reading.given(state.value, state.text, "s")
+    state = _kept(reading, [])
     outputs, at = [], 0
     for piece in case.pieces:
         between()

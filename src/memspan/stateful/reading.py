@@ -144,11 +144,14 @@ class Reading:
         """Read the first ``sum(pieces)`` of ``inputs``, a call for each of ``pieces`` that is not 0."""
         state = self.start(len(inputs.value)) if state is None else state
         outputs, at = [], 0
+        tokens = inputs.value.shape[1]
         for piece in pieces:
             if piece:
-                output, state = self.read(inputs[:, at : at + piece], state)
+                stop = at + piece
+                part = inputs[:, at or None : stop if stop < tokens else None]
+                output, state = self.read(part if piece < tokens else inputs, state)
                 outputs.append(output)
-                at += piece
+                at = stop
         return outputs, state
 
     def read_padded(

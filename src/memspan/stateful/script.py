@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from memspan.stateful.floor import Reference
 from memspan.stateful.protocol import Reproduces, Stateful
-from memspan.stateful.reading import Named, Reading
 
 _FUNCTIONS = (
+    "module",
     "start",
     "read",
+    "read_padded",
+    "read_packed",
     "select",
     "copy",
     "reset",
     "truncate",
     "save",
     "load",
-    "read_padded",
-    "read_packed",
-    "module",
 )
 
 
-def script(
-    model: Stateful[Any], reading: Reading, pair: tuple[Named, Named], within: Reference
-) -> str:
-    """Python that does what ``reading`` did and prints by how much ``pair`` differs.
+def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str) -> str:
+    """Python that runs ``lines`` as far as ``shown`` needs them, and prints that.
 
     Without memspan if the model :class:`~memspan.stateful.protocol.Reproduces`; otherwise ``model`` has
-    to be defined first, as it was given to be checked.
+    to be there, as it was given to be checked, in evaluation mode.
     """
-    expected, seen = (each.text for each in pair)
-    lines = _needed(reading.lines, f"{expected} {seen}")
-    text = "\n".join(lines)
-    used = [name for name in _FUNCTIONS if re.search(rf"\b{name}\b", text)]
+    names = _words(shown)
+    last = max(
+        (i for i, line in enumerate(lines) if names & _words(line.partition(" = ")[0])), default=0
+    )
+    lines = lines[: last + 1]
+    # Calls may matter even if what they return is not used; inputs that are not read do not.
+    read = [_words("\n".join([*lines[:i], *lines[i + 1 :], shown])) for i in range(len(lines))]
+    lines = [
+        line
+        for i, line in enumerate(lines)
+        if _words(line.partition(" = ")[0]) & {"x", "other"} <= read[i]
+    ]
+    used = _words("\n".join([*lines, shown]))
     head = ["import torch"]
-    if "Path(" in text:
+    if "Path" in used:
         head.append("from pathlib import Path")
     if isinstance(model, Reproduces):
-        head.append(model.source().rstrip())
+        head.append(_without(model.source(), set(_FUNCTIONS) - used))
     else:
-        head.append("# model: what was checked")
-        head.append("; ".join(f"{name} = model.{name}" for name in used))
-    gradients = "gradient(" in text
-    if not gradients and "enable_grad" not in text:
+        head.append("# model: what was checked, in evaluation mode")
+        head.append("; ".join(f"{name} = model.{name}" for name in _FUNCTIONS if name in used))
+    if "autograd" not in used:
         head.append("torch.set_grad_enabled(False)")
-    print_it = f"print(float(({expected} - {seen}).abs().max()))"
-    seen_now = f"  # rounding makes {within.floor * within.deviation:.0e}"
-    return "\n".join([*head, *lines, print_it + seen_now]) + "\n"
+    return "\n".join([*head, *lines, f"print({shown})  # {comment}"]) + "\n"
 
 
-def _needed(lines: list[str], text: str) -> list[str]:
-    """``lines`` without inputs that nothing uses."""
-    rest = "\n".join(lines[2:]) + text
-    inputs = [line for line in lines[:2] if re.search(rf"\b{line.partition(' ')[0]}\b", rest)]
-    return inputs + lines[2:]
+def _without(source: str, names: set[str]) -> str:
+    """``source`` without functions of these names."""
+    lines = source.splitlines()
+    for part in reversed(ast.parse(source).body):
+        if isinstance(part, ast.FunctionDef) and part.name in names:
+            del lines[part.lineno - 1 : part.end_lineno]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))

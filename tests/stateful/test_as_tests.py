@@ -1,0 +1,55 @@
+"""The laws as cases of pytest, and the README's code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memspan.stateful.testing
+import pages
+from memspan.stateful.testing import laws
+
+README = Path(memspan.stateful.testing.__file__).with_name("README.md")
+
+CASES = """
+import torch
+from memspan.stateful.testing import laws
+from twins import Gated
+import bugs
+
+test_right = laws(Gated, only=["cuts", "files", "roll-back"], seeds=(0, 1))
+test_wrong = laws(bugs.SelectIgnoresTheOrder, only=["rows", "cuts"])
+"""
+
+
+def test_a_failure_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_mine.py").write_text(CASES)
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(Path(__file__).parent), *sys.path]))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", tmp_path]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 failed, 5 passed, 2 skipped" in ran.stdout, ran.stdout
+    assert "test_wrong[rows-0]" in ran.stdout
+    assert "not so: a row's outputs do not depend on other rows" in ran.stdout
+    assert "rows: select the rows in reverse: 2 rows of 2 x 1 tokens" in ran.stdout
+    assert "s4 = select(s3, torch.tensor([1, 0]))" in ran.stdout
+    assert "not-offered: it cannot be rolled back" in ran.stdout
+    # The failure alone, not how it came about.
+    assert "finding.script" not in ran.stdout
+
+
+def test_unknown_laws_are_told() -> None:
+    with pytest.raises(ValueError, match="there is no law 'cut': use repeatable"):
+        laws(lambda: None, ["cut"])  # type: ignore[arg-type, return-value]
+
+
+def test_the_readme_runs_and_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 75
+    scope: dict[str, object] = {}
+    for _, code in pages.blocks(README):
+        exec(code, scope)
+    assert "cuts           holds" in capsys.readouterr().out
+    assert scope["test_laws"]

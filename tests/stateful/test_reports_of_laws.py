@@ -1,0 +1,287 @@
+"""What a report says of models that cannot be judged, and what a check leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from typing import Any
+
+import bugs
+import pytest
+import torch
+from torch import Tensor, nn
+from twins import WIDTH, Attention, Convolved, Gated, State
+
+from memspan.stateful.check import NAMES, check
+from memspan.stateful.floor import perturbed
+from memspan.stateful.protocol import Claims, Inputs, NotOfferedError, RefusedError
+
+
+class Recurrent:
+    """torch's own, with the four functions alone."""
+
+    claims = Claims()
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        torch.manual_seed(0)
+        self.module = kind(WIDTH, WIDTH, num_layers=2, batch_first=True)
+        self.inputs = Inputs(width=WIDTH)
+        self.parts = 2 if kind is nn.LSTM else 1
+
+    def start(self, batch_size: int) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(2, batch_size, WIDTH) for _ in range(self.parts))
+
+    def read(self, inputs: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, Any]:
+        outputs, after = self.module(inputs, state if self.parts == 2 else state[0])
+        return outputs, after if self.parts == 2 else (after,)
+
+    def select(self, state: tuple[Tensor, ...], rows: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part[:, rows] for part in state)
+
+    def copy(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(part.clone() for part in state)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_modules_of_torch_break_no_law(kind: type[nn.RNNBase]) -> None:
+    report = check(Recurrent(kind), seed=3)
+    outcomes = {finding.law: finding.outcome for finding in report.findings}
+    missing = {"fresh-start", "padding-right", "padding-left", "roll-back", "files"}
+    assert outcomes == {name: "not-offered" if name in missing else "holds" for name in NAMES}
+
+
+def test_a_model_is_afterwards_as_it_was() -> None:
+    model = bugs.RunningStatistics()
+    model.module.train()
+    model.module["head"].eval()
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    modes = [module.training for module in model.module.modules()]
+    random = torch.get_rng_state()
+    check(model)
+    assert all(torch.equal(v, before[name]) for name, v in model.module.state_dict().items())
+    assert [module.training for module in model.module.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(weight.grad is None for weight in model.module.parameters())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+def test_perturbed_weights_are_their_neighbours(dtype: torch.dtype) -> None:
+    values = [1.0, -1.0, 1.5, 0.0, -0.0, torch.inf, -torch.inf, torch.finfo(dtype).max, -1e-3]
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.tensor(values, dtype=dtype))
+    before = module.weight.detach().clone()
+    seen: list[set[float]] = [set() for _ in values]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        with perturbed(module, generator):
+            for each, value in zip(seen, module.weight.tolist(), strict=True):
+                each.add(value)
+    assert torch.equal(module.weight.view(torch.uint8), before.view(torch.uint8))
+    eps = torch.finfo(dtype).eps
+    assert seen[0] == {1 + eps, 1 - eps / 2}
+    assert seen[1] == {-1 - eps, eps / 2 - 1}
+    assert seen[2] == {1.5 + eps, 1.5 - eps}
+    assert all(0 < abs(value) < torch.finfo(dtype).tiny for value in seen[3] | seen[4])
+    assert seen[5:8] == [{torch.inf}, {-torch.inf}, {torch.finfo(dtype).max}]
+
+
+class SinglePrecisionInside(Convolved):
+    """In float64, it computes its recurrence in float32, and after a cut in another order."""
+
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().mix(x.float().to(x), state)
+        y = y.float()
+        whole = y.sum(2, keepdim=True)
+        halves = y[..., ::2].sum(2, keepdim=True) + y[..., 1::2].sum(2, keepdim=True)
+        return (y + (halves if x.shape[1] % 2 else whole)).to(x), after
+
+
+def test_float64_counts_only_where_all_is_float64() -> None:
+    finding = check(SinglePrecisionInside(torch.float64), ["cuts"])["cuts"]
+    assert finding.outcome == "holds"
+    assert finding.difference is not None
+    assert finding.difference > 1e-9
+    # And where it is, a difference of that size is an error.
+    assert check(bugs.SavedInHalfPrecision(torch.float64), ["files"]).broken
+
+
+class Forgetful(Gated):
+    """Its state hardly matters, so that nothing can be said of it."""
+
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, 1e-6 * h, t)
+
+
+class Constant(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        return torch.ones(*inputs.shape, 3), state
+
+
+class NotFinite(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        outputs, state = super().read(inputs, state)
+        return outputs * torch.nan, state
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Constant, NotFinite])
+def test_without_power_nothing_holds(kind: type[Gated]) -> None:
+    report = check(kind(), [name for name in NAMES if name not in ("bounded", "repeatable")])
+    outcomes = {f.law: f.outcome for f in report.findings if f.law not in ("roll-back",)}
+    outcomes.pop("causality")
+    assert set(outcomes.values()) == {"inconclusive"}, str(report)
+
+
+class Tuples(Gated):
+    def read(self, inputs: Tensor, state: State) -> Any:
+        outputs, state = super().read(inputs, state)
+        return outputs, state, None
+
+
+class Integers(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        outputs, state = super().read(inputs, state)
+        return outputs.argmax(-1), state
+
+
+class Unable(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        raise RefusedError("it needs a GPU\nand says so")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Tuples, "read returned no pair of outputs and state"),
+        (Integers, "outputs are torch.int64, not a tensor of a floating-point type"),
+        (Unable, "it needs a GPU and says so"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_line(kind: type[Gated], words: str) -> None:
+    report = check(kind())
+    assert {(f.outcome, f.detail) for f in report.findings} == {("refused", words)}
+
+
+class ShortSegmentsRaise(Convolved):
+    def window(self, before: Tensor, x: Tensor) -> Tensor:
+        if x.shape[1] == 2:
+            raise IndexError("too short")
+        return super().window(before, x)
+
+
+class NoLeftPadding(Gated):
+    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Any) -> Any:
+        if side == "left":
+            raise NotOfferedError("not on the left")
+        return super().read_padded(inputs, state, lengths, side)
+
+
+def test_what_some_cases_raise_is_told() -> None:
+    report = check(ShortSegmentsRaise(), ["cuts"])
+    assert report["cuts"].outcome == "refused"
+    assert report["cuts"].detail.startswith("IndexError: too short (3 rows of ")
+    report = check(NoLeftPadding(), ["padding-left", "padding-right"])
+    assert [f.outcome for f in report.findings] == ["holds", "not-offered"]
+    assert report["padding-left"].detail == "not on the left"
+
+
+class ByDesign(Attention):
+    """Each segment sees all of itself as one, so outputs depend on the cuts, as is said."""
+
+    claims = Claims(cuts=False, bounded=False, carries_gradients=False)
+    read_padded: Any = None
+    read_packed: Any = None
+
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        return super().positions(state, real) + real.shape[1]
+
+
+def test_what_depends_on_cuts_by_design_is_tested_at_equal_cuts() -> None:
+    outcomes = {finding.law: finding.outcome for finding in check(ByDesign()).findings}
+    missing = {"cuts", "gradients", "padding-right", "padding-left"}
+    assert outcomes == {name: "not-offered" if name in missing else "holds" for name in NAMES}
+
+
+class Slow(Gated):
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        time.sleep(0.01)
+        return super().read(inputs, state)
+
+
+def test_what_is_not_reached_in_the_time_is_inconclusive() -> None:
+    started = time.monotonic()
+    report = check(Slow(), budget=0.5)
+    assert time.monotonic() - started < 3
+    assert not report.broken
+    late = [f for f in report.findings if f.outcome == "inconclusive"]
+    assert len(late) > 5
+    assert all("time" in finding.detail for finding in late)
+
+
+class Long(Gated):
+    """It has a table of 40 positions, and a window."""
+
+    claims = Claims(lengths={"window": 5, "table": 40})
+
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        if inputs.shape[1] > 40:
+            raise IndexError("beyond the table")
+        return super().read(inputs, state)
+
+
+def test_the_report_lists_what_was_crossed() -> None:
+    report = check(Long(), ["cuts", "rows"])
+    assert not report.broken
+    assert [finding.outcome for finding in report.findings] == ["holds", "holds"]
+    assert report.crossed == {"window": (5, 4), "table": (40, 0)}
+    assert "Crossed: window of 5, 4 times; table of 40, never." in str(report)
+
+
+def test_a_report_is_a_table_and_json() -> None:
+    report = check(bugs.StateDroppedAtASecondSegmentOfManyTokens(), ["cuts", "roll-back"], seed=4)
+    assert [finding.law for finding in report.broken] == ["cuts"]
+    lines = str(report).splitlines()
+    assert lines[1].startswith("cuts           broken")
+    assert lines[1].endswith("1 row of 1 + 2 tokens")
+    assert max(map(len, lines)) <= 100
+    content = json.loads(report.to_json())
+    assert content["seed"] == 4
+    assert content["dtype"] == "float32"
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["findings"][0]["script"] == report["cuts"].script
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"laws": ["cut"]}, "there is no law 'cut': use repeatable, cuts, "),
+        ({"budget": 0}, "budget must be a positive number of seconds, not 0"),
+        ({"budget": float("nan")}, "budget must be a positive number of seconds, not nan"),
+    ],
+)
+def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(Gated(), **options)
+
+
+class Reproduced(bugs.PositionsResetAtACut):
+    def source(self) -> str:
+        return "from bugs import PositionsResetAtACut\nmodel = PositionsResetAtACut()\n" + (
+            "module = model.module.eval()\nstart = model.start\n\n\n"
+            "def read(inputs, state):\n    return model.read(inputs, state)\n\n\n"
+            "def select(state, rows):\n    return model.select(state, rows)\n"
+        )
+
+
+def test_a_script_needs_only_the_source_that_a_model_gives() -> None:
+    script = check(Reproduced(), ["cuts"])["cuts"].script
+    assert script is not None
+    assert "def read" in script
+    assert "def select" not in script
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), torch.enable_grad():
+        exec(script, {})
+    assert float(printed.getvalue()) > 1e-3
