@@ -248,7 +248,7 @@ def build(model_type: str, seed: int = 0) -> Causal:
         # What is not randomised below may be drawn, too.
         torch.manual_seed(seed)
         config = AutoConfig.for_model(model_type, **options)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     script = f"""\
 from torch import nn
@@ -260,9 +260,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 options = {options}
 torch.manual_seed({seed})
 config = AutoConfig.for_model({model_type!r}, **options)
-module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-randomise(module, {seed})
-module.eval()"""
+module = AutoModelForCausalLM.from_config(config).eval()
+randomise(module, {seed})"""
     return Causal(model.eval(), made.lengths, made.padding, script)
 
 

@@ -1,0 +1,102 @@
+"""``memspan check`` on models of transformers: which laws hold, and folders with and without code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import memspan
+from command_line import refused
+from memspan import cli
+from memspan.integrations.transformers import export
+from memspan.stateful.recipes import build
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+QUICK = ("cuts", "causality", "rows", "values", "order-of-calls")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral", "gemma2", "mamba2", "lfm2"])
+def test_models_that_are_right_raise_no_alarm(model_type: str) -> None:
+    report = memspan.check(build(model_type), QUICK, budget=120)
+    assert {f.outcome for f in report.findings} == {"holds"}, report
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
+def test_a_second_segment_of_several_tokens_is_found(model_type: str) -> None:
+    report = memspan.check(build(model_type), ["cuts", "values"], budget=120)
+    assert [f.law for f in report.broken] == ["cuts"]
+    script = report["cuts"].script
+    assert script is not None
+    assert "memspan" not in script
+
+
+def test_a_folder_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=32, num_hidden_layers=1, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained("folder")
+    capsys.readouterr()
+    cli.main(["check", "folder", "--laws", "causality", "--json", "-"])
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    # Untrained weights of this size: nothing is broken, and nothing may be known.
+    assert found["outcome"] in ("holds", "inconclusive")
+
+
+CODE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Path("executed").touch()
+
+
+class Config(LlamaConfig):
+    model_type = "mine"
+
+
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+def test_code_of_a_folder_is_not_executed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    Path("folder").mkdir()
+    Path("folder/code.py").write_text(CODE)
+    classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    Path("folder/config.json").write_text(json.dumps({"model_type": "mine", "auto_map": classes}))
+    said = refused(capsys, "check", "folder")
+    assert "folder cannot be loaded" in said
+    assert "--trust-remote-code" in said
+    assert not Path("executed").exists()
+    refused(capsys, "check", "folder", "--trust-remote-code")
+    assert Path("executed").exists()
+
+
+def test_an_exported_run_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    export(memspan.load("shakespeare-feedback"), Path("folder"))
+    capsys.readouterr()
+    known = ["--import", "memspan.integrations.transformers"]
+    cli.main(["check", "folder", "--laws", "repeatable", *known])
+    assert "repeatable     holds" in capsys.readouterr().out
+
+
+def test_types_without_a_recipe_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "bert is not built: there is a recipe for" in refused(
+        capsys, "check", "transformers:bert"
+    )
