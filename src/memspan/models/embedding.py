@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 from memspan.models.inputs import check_device
 from memspan.models.options import EmbeddingConfig
+from memspan.models.packing import is_itself, known
 from memspan.nn import NOT_SCORED, in_chunks
 
 
@@ -77,6 +78,7 @@ class Embedding(nn.Module):
         return x * self.scale
 
 
+@known
 class Head(nn.Module):
     """Output layer, plain or adaptive softmax (Grave et al. 2017, arXiv 1609.04309).
 
@@ -127,8 +129,11 @@ class Head(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Losses in nats, ``[B, T, D], int64 [B, T] -> [B, T]``, 0 for a target :data:`NOT_SCORED`.
 
-        Each tail cluster is computed only for the targets in it.
+        Each tail cluster is computed only for the targets in it, unless a subclass or a hook has made
+        other logits than these.
         """
+        if not is_itself(self, Head):
+            return losses_of(self(hidden), targets)
         x, words = hidden.flatten(0, -2), targets.flatten()
         if len(self.edges) == 2:
             return nats(partial(self._cluster, i=0), x, words).view_as(targets)
@@ -160,6 +165,11 @@ class Head(nn.Module):
             return self.tables[i], self.biases[i]
         rows = slice(self.edges[i], self.edges[i + 1])
         return self.tables[0][rows], self.biases[0][rows]
+
+
+def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """``[B, T, V], int64 [B, T] -> [B, T]`` in nats, 0 for a target :data:`NOT_SCORED`."""
+    return nats(lambda x: x, logits.flatten(0, -2), targets.flatten()).view_as(targets)
 
 
 def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:

@@ -68,7 +68,10 @@ def packed_stack(
     return PackedStack(
         source,
         tensors,
-        [p.detach() for p in final_norm.parameters()],
+        # Not as they are listed: whatever puts a parameter in anew puts it last.
+        [final_norm.weight.detach(), final_norm.bias.detach()]
+        if isinstance(final_norm, nn.LayerNorm)
+        else [],
         n_heads=n_heads,
         batch=batch,
         gelu=layer.feed_forward.activation is F.gelu,

@@ -114,7 +114,8 @@ def step_by_step(
     layer: nn.Module, x: Tensor, h: Tensor, c: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The equations of ``torch.nn.LSTM``, token by token."""
-    (w, r, b, b_r), outputs = layer.parameters(), []
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    (w, r, b, b_r), outputs = [getattr(layer, name) for name in names], []
     for x_t in x.unbind(1):
         i, f, g, o = (x_t @ w.T + b + h @ r.T + b_r).chunk(4, -1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
