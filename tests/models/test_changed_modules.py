@@ -31,6 +31,7 @@ from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
+from memspan.models.options import EmbeddingConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Schema, is_exactly
 from memspan.models.protocol import PassReader
@@ -156,6 +157,36 @@ def epsilon(part: nn.Module) -> bool:
     return True
 
 
+def put_in_anew(part: nn.Module) -> bool:
+    """The same parameters, listed in another order, as after a pruning that was made permanent."""
+    if type(part) in (nn.ParameterList, nn.LSTM):
+        return False
+    for name, parameter in [*part.named_parameters(recurse=False)][:1]:
+        delattr(part, name)
+        setattr(part, name, parameter)
+    return True
+
+
+def plain_tensor(part: nn.Module) -> bool:
+    """As a network that computes another one's weights leaves it."""
+    if type(part) is not nn.Linear:
+        return False
+    weight = part.weight.detach()
+    del part.weight
+    part.weight = 1.1 * weight  # type: ignore[assignment]
+    return True
+
+
+def buffer(part: nn.Module) -> bool:
+    """A weight that is not trained."""
+    if type(part) is not nn.Linear:
+        return False
+    weight = part.weight.detach()
+    del part.weight
+    part.register_buffer("weight", weight)
+    return True
+
+
 CHANGES: dict[str, Callable[[Any], bool]] = {
     "gate": gate,
     "hook": hook,
@@ -165,6 +196,9 @@ CHANGES: dict[str, Callable[[Any], bool]] = {
     "extra parameter": extra_parameter,
     "activation": activation,
     "epsilon": epsilon,
+    "put in anew": put_in_anew,
+    "plain tensor": plain_tensor,
+    "buffer": buffer,
 }
 
 
@@ -274,7 +308,7 @@ def test_any_options_and_several_changes(case: Case, data: st.DataObject, seed: 
 
 def without_one(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """The schema without each of its names, of tensors and modules, in turn."""
-    for part in ("tensors", "modules"):
+    for part in ("tensors", "buffers", "modules"):
         for name in getattr(schema, part):
             rest = {other: each for other, each in getattr(schema, part).items() if other != name}
             yield name, dataclasses.replace(schema, **{part: rest})
@@ -388,6 +422,54 @@ def test_hooks_on_gradients_are_called(case: Case) -> None:
     more = model(text(4, 6), out.memory, targets=text(4, 6, 2))
     (more.losses.sum() + out.losses.sum() + more.auxiliary_loss).backward()
     assert called == set(hooked)
+
+
+class Passing(nn.Module):
+    """Has all that what it wraps has, but is not the same."""
+
+    def __init__(self, within: nn.Module) -> None:
+        super().__init__()
+        self.within = within
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return scaled(self.within(*given, **named))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("within"), name)
+
+
+def wrapper(model: LanguageModel, name: str) -> None:
+    setattr(model, name, Passing(getattr(model, name)))
+
+
+@some_cases
+@pytest.mark.parametrize("name", ["backbone", "embedding", "head"])
+def test_wrappers_that_pass_on_what_they_lack(case: Case, name: str) -> None:
+    model = case.model()
+    wrapper(model, name)
+    assert_as_reference(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("clusters", [(), (4, 7)], ids=["plain", "adaptive"])
+@pytest.mark.parametrize("kind", ["gate", "hook", "forward", "wrapper"])
+def test_losses_are_those_of_the_logits(kind: str, clusters: tuple[int, ...]) -> None:
+    model = transformer_xl(EmbeddingConfig(cutoffs=clusters)).model()
+    tokens, targets = text(2, 5), text(2, 5, 1)
+    untouched = model(tokens).logits
+    if kind == "wrapper":
+        wrapper(model, "head")
+    else:
+        assert CHANGES[kind](model.head)
+    logits = model(tokens).logits
+    assert not torch.allclose(logits, untouched)
+    losses = F.cross_entropy(logits.mT, targets, reduction="none")
+    assert_same(model(tokens, targets=targets).losses, losses, 1e-10, "losses")
+    reader = model.reader(batch_size=2)
+    assert_same(reader.read(tokens, targets=targets), losses, 1e-10, "losses of the reader")
 
 
 class Doubled(nn.Sequential):

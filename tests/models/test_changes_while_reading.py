@@ -4,6 +4,7 @@ it refuses and says what to do."""
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,56 @@ def test_the_step_of_another_optimiser_changes_nothing() -> None:
     assert not reader.is_stale
 
 
+class WithoutGradients(torch.optim.Optimizer):
+    """Writes through ``data``, as for steps along random directions."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.mul_(1.5)
+
+
+def test_the_step_of_an_optimiser_that_is_not_torchs() -> None:
+    model = transformer_xl().model()
+    reader = model.reader()
+    WithoutGradients(model.parameters()).step()
+    with pytest.raises(StaleReaderError, match=REFUSED):
+        reader.read(text(1, 1))
+
+
+@some_cases
+def test_marks_of_other_packages_change_nothing(case: Case) -> None:
+    model = case.model()
+    reader = model.reader()
+    reader.read(text(1, 3))
+    for part in model.modules():
+        part._is_initialised = True
+    reader.read(text(1, 3))
+    assert not reader.is_stale
+
+
+@some_cases
+def test_inference_mode(case: Case) -> None:
+    """Models that were made in it, and readers that read in it and on outside."""
+    usual = case.model()
+    with torch.inference_mode():
+        made, inside = case.model(), usual.reader()
+        inside.read(text(1, 3))
+    outside = made.reader()
+    outside.read(text(1, 3))
+    for tokens in (text(1, 1), *[text(1, 30)] * 3):
+        assert_same(outside.read(tokens), inside.read(tokens), 1e-10, "logits")
+    inside.reset([True])
+    with torch.inference_mode():
+        for parameter in made.backbone.parameters():
+            parameter.mul_(1.5)
+    if isinstance(outside._backbone, WatchedReader):
+        with pytest.raises(StaleReaderError, match=REFUSED):
+            outside.read(text(1, 1))
+
+
 @torch.no_grad()
 @some_cases
 def test_values_that_are_written_past_the_version(case: Case) -> None:
@@ -164,7 +215,58 @@ def hook_around(model: LanguageModel) -> None:
     model.output_dropout = nn.Softplus()
 
 
-LATER = {"swap": swap, "activation": activation, "forward": forward, "hook": hook_around}
+def subclass(model: LanguageModel) -> None:
+    for part in model.backbone.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = Halved
+
+
+class Halved(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * super().forward(x)
+
+
+def another_backbone(model: LanguageModel) -> None:
+    model.backbone = others_backbone(model)
+
+
+def others_backbone(model: LanguageModel) -> nn.Module:
+    other = copy.deepcopy(model)
+    other.load_state_dict(others(model))
+    return other.backbone
+
+
+def tables(model: LanguageModel) -> None:
+    """What copies of modules are turned into each other by."""
+    for part, other in zip(model.backbone.modules(), others_backbone(model).modules(), strict=True):
+        vars(part).update(vars(other))
+
+
+def hooks_in_a_new_table(model: LanguageModel) -> None:
+    for part in model.backbone.modules():
+        part._forward_hooks = OrderedDict()
+        if type(part) is nn.Linear:
+            part.register_forward_hook(lambda module, given, output: 0.5 * output)
+
+
+def transposed(model: LanguageModel) -> None:
+    """The same numbers at the same address."""
+    for parameter in model.backbone.parameters():
+        if parameter.dim() == 2 and len(parameter) == parameter.shape[1]:
+            parameter.data = parameter.data.mT
+
+
+LATER = {
+    "swap": swap,
+    "activation": activation,
+    "forward": forward,
+    "hook": hook_around,
+    "subclass": subclass,
+    "another backbone": another_backbone,
+    "tables": tables,
+    "hooks in a new table": hooks_in_a_new_table,
+    "transposed": transposed,
+}
 
 
 @torch.no_grad()
@@ -201,6 +303,35 @@ def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) 
             reader.read(tokens)
     else:
         assert_same(reader.read(tokens), model(tokens, memory).logits, 1e-10, what)
+
+
+@torch.no_grad()
+@some_cases
+def test_methods_that_are_replaced(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = case.model()
+    reader = model.reader()
+    reader.read(text(1, 4))
+    memory, forward = reader.memory, nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda part, x: 0.5 * forward(part, x))
+    equal_or_refused(model, reader, memory, "forward")
+
+
+@torch.no_grad()
+@some_cases
+def test_values_of_weights_within_others(case: Case) -> None:
+    """As above; a parameter is some columns of a larger tensor."""
+    model = case.model()
+    for name, parameter in model.backbone.named_parameters():
+        if parameter.dim() < 2:
+            continue
+        larger = torch.zeros(*parameter.shape[:-1], parameter.shape[-1] + 3, dtype=torch.float64)
+        larger[..., 1:-2] = parameter
+        parameter.data = larger[..., 1:-2]
+        reader = model.reader()
+        reader.read(text(1, 4))
+        memory = reader.memory
+        larger[..., -3] += 0.5
+        equal_or_refused(model, reader, memory, name)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError, StaleReaderError
 from memspan.files.tensors import digest
 from memspan.memory import Memory
-from memspan.models.embedding import Embedding, Head
+from memspan.models.embedding import Embedding, Head, losses_of
 from memspan.models.fingerprints import fingerprint
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
@@ -185,7 +185,10 @@ class LanguageModel(nn.Module):
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """``[B, T, D], int64 [B, T] -> [B, T]`` in nats, 0 for a target of -100."""
         try:
-            return self.head.losses(hidden, targets)
+            # What wraps a head may pass on the losses within, which are not its own.
+            if hasattr(type(self.head), "losses"):
+                return self.head.losses(hidden, targets)
+            return losses_of(self.head(hidden), targets)
         except IndexError:
             raise outside("target", targets, self.vocab_size) from None
 
@@ -263,7 +266,7 @@ class Reader:
             memory = model.initial_memory(batch_size)
         memory = model.backbone.own_memory(memory, batch_size)
         self._rows = memory.batch_size
-        self._by_call = not is_itself(model, LanguageModel)
+        self._by_call, self._of = _by_call(model), model.backbone
         if self._by_call and options:
             raise MemspanError(
                 f"{', '.join(sorted(options))}: only a LanguageModel without hooks reads with these"
@@ -301,7 +304,9 @@ class Reader:
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """Of all but a backbone whose reader looks after itself."""
-        if whole and self._by_call is is_itself(self._model, LanguageModel):
+        if self._model.backbone is not self._of or (
+            whole and _by_call(self._model) is not self._by_call
+        ):
             raise StaleReaderError
         self._watch.refuse_changes(whole)
 
@@ -400,5 +405,13 @@ class Reader:
         if self._model.training:
             raise MemspanError("a reader needs model.eval(): dropout must be off")
         precision = self._precision
-        with torch.no_grad(), precision.applied(self.device) if precision else nullcontext():
+        applied = precision.applied(self.device) if precision else nullcontext()
+        # What inference mode makes could be changed there alone, and what is kept is changed in place.
+        with torch.inference_mode(False), torch.no_grad(), applied:
             yield
+
+
+def _by_call(model: LanguageModel) -> bool:
+    """Whether its own call alone says what it computes: it is a subclass, has hooks, or what stands for
+    its backbone is none, whose reader would be that of something within."""
+    return not (is_itself(model, LanguageModel) and isinstance(model.backbone, Backbone))

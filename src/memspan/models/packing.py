@@ -32,7 +32,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 """Two that count in reading, and two that count only where there are gradients."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
-TORCH_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
+COMPUTES = {"training", "_parameters", "_buffers", "_modules", *HOOKS}
+"""Of torch's own attributes those that say what a module computes."""
+OTHERS = vars(nn.Module()).keys() - COMPUTES
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 _METHODS: dict[type[nn.Module], dict[str, object]] = {}
@@ -73,10 +75,11 @@ class Schema:
 
     kind: type[nn.Module]
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Parameters and buffers, with their sizes."""
+    """Parameters with their sizes."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """What its methods read beside them, with the values that the kernel assumes."""
     modules: Mapping[str, Schema] = field(default_factory=dict)
+    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     kinds: frozenset[type[nn.Module]] = field(init=False, repr=False)
     """The classes of this module and of all within."""
 
@@ -161,23 +164,21 @@ def _is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
 def _matches(module: nn.Module, schema: Schema, training: bool, dtypes: set[torch.dtype]) -> bool:
     if not _is_untouched(module, schema.kind) or module.training is not training:
         return False
-    tensors = schema.tensors
-    for table in (module._parameters, module._buffers):
-        for name, tensor in table.items():
-            if tensor is None:
-                continue
+    for table, sizes in ((module._parameters, schema.tensors), (module._buffers, schema.buffers)):
+        tensors = _present(table)
+        if tensors.keys() != sizes.keys():
+            return False
+        for name, tensor in tensors.items():
             # A plain tensor within torch.func.functional_call. Quantised weights are neither.
-            if type(tensor) not in (nn.Parameter, Tensor) or tensors.get(name) != tensor.shape:
+            if type(tensor) not in (nn.Parameter, Tensor) or sizes[name] != tensor.shape:
                 return False
             if table is module._parameters:
                 dtypes.add(tensor.dtype)
-    if tensors and any(getattr(module, name, None) is None for name in tensors):
-        return False
     for name, value in schema.attributes.items():
         found = getattr(module, name, None)
         if found is not value and found != value:
             return False
-    modules = {name: part for name, part in module._modules.items() if part is not None}
+    modules = _present(module._modules)
     return modules.keys() == schema.modules.keys() and all(
         _matches(modules[name], each, training, dtypes) for name, each in schema.modules.items()
     )
@@ -209,8 +210,11 @@ class WeightsWatch:
         # Held, so that no other tensor gets their addresses or ids.
         self._tensors = self._at_home()
         self.ids, self.changed = set(map(id, self._tensors)), False
-        self._versions = list(map(_version, self._tensors))
+        # What was made in inference mode has no versions.
+        self._versioned = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._versions = list(map(_version, self._versioned))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        self._strides = list(map(Tensor.stride, self._tensors))
         self._registered = _REGISTERED[0]
         _WATCHES.add(self)
 
@@ -219,15 +223,20 @@ class WeightsWatch:
         if self._registered != _REGISTERED[0]:
             # In this model or in another one.
             whole, self._registered = True, _REGISTERED[0]
+        whole = whole or len(self._versioned) < len(self._tensors)
         self.changed = self.changed or self._is_changed(whole)
         return self.changed
 
     def _is_changed(self, whole: bool) -> bool:
         # By map, which is faster than a loop.
-        return (
-            list(map(_version, self._tensors)) != self._versions
+        if (
+            list(map(_version, self._versioned)) != self._versions
             or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
-            or (whole and any(map(is_not, self._at_home(), self._tensors)))
+        ):
+            return True
+        return whole and (
+            any(map(is_not, self._at_home(), self._tensors))
+            or list(map(Tensor.stride, self._tensors)) != self._strides
         )
 
     def _at_home(self) -> list[Any]:
@@ -254,15 +263,15 @@ class Watch(WeightsWatch):
         self._members = [
             members
             for part in self.modules
-            for members in (part._parameters, part._buffers, part._modules, vars(part))
+            for members in (part._parameters, part._buffers, part._modules)
         ]
         self._sizes = list(map(len, self._members))
-        # Of torch's own attributes none but the mode says what a module computes.
+        self._kinds = list(map(type, self.modules))
         self._places = [
             (members, name)
             for part in self.modules
             for members in (part._modules, vars(part))
-            for name in members.keys() - TORCH_ATTRIBUTES
+            for name in members.keys() - OTHERS
         ]
         self._found = self._in_places()
         self._packed: list[tuple[int, int, int]] = []
@@ -275,16 +284,21 @@ class Watch(WeightsWatch):
         """From now on look at the values of ``tensors``, too, which a kernel has packed."""
         for tensor in tensors:
             if tensor.device.type == "cpu" and id(tensor) not in self._copies:
-                copy = self._copies[id(tensor)] = tensor.detach().clone()
-                # Of tensors without gaps: as fast as memory is read.
-                if copy.stride() == tensor.stride():
-                    self._packed.append((tensor.data_ptr(), copy.data_ptr(), tensor.nbytes))
+                # From its first number to its last, as fast as memory is read.
+                last = sum(
+                    (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+                )
+                whole = tensor.detach().as_strided((last + 1,), (1,))
+                copy = self._copies[id(tensor)] = whole.clone()
+                self._packed.append((whole.data_ptr(), copy.data_ptr(), copy.nbytes))
 
     def _is_changed(self, whole: bool) -> bool:
         if super()._is_changed(whole) or any(self._hooks):
             return True
         return whole and (
-            list(map(len, self._members)) != self._sizes
+            not all(map(_is_untouched, self.modules, self._kinds))
+            or not all(map(_is_as_defined, set(self._kinds)))
+            or list(map(len, self._members)) != self._sizes
             or any(map(is_not, self._in_places(), self._found))
             or any(_memcmp(*places) for places in self._packed)
         )
@@ -298,11 +312,13 @@ _WATCHES: weakref.WeakSet[WeightsWatch] = weakref.WeakSet()
 
 
 def _note_step(optimiser: torch.optim.Optimizer, *_: object) -> None:
-    """Torch calls this after every step of any optimiser."""
+    """Torch calls this after every step of any optimiser. Its own change nothing without a gradient;
+    others may need none, or drop it."""
     if not _WATCHES:
         return
     parameters = (p for group in optimiser.param_groups for p in group["params"])
-    stepped = {id(p) for p in parameters if p.grad is not None}
+    torchs = type(optimiser).__module__.startswith("torch.")
+    stepped = {id(p) for p in parameters if p.grad is not None or not torchs}
     for watch in list(_WATCHES):
         watch.changed = watch.changed or not stepped.isdisjoint(watch.ids)
 

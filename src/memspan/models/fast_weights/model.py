@@ -324,9 +324,9 @@ def _schema(config: FastWeightsConfig) -> Schema:
         modules={
             "attention": Schema(
                 FastWeightsAttention,
-                projection,
-                {"config": config, "n_heads": config.n_heads},
-                products(config) | {"output": linear(inner, d)},
+                attributes={"config": config, "n_heads": config.n_heads},
+                modules=products(config) | {"output": linear(inner, d)},
+                buffers=projection,
             ),
             "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
             "attention_norm": identity if config.norm == "feed-forward" else norm,
@@ -337,13 +337,13 @@ def _schema(config: FastWeightsConfig) -> Schema:
     normalises = config.final_norm and config.norm != "post"
     return Schema(
         FastWeights,
-        {"feature_id": ()},
-        {"config": config},
-        {
+        attributes={"config": config},
+        modules={
             "dropout": dropout(config.dropout),
             "layers": module_list([layer] * config.n_layers),
             "final_norm": norm if normalises else identity,
         },
+        buffers={"feature_id": ()},
     )
 
 
