@@ -123,6 +123,15 @@ class StateSharedBetweenRows(Gated):
 
 
 @breaks("rows")
+class TwiceTheOutputsForSeveralRows(Gated):
+    """What belongs to a row is spread over the tokens of a single one."""
+
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().read(inputs, state)
+        return y if inputs.shape[1] > 1 else y.expand(-1, len(y), -1), state
+
+
+@breaks("rows")
 class BatchStatistics(Gated):
     def layers(self) -> dict[str, nn.Module]:
         return super().layers() | {"norm": nn.BatchNorm1d(WIDTH, track_running_stats=False)}
@@ -362,6 +371,8 @@ class DetachedInsideASegment(Gated):
 
 
 class DetachedAtEveryToken(Gated):
+    """Not named by a law: a long call has no other gradients."""
+
     def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
         return super().step(x, h.detach(), t)
 
@@ -383,6 +394,13 @@ class KeepsEveryToken(Gated):
     def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         y, after = super().mix(x, state)
         return y, after | {"seen": torch.cat([state["seen"], x], 1)}
+
+
+@breaks("bounded")
+class KeepsEverySingleToken(KeepsEveryToken):
+    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, after = super().mix(x, state)
+        return y, after if x.shape[1] == 1 else after | {"seen": state["seen"]}
 
 
 @breaks("bounded")

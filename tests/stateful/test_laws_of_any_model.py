@@ -37,6 +37,8 @@ def test_a_planted_bug_is_caught_by_the_law_that_names_it(
     if law == "bounded":
         sizes = json.loads(printed.getvalue())
         assert sizes[-1] > 10 * sizes[0]
+    elif ".shape" in finding.script.splitlines()[-1]:
+        assert "torch.Size([1, 2, 11]) torch.Size([1, 1, 11])" in printed.getvalue()
     elif kind.__name__ not in BY_CHANCE:
         rounding = float(finding.script.rpartition("explains ")[2])
         assert float(printed.getvalue()) > 10 * rounding

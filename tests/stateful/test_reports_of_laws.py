@@ -135,6 +135,33 @@ def test_without_power_nothing_holds(kind: type[Gated]) -> None:
     assert set(outcomes.values()) == {"inconclusive"}, str(report)
 
 
+def test_gradients_that_never_flow_do_not_hold() -> None:
+    finding = check(bugs.DetachedAtEveryToken(), ["gradients"])["gradients"]
+    assert finding.outcome == "inconclusive"
+    assert finding.detail.startswith("hardly any gradient flows through the state")
+
+
+def test_gradients_are_not_judged_by_outputs_that_differ() -> None:
+    report = check(bugs.StateDroppedAtASecondSegmentOfManyTokens(), ["cuts", "gradients"])
+    assert [finding.outcome for finding in report.findings] == ["broken", "inconclusive"]
+    assert report["gradients"].detail.startswith("outputs depend on where the text is cut")
+
+
+class PartlyNaN(Gated):
+    """As of tokens that are never to be written."""
+
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        outputs, state = super().read(inputs, state)
+        outputs = outputs * torch.ones(outputs.shape[2]).index_fill(0, torch.tensor(3), torch.nan)
+        outputs[..., 4] = -torch.inf
+        return outputs, state
+
+
+def test_outputs_that_are_never_finite_give_no_alarm() -> None:
+    outcomes = {f.outcome for f in check(PartlyNaN(), ["cuts", "rows", "values"]).findings}
+    assert outcomes == {"holds"}
+
+
 class Tuples(Gated):
     def read(self, inputs: Tensor, state: State) -> Any:
         outputs, state = super().read(inputs, state)

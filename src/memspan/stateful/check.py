@@ -289,7 +289,7 @@ class _Bench:
                 judged.weakness = self._weakness(case, within, needed)
             for one, other in compared.unequal or ():
                 if not difference(one.value, other.value) / within.deviation > needed:
-                    judged.weakness = "what should matter changes too little"
+                    judged.weakness = compared.otherwise
         return judged
 
     def _reference(self, law: Law, case: Case) -> Reference:
@@ -368,20 +368,22 @@ class _Bench:
         assert judged.reading
         assert judged.pair
         expected, seen = (each.text for each in judged.pair)
-        shown = f"({expected} - {seen}).abs().max().item()"
+        shown, detail = f"({expected} - {seen}).abs().max().item()", str(case)
+        shapes = [list(each.value.shape) for each in judged.pair]
+        if shapes[0] != shapes[1]:
+            shown = f"{expected}.shape, {seen}.shape"
+            detail += f": outputs of shape {shapes[1]} instead of {shapes[0]}"
         rounding = judged.reference.floor * judged.reference.deviation
         lines = judged.reading.lines
         text = script(self.model, lines, shown, f"rounding explains {rounding:.0e}")
-        return Finding(
-            law.name, "broken", str(case), judged.difference, judged.reference.floor, text
-        )
+        return Finding(law.name, "broken", detail, judged.difference, judged.reference.floor, text)
 
     def _bounded(self) -> Finding:
         if time.monotonic() > self.deadline:
             return Finding(BOUNDED, "inconclusive", "not reached in the time")
         try:
-            # Ten segments fill every internal length.
-            reading = self._reading(Case(1, (-(-length_of(self.claims) // EARLY),)))
+            # The long ones of ten segments fill every internal length.
+            reading = self._reading(Case(1, (-(-length_of(self.claims) // (EARLY // 2)),)))
             outcome, detail = growth(reading, self.deadline)
         except Exception as error:
             return Finding(BOUNDED, "refused", said(error))

@@ -35,13 +35,14 @@ class Reference:
 
 
 def difference(expected: Tensor, seen: Tensor) -> float:
-    """The largest difference, infinite where one is NaN or there are more of the one."""
+    """The largest difference, infinite where one alone is NaN or there are more of the one."""
     if expected.shape != seen.shape:
         return float("inf")
     if not expected.numel():
         return 0.0
     expected, seen = (each.detach().to("cpu", torch.float64) for each in (expected, seen))
-    apart = torch.where(expected == seen, 0.0, (expected - seen).abs())
+    same = (expected == seen) | (expected.isnan() & seen.isnan())
+    apart = torch.where(same, 0.0, (expected - seen).abs())
     return apart.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
 
 
