@@ -269,7 +269,11 @@ def assert_same_gradients(model: LanguageModel, seed: int) -> None:
         if theirs is None or ours is None:
             assert ours is theirs or not (theirs if ours is None else ours).any(), name
         else:
-            assert_same(ours, theirs, 1e-9, name)
+            # A gate's is a sum, of which rounding may be all that is left.
+            close = 1e-9 * float(theirs.abs().max()) + 1e-14
+            torch.testing.assert_close(
+                ours, theirs, rtol=0, atol=close, msg=lambda why, name=name: f"{name}: {why}"
+            )
     model.eval()
 
 
