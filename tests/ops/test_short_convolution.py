@@ -1,0 +1,80 @@
+"""The short convolution: the equation, torch's own, gradients, cuts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from golden import assert_same
+from memspan.errors import MemspanError
+from memspan.ops import short_convolution as module
+from memspan.ops.short_convolution import IMPLEMENTATIONS, short_convolution
+
+every = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+
+
+def inputs(length: int, taps: int = 4, channels: int = 5) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "x": (2, length, channels),
+        "weight": (channels, taps),
+        "before": (2, taps - 1, channels),
+    }
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 2, 3, 63, 100])
+@every
+def test_it_is_a_causal_convolution_of_each_channel(
+    implementation: str, length: int, taps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own over the inputs before and the segment's; with gradients, over several blocks."""
+    monkeypatch.setattr(module, "CACHE_BYTES", 2 * 5 * 8 * 7)
+    theirs, ours = inputs(length, taps), inputs(length, taps)
+    padded = torch.cat([theirs["before"], theirs["x"]], 1)
+    y = F.conv1d(padded.mT, theirs["weight"][:, None], groups=5).mT
+    expected = (y, padded[:, length:])
+    found = short_convolution(**ours, implementation=implementation)
+    for a, b in zip(found, expected, strict=True):
+        assert_same(a, b, 1e-13, "output")
+    for outputs in (expected, found):
+        sum(x.sin().sum() for x in outputs).backward()
+    for name, tensor in ours.items():
+        assert_same(tensor.grad, theirs[name].grad, 1e-12, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("cuts", [[1] * 9, [2, 7], [5, 1, 3]])
+@every
+def test_cuts_do_not_matter(implementation: str, cuts: list[int]) -> None:
+    given = {name: t.detach() for name, t in inputs(9).items()}
+    expected = short_convolution(**given, implementation=implementation)
+    before, outputs = given["before"], []
+    for part in given["x"].split(cuts, 1):
+        y, before = short_convolution(part, given["weight"], before, implementation=implementation)
+        outputs.append(y)
+    assert torch.equal(torch.cat(outputs, 1), expected[0])
+    assert torch.equal(before, expected[1])
+
+
+def test_gradients_are_the_derivatives() -> None:
+    assert torch.autograd.gradcheck(short_convolution, tuple(inputs(5).values()))
+
+
+def test_misuse_is_refused_with_a_reason() -> None:
+    t = inputs(4)
+    cases: dict[str, dict[str, object]] = {
+        "weights [4, 4] do not fit inputs [2, 4, 5]": {"weight": t["weight"][:4]},
+        "must be [2, 3, 5], [B, W - 1, C], not [2, 2, 5]": {"before": t["before"][:, 1:]},
+        "no implementation 'quick': use by-tap, reference": {"implementation": "quick"},
+    }
+    for message, change in cases.items():
+        with pytest.raises(MemspanError, match=re.escape(message)):
+            short_convolution(**t | change)
