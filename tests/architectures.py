@@ -19,6 +19,7 @@ from memspan.models import Backbone, LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer.config import TransformerConfig
@@ -133,6 +134,13 @@ def fast_weights(embedding: EmbeddingConfig | None = None, **options: Any) -> Ca
     return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
 
 
+def gated_delta_net(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """Gated DeltaNet: cuts never matter."""
+    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "chunk_size": 4}
+    config = GatedDeltaNetConfig(**small | options)
+    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
+
+
 def feedback(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
     """Feedback Transformer: it reads token by token, so cuts never matter."""
     small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
@@ -201,6 +209,11 @@ CASES: dict[str, Case] = {
         normalisation="none",
         outer_activation="identity",
     ),
+    "gated": gated_delta_net(),
+    "gated-shared-keys": gated_delta_net(
+        n_value_heads=4, d_value=5, negative_eigenvalues=True, recompute=True
+    ),
+    "gated-one-tap": gated_delta_net(ADAPTIVE, convolution=1, activation="gelu", n_layers=1),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-gelu": feedback(activation="gelu", attention_bias=True, value_bias=False),

@@ -23,6 +23,7 @@ from architectures import (
     compressive,
     fast_weights,
     feedback,
+    gated_delta_net,
     transformer_xl,
 )
 from golden import assert_same
@@ -42,13 +43,18 @@ SOME = {
     "compressive": compressive(n_layers=1),
     "fast-weights": fast_weights(n_layers=1),
     "feedback": feedback(n_layers=1),
+    "gated-delta-net": gated_delta_net(n_layers=1),
     "lstm": CASES["lstm"],
     "transformer": CASES["transformer"],
 }
 some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
 # In training that one draws other features for every segment.
 REPEATABLE = {name: case for name, case in CASES.items() if name != "fast-delta-favor-redraw"}
-WITH_KERNELS = {name: case for name, case in CASES.items() if name not in ("lstm", "transformer")}
+WITH_KERNELS = {
+    name: case
+    for name, case in CASES.items()
+    if name.split("-")[0] not in ("gated", "lstm", "transformer")
+}
 
 
 def scaled(output: Any) -> Any:

@@ -187,6 +187,21 @@ def test_fast_path_is_the_reference(
         assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
 
 
+@pytest.mark.parametrize("save_every", [1, 5, 32, 40])
+@pytest.mark.parametrize("rule", ["delta", "gated"])
+@pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler")
+def test_any_number_of_saved_memories(
+    rule: str, save_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "SAVE_EVERY", save_every)
+    theirs, ours = with_gradient(inputs(rule, 90)), with_gradient(inputs(rule, 90))
+    for t, implementation in ((theirs, "reference"), (ours, "compiled")):
+        outputs = delta_rule(**t, implementation=implementation)
+        sum(x.sin().sum() for x in outputs).backward()
+    for name, tensor in ours.items():
+        assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
+
+
 @pytest.mark.parametrize("chunk_size", [1, 3, 16, 64, 500])
 @every_rule
 def test_any_chunk_size(rule: str, chunk_size: int) -> None:

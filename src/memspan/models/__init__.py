@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from memspan.models.feedback.config import FeedbackConfig as FeedbackConfig
     from memspan.models.feedback.model import Feedback as Feedback
     from memspan.models.feedback.model import FeedbackMemory as FeedbackMemory
+    from memspan.models.gated_delta_net.config import GatedDeltaNetConfig as GatedDeltaNetConfig
+    from memspan.models.gated_delta_net.model import GatedDeltaNet as GatedDeltaNet
+    from memspan.models.gated_delta_net.model import GatedDeltaNetMemory as GatedDeltaNetMemory
     from memspan.models.language_model import LanguageModel as LanguageModel
     from memspan.models.language_model import Reader as Reader
     from memspan.models.lstm.config import LSTMConfig as LSTMConfig
@@ -43,6 +46,8 @@ _HOMES = {
     "fast_weights.model": ("FastWeights", "FastWeightsMemory"),
     "feedback.config": ("FeedbackConfig",),
     "feedback.model": ("Feedback", "FeedbackMemory"),
+    "gated_delta_net.config": ("GatedDeltaNetConfig",),
+    "gated_delta_net.model": ("GatedDeltaNet", "GatedDeltaNetMemory"),
     "language_model": ("LanguageModel", "Reader"),
     "lstm.config": ("LSTMConfig",),
     "lstm.model": ("LSTM", "LSTMMemory"),

@@ -6,6 +6,7 @@ from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import BackboneConfig
 from memspan.models.transformer.config import TransformerConfig
@@ -16,6 +17,7 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "compressive": CompressiveConfig,
     "feedback": FeedbackConfig,
     "fast-weights": FastWeightsConfig,
+    "gated-delta-net": GatedDeltaNetConfig,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

@@ -4,8 +4,8 @@ With weights ``w [C, W]`` and inputs ``x_t [C]``, those before the first token c
 
     y_t = sum_(i < W) w[:, i] x_(t - W + 1 + i)
 
-``w[:, -1]`` is the token's own. Gated DeltaNet (arXiv 2412.06464, section 3.4) has one on queries, keys and
-values.
+``w[:, -1]`` is the token's own. Gated DeltaNet (arXiv 2412.06464, section 3.4) has one on queries, keys
+and values.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _ByTap(torch.autograd.Function):
 
 
 def _products(y: Tensor, x: Tensor, taps: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-    """Views of ``y [B, T, C]``, of the part of ``x [B, W - 1 + T, C]`` that goes with a tap, and the tap.
+    """Views of ``y [B, T, C]``, of the part of ``x [B, W - 1 + T, C]`` for a tap, and the tap.
 
     On a CPU a few tokens at a time, so that they stay in cache for all taps.
     """

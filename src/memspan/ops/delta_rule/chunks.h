@@ -140,8 +140,11 @@ static REAL *new_chunk(Chunk *c, long K, long V) {
     return all;
 }
 
+/* A chunk ends where the memory is saved, too. */
 static long tokens_from(const Loop *f, long start) {
-    return f->steps - start < TOKENS ? f->steps - start : TOKENS;
+    long n = f->save_every - start % f->save_every, left = f->steps - start;
+    n = n < TOKENS ? n : TOKENS;
+    return n < left ? n : left;
 }
 
 /* Keys and queries of the tokens from start, and their products. */
@@ -239,7 +242,7 @@ static int forward_chunks(const Loop *f, long first, long end) {
     int can = scratch && states;
     for (long r = first; can && r < end; r++) {
         long b = r / f->n_heads, h = r % f->n_heads;
-        for (long start = 0; start < f->steps; start += TOKENS) {
+        for (long start = 0; start < f->steps; start += c.n) {
             load_keys(&c, f, b, h, start);
             Matrix k = {c.kT, 1, TOKENS}, q = {c.qT, 1, TOKENS}, p = {c.P, TOKENS, 1};
             for (long g = 0; g < f->share; g++) {
@@ -263,7 +266,7 @@ static int forward_chunks(const Loop *f, long first, long end) {
                 multiply(c.y, c.y, w, 1, 1, p, c.u, w, c.n, V, c.n);
                 store_values(c.y, &c, &f->y, b, head, start);
                 write(&c, s, s);
-                if (w != V && start + TOKENS >= f->steps)
+                if (w != V && start + c.n == f->steps)
                     copy_rows(f->after + memory * K * V, V, s, w, K, V);
             }
         }
@@ -436,7 +439,7 @@ static int backward_chunks(const Loop *f, long first, long end) {
                     const REAL *s = state_before(f, &c, states, r, g, i, start - begin);
                     long number = (r * share + g) * K * V;
                     REAL *d = w == V ? f->d_before + number : gradients + g * memory;
-                    if (start + TOKENS >= f->steps) copy_rows(d, w, f->d_after + number, V, K, V);
+                    if (start + c.n == f->steps) copy_rows(d, w, f->d_after + number, V, K, V);
                     backward_chunk(&c, f, b, h * share + g, start, s, d);
                     if (w != V && !start) copy_rows(f->d_before + number, V, d, w, K, V);
                 }
