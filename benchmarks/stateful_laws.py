@@ -3,7 +3,8 @@
     python benchmarks/stateful_laws.py [--only NAME ...] [--budget SECONDS] [--out FILE]
 
 On a CPU, with tiny random weights; about ten seconds for each model and precision. The file has each
-law's outcome, and for broken ones the script that shows it without memspan.
+law's outcome, and for broken ones the script that shows it without memspan. The table that is printed
+at the end is that of docs/state-laws.md.
 """
 
 from __future__ import annotations
@@ -56,6 +57,31 @@ def laws(name: str, dtype: torch.dtype, budget: float) -> dict[str, Any]:
     return found
 
 
+def table(models: dict[str, Any]) -> str:
+    """What is broken, refused or open, by model and precision, in Markdown."""
+    lines = ["| model | float32: broken | float64: broken | refused | open |", "| --- " * 5 + "|"]
+    for name, by_dtype in models.items():
+        cells = [name.removeprefix(TYPE)]
+        for found in by_dtype.values():
+            laws = found.get("findings", {}).items()
+            cells.append(", ".join(_cell(law, f) for law, f in laws if f["outcome"] == "broken"))
+        for outcome in ("refused", "inconclusive"):
+            every = {
+                law: None
+                for found in by_dtype.values()
+                for law, f in found.get("findings", {}).items()
+                if f["outcome"] == outcome
+            }
+            cells.append(", ".join(every))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(law: str, finding: dict[str, Any]) -> str:
+    apart = finding["difference"]
+    return f"{law} {apart:.1g}" if isinstance(apart, float) else law
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="models, such as transformers:mamba")
@@ -77,6 +103,7 @@ def main() -> None:
             print(f"{name} {key}: broken {broken}, inconclusive {open_} {found.get('error', '')}")
         # What was reached is kept.
         options.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results["models"]))
 
 
 if __name__ == "__main__":

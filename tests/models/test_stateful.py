@@ -9,6 +9,7 @@ import torch
 
 from architectures import CASES, Case
 from memspan.models.stateful import CarriesMemory
+from memspan.stateful import check
 from memspan.stateful.protocol import (
     ReadsPacked,
     ReadsPadded,
@@ -52,6 +53,23 @@ def test_states_are_read_and_saved(part: str, tmp_path: Path) -> None:
     expected, _ = model.read(x, state)
     torch.testing.assert_close(model.read(x, model.load(tmp_path / "state"))[0], expected)
     torch.testing.assert_close(model.read(x, copy)[0], expected)
+
+
+@pytest.mark.parametrize("part", ["model", "backbone"])
+@pytest.mark.parametrize(
+    "name", ["xl-segment", "xl-fixed", "compressive", "feedback", "fast-delta", "lstm"]
+)
+def test_all_laws_hold(name: str, part: str) -> None:
+    model = CASES[name].model(torch.float32)
+    report = check(CarriesMemory(model if part == "model" else model.backbone), budget=300)
+    others = {f.law for f in report.findings if f.outcome != "holds"}
+    by_design = set() if model.backbone.cut_invariant() else {"cuts", "gradients"}
+    assert others == {"roll-back", *by_design}, report
+
+
+def test_without_memory_nothing_is_known_of_it() -> None:
+    report = check(CarriesMemory(CASES["transformer"].shared_model()), ["rows", "values"])
+    assert {f.outcome for f in report.findings} == {"inconclusive"}
 
 
 def test_what_a_model_refuses_is_its_own_words() -> None:
