@@ -23,7 +23,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   train              train a model; the defaults need no download and take minutes
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       continue a prompt or a saved memory
-  measure RUN ...    how far back it remembers: a report with intervals; several are compared
+  measure TARGET ... how far back it remembers: a report with intervals; several are compared
   check TARGET       the laws of any model that carries state: cuts, rows, padding, roll-back, ...
   export RUN         merge checkpoints of several processes, or --to transformers DIR
   convert SOURCE OUT make a run of someone else's checkpoint, such as transfo-xl-wt103

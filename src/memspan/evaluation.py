@@ -262,7 +262,7 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
     prepared = _prepared(run, corpus, field, progress)
     for line in prepared.notices():
         log.warning(line)
-    tokens, starts = _split(prepared, name, split)
+    tokens, starts = split_of(prepared, name, split)
     changed = None
     if known := is_whole(run.corpus):
         among = prepared.splits if split == ALL else [split]
@@ -283,10 +283,8 @@ def _prepared(run: Run, corpus: str | None, field: str | None, progress: bool) -
         raise MemspanError(
             f"field {field!r} is that of another corpus than the run's own: name the corpus, or drop it"
         )
-    if corpus is not None and field is not None and not has_fields(corpus):
-        raise MemspanError(
-            f"field {field!r} is for JSON Lines, Parquet and data sets, and {corpus} is none: drop it"
-        )
+    if corpus is not None:
+        check_field(corpus, field)
     if corpus is None and not is_there(data.corpus):
         raise MemspanError(
             f"the corpus of {run.folder} is not at {data.corpus}: say where it is with --corpus "
@@ -302,7 +300,19 @@ def _prepared(run: Run, corpus: str | None, field: str | None, progress: bool) -
     )
 
 
-def _split(prepared: Prepared, corpus: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+def check_field(corpus: str, field: str | None) -> None:
+    """Refuse a field of a text that has none.
+
+    Raises:
+        MemspanError: it is such a text.
+    """
+    if field is not None and not has_fields(corpus):
+        raise MemspanError(
+            f"field {field!r} is for JSON Lines, Parquet and data sets, and {corpus} is none: drop it"
+        )
+
+
+def split_of(prepared: Prepared, corpus: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of one split or of all, and the indices at which documents start."""
     if name != ALL and name not in prepared.splits:
         raise MemspanError(

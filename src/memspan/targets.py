@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from memspan.stateful.caches import Causal
 from memspan.stateful.check import Report
 from memspan.stateful.check import check as checked
 from memspan.stateful.protocol import RefusedError, Stateful
-from memspan.stateful.recipes import RECIPES, build
+from memspan.stateful.recipes import RECIPES, VOCABULARY, build
 from memspan.stateful.recurrent import Recurrent
 
 TYPE = "transformers:"
@@ -103,7 +103,16 @@ def _cannot(what: str, error: RefusedError) -> MemspanError:
     return MemspanError(message)
 
 
-def named(target: str, trust_remote_code: bool = False, seed: int = 0) -> Stateful[Any]:
+def is_run(model: object) -> TypeGuard[Run | str | Path]:
+    """Whether it is a run, or the name of one."""
+    if isinstance(model, str | Path):
+        return (run_folder(model) / "config.toml").is_file()
+    return isinstance(model, Run)
+
+
+def named(
+    target: str, trust_remote_code: bool = False, seed: int = 0, vocab_size: int = VOCABULARY
+) -> Stateful[Any]:
     """The model of that name: see ``memspan check --help``.
 
     Args:
@@ -111,27 +120,33 @@ def named(target: str, trust_remote_code: bool = False, seed: int = 0) -> Statef
             ``FILE.py:NAME``.
         trust_remote_code: execute the code that is in a folder.
         seed: of random weights.
+        vocab_size: of a type of transformers.
 
     Raises:
         MemspanError: there is no such model, or it cannot be read here.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _named(target, trust_remote_code, seed)
+        return _named(target, trust_remote_code, seed, vocab_size)
 
 
-def _named(target: str, trust_remote_code: bool, seed: int) -> Stateful[Any]:
+def _named(target: str, trust_remote_code: bool, seed: int, vocab_size: int) -> Stateful[Any]:
     folder = run_folder(target)
     if target.startswith(TYPE):
-        return _recipe(target.removeprefix(TYPE), seed)
+        return _recipe(target.removeprefix(TYPE), seed, vocab_size)
     if ".py:" in target:
         return as_stateful(_from_file(target))
-    if (folder / "config.toml").is_file():
+    if is_run(target):
         return as_stateful(load(folder))
     if (folder / "config.json").is_file():
         return _pretrained(folder, trust_remote_code)
     if target in PRESETS or target.endswith(".toml"):
         return as_stateful(_preset(PRESETS.get(target, Path(target))))
+    if folder.is_dir():
+        raise MemspanError(
+            f"{target} is neither a run, with a config.toml, nor a model of transformers, with a "
+            "config.json: check the path"
+        )
     raise MemspanError(
         f"there is no {target}: give a run ({', '.join(SHIPPED)}, or a folder), a preset, a folder "
         f"in transformers' format, {TYPE}TYPE or FILE.py:NAME"
@@ -146,14 +161,14 @@ def _preset(file: Path) -> LanguageModel:
     return LanguageModel(vocab_size, model, config.embedding).eval()
 
 
-def _recipe(model_type: str, seed: int) -> Stateful[Any]:
+def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
     require("transformers")
     if model_type not in RECIPES:
         raise MemspanError(
             f"{model_type} is not built: there is a recipe for {', '.join(sorted(RECIPES))}"
         )
     try:
-        return build(model_type, seed)
+        return build(model_type, seed, vocab_size)
     except RefusedError as error:
         raise _cannot(model_type, error) from error
     except (ValueError, KeyError) as error:

@@ -244,3 +244,114 @@ def test_a_picture_that_fails_loses_nothing_else(
     assert "written: run/measure.html\n" in said.out
     assert json.loads(Path("run/measure.json").read_text())["runs"]
     assert not Path("run/measure.png").exists()
+
+
+MODELS = """
+import torch
+
+from memspan.stateful import Function, Inputs
+
+
+class Reads(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(size, 8)
+        self.rnn = torch.nn.GRU(8, 8, batch_first=True)
+        self.head = torch.nn.Linear(8, size)
+
+    def hidden(self, tokens, state):
+        return self.rnn(self.embedding(tokens), state)
+
+    def forward(self, tokens, state):
+        hidden, state = self.hidden(tokens, state)
+        return self.head(hidden), state
+
+
+def made(size=256, name="forward"):
+    module = Reads(size)
+    read, first = getattr(module, name), lambda rows: torch.zeros(1, rows, 8)
+    return Function(read, first, Inputs(size), module=module)
+
+
+def few():
+    return made(size=65)
+
+
+def headless():
+    return made(name="hidden")
+
+
+def stops():
+    model = made()
+    model.function = lambda tokens, state: 1 / 0
+    return model
+
+
+def vectors():
+    return torch.nn.GRU(8, 8)
+
+
+def stateless():
+    return torch.nn.Linear(8, 8)
+"""
+
+
+def test_a_model_that_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a run, on the same tokens."""
+    Path("models.py").write_text(MODELS)
+    capsys.readouterr()
+    targets, options = ["models.py:made", "run"], ["--longest", "64", "--budget", "1000"]
+    cli.main(["measure", *targets, "--corpus", "text.txt", *options])
+    printed = capsys.readouterr().out
+    found = json.loads(Path("measure.json").read_text())
+    first, second = found["runs"]
+    assert first["run"] == "models.py:made"
+    assert first["vocabulary"] == second["vocabulary"]
+    assert first["span"]["blocks"] == 8
+    assert f"{first['span']['blocks']} blocks" in printed
+    assert first["state_bytes"] == 32
+    assert first["span"]["low"] <= first["span"]["tokens"] <= first["span"]["high"]
+    assert [p["distance"] for p in first["repeats"]["points"]] == [16, 32, 64]
+    assert found["effective_context"]
+    assert any("for runs of memspan" in line for line in first["left_out"])
+
+
+def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
+    """The run's own tokeniser for a model of the same characters."""
+    train("words", "--data.tokenizer", "characters")
+    Path("models.py").write_text(MODELS.replace("size=65", "size=64"))
+    options = {"corpus": "text.txt", "longest": 64, "budget": 1000}
+    of_name = memspan.measure("models.py:few", tokenizer="words/tokenizer.json", **options)
+    assert of_name.tokenizer == "characters"
+    of_object = memspan.measure(memspan.load("run").model, **options)
+    assert of_object.tokenizer == "bytes"
+    assert of_object.span is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("few", "has 65 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
+        ("few --tokenizer bytes", "models.py:few has 65 tokens, and the text has others"),
+        ("headless", "where logits are [B, T, 256]: give one with a language model's head"),
+        ("stops", "the model stopped with ZeroDivisionError: division by zero"),
+        ("vectors", "reads vectors, and a text is tokens: give a language model"),
+        ("stateless", "Linear has no state that is known here"),
+        ("missing", "models.py has no missing"),
+        ("made --precision bfloat16", "is no run: drop --precision"),
+        ("made --field body --corpus text.txt", "drop it"),
+        ("made --tokenizer missing.json", "cannot read missing.json"),
+    ],
+)
+def test_models_that_cannot_be_measured(
+    own_folders: Path, capsys: pytest.CaptureFixture[str], name: str, line: str
+) -> None:
+    Path("models.py").write_text(MODELS)
+    Path("text.txt").write_text(TEXT)
+    assert line in refused(capsys, *f"models.py:{name}".split())
+
+
+def test_a_run_keeps_its_tokeniser(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has its own tokeniser" in refused(capsys, "run", "--tokenizer", "bytes")
+    Path("empty").mkdir()
+    assert "neither a run" in refused(capsys, "empty")

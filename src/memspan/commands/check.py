@@ -12,8 +12,8 @@ import tyro
 
 from memspan.checks import check_types
 from memspan.commands.parsing import Modules, parsed
+from memspan.commands.reading import TARGET_HELP
 from memspan.errors import MemspanError
-from memspan.runs.shipped import SHIPPED
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,7 @@ class CheckArguments:
     target: Annotated[
         str,
         tyro.conf.Positional,
-        tyro.conf.arg(
-            metavar="TARGET",
-            help="A run, by folder or of those that come with memspan "
-            f"({', '.join(SHIPPED)}); a preset; a folder in transformers' format; transformers:TYPE, "
-            "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function "
-            "that makes one.",
-        ),
+        tyro.conf.arg(metavar="TARGET", help=TARGET_HELP),
     ]
     laws: str | None = None
     """Laws to check, joined by commas, such as cuts,rows (None: all)."""

@@ -1,4 +1,4 @@
-"""``memspan measure``: how far back runs remember."""
+"""``memspan measure``: how far back runs and other models remember."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import tyro
 
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
-from memspan.commands.reading import RUN_HELP, DeviceArguments
+from memspan.commands.reading import TARGET_HELP, DeviceArguments
 from memspan.commands.standard_input import STDIN, readable
 from memspan.errors import MemspanError
-from memspan.runs.config_files import load_config
 from memspan.runs.shipped import is_shipped, run_folder
 
 
@@ -24,17 +23,19 @@ from memspan.runs.shipped import is_shipped, run_folder
 class MeasureArguments(DeviceArguments):
     """Measure how far back trained models remember: the span of context that lowers their loss, the
     effect of a longer or shorter memory, how long they recall a random string, and where they attend.
+    Of models that are no runs: the span and the strings.
 
     Writes measure.json, measure.html and, with the extra plot, measure.png.
     """
 
     run: Annotated[
-        tuple[Path, ...],
+        tuple[str, ...],
         tyro.conf.Positional,
-        tyro.conf.arg(help=f"{RUN_HELP} Several are compared."),
+        tyro.conf.arg(help=f"{TARGET_HELP} Several are compared."),
     ] = field(kw_only=True)
     corpus: str | None = None
-    """A named corpus, file, folder or glob; -: standard input (None: each run's own)."""
+    """A named corpus, file, folder or glob; -: standard input (None: each run's own; of other models
+    tiny-shakespeare-held-out, which comes with memspan)."""
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
     training)."""
@@ -44,15 +45,20 @@ class MeasureArguments(DeviceArguments):
     """Longest distance to measure, in tokens."""
     budget: float = 45.0
     """CPU seconds to spend on each run; more time means narrower intervals."""
+    tokenizer: str | None = None
+    """Of models that are no runs: bytes, a tokenizer.json, or a folder in transformers' format (None:
+    the one in the model's folder, or bytes)."""
+    trust_remote_code: bool = False
+    """Execute the code that a folder in transformers' format brings along."""
     out: Path | None = None
-    """Folder for the report (None: the first run's, or the current folder where that run came with
-    memspan)."""
+    """Folder for the report (None: the first run's, or the current folder where that is no run or came
+    with memspan)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(2, self, "longest")
         if not self.run:
-            raise MemspanError("no run to measure: give one or more run folders")
+            raise MemspanError("no run to measure: give one or more")
         if not self.budget > 0:
             raise MemspanError(f"budget must be more than 0 seconds, not {self.budget:g}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
@@ -62,9 +68,6 @@ class MeasureArguments(DeviceArguments):
 def measure(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(MeasureArguments, arguments, "memspan measure")
-    for folder in options.run:
-        # Says what is wrong with it, before torch is imported.
-        load_config(folder)
     with readable(options.corpus) as corpus:
         _measure(options, corpus)
 
@@ -76,22 +79,33 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
     from memspan.measurement.measure import Measurement
     from memspan.measurement.report import Report, printed, written
     from memspan.runs.reading import precision_for
+    from memspan.runs.run import Run
+    from memspan.targets import is_run
 
     found: list[Measurement] = []
     stopped: BaseException | None = None
-    for folder in dict.fromkeys(options.run):
+    for name in dict.fromkeys(options.run):
         try:
-            run = memspan.load(folder, str(device_for(options.device)))
-            with _bar(folder) as progress:
+            model: Run | str = name
+            precision = None
+            if is_run(name):
+                model = memspan.load(name, str(device_for(options.device)))
+                precision = precision_for(model, options.precision, options.matmul_precision)
+            elif (options.precision, options.matmul_precision) != ("auto", "auto"):
+                raise MemspanError(f"{name} is no run: drop --precision and --matmul-precision")
+            with _bar(name) as progress:
                 found.append(
                     memspan.measure(
-                        run,
+                        model,
                         corpus,
                         field=options.field,
                         split=options.split,
                         longest=options.longest,
                         budget=options.budget,
-                        precision=precision_for(run, options.precision, options.matmul_precision),
+                        precision=precision,
+                        tokenizer=options.tokenizer,
+                        trust_remote_code=options.trust_remote_code,
+                        device=options.device,
                         progress=progress,
                     )
                 )
@@ -114,14 +128,15 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
         raise stopped
 
 
-def _own_folder(run: Path) -> Path:
-    """Where a report on the run belongs."""
+def _own_folder(run: str) -> Path:
+    """Where a report on the run, or on another model, belongs."""
     folder = run_folder(run)
-    return Path.cwd() if is_shipped(folder) else folder
+    own = (folder / "config.toml").is_file() and not is_shipped(folder)
+    return folder if own else Path.cwd()
 
 
 @contextlib.contextmanager
-def _bar(folder: Path) -> Iterator[Callable[[float, float], None]]:
+def _bar(name: str) -> Iterator[Callable[[float, float], None]]:
     """A progress bar, from the first call on."""
     from memspan.training.terminal import counting
 
@@ -130,7 +145,7 @@ def _bar(folder: Path) -> Iterator[Callable[[float, float], None]]:
 
         def progress(spent: float, budget: float) -> None:
             if not shown:
-                what = f"measuring {folder}"
+                what = f"measuring {name}"
                 shown.append(stack.enter_context(counting(what, "CPU s", round(budget))))
             shown[0](round(spent))
 

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 RUN_HELP = (
     f"Run folder or, where there is none, a run that comes with memspan: {', '.join(SHIPPED)}."
 )
+TARGET_HELP = (
+    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a preset; a folder "
+    "in transformers' format; transformers:TYPE, made small and random, such as transformers:mamba; or "
+    "FILE.py:NAME, a model or a function that makes one."
+)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from memspan.errors import MemspanError
@@ -17,10 +16,11 @@ from memspan.measurement.memory_length import MemoryLength
 from memspan.measurement.repeats import Repeats
 from memspan.measurement.retention import Retention
 from memspan.measurement.span import Span
-from memspan.measurement.subject import RunSubject
+from memspan.measurement.stateful import TEXT, name_of, subject_of
+from memspan.measurement.subject import RunSubject, Subject
 from memspan.precision.products import Precision
 from memspan.runs.reading import opened, precision_for
-from memspan.runs.run import Run
+from memspan.targets import is_run
 
 T = TypeVar("T")
 LEAST_TOKENS = 32
@@ -32,7 +32,7 @@ class Measurement:
     """How far back a run remembers."""
 
     run: str
-    """The run's folder."""
+    """As it was named: a run's folder, or another model."""
     architecture: str
     parameters: int
     corpus: str
@@ -44,7 +44,11 @@ class Measurement:
     vocabulary: str
     """SHA-256 of the tokeniser: distances in tokens can be compared where it is the same."""
     segment_length: int
-    """Tokens per step, T, as in training."""
+    """Tokens per step, T; a run's as in training."""
+    window: int | None
+    """Tokens that a model of transformers can see (None: any number)."""
+    state_bytes: int
+    """What one row carries after ``longest`` tokens, or a window's."""
     longest: int
     """Tokens, the longest distance that was asked for and that the text allows."""
     budget: float
@@ -84,7 +88,7 @@ def _plain(value: object) -> object:
 
 
 def measure(
-    run: Run | str | Path,
+    run: object,
     corpus: str | None = None,
     *,
     field: str | None = None,
@@ -92,6 +96,9 @@ def measure(
     longest: int = 2048,
     budget: float = 45.0,
     precision: Precision | None = None,
+    tokenizer: str | None = None,
+    trust_remote_code: bool = False,
+    device: str = "auto",
     progress: Callable[[float, float], None] | None = None,
 ) -> Measurement:
     """Measure how far back a trained model remembers, as ``memspan measure`` does.
@@ -99,19 +106,25 @@ def measure(
     More CPU time means more tokens and narrower intervals. After Ctrl-C, what is done is returned.
 
     Args:
-        run: the run, or its folder.
-        corpus: a named corpus, file, folder or glob (None: the run's own).
+        run: a run or its folder; or any language model that carries state, or the name of one: what
+            :func:`memspan.check` takes.
+        corpus: a named corpus, file, folder or glob (None: the run's own; for other models
+            ``tiny-shakespeare-held-out``, which comes with memspan).
         field: the field or column with the corpus's text, in JSON Lines, Parquet and data sets (None:
             as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         longest: tokens, the longest distance to measure; a short text allows less.
         budget: CPU seconds to spend on measuring, of all threads together.
-        precision: of matrix products (None: float32, multiplied as in training).
+        precision: of matrix products (None: float32, multiplied as in training). For runs.
+        tokenizer: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the
+            model's own, or bytes). Runs have theirs.
+        trust_remote_code: execute the code that a folder in transformers' format brings along.
+        device: where a model that is no run is read: ``auto``, ``cpu``, ``cuda``, ...
         progress: called with the CPU seconds spent so far and ``budget`` (None: nothing is shown).
 
     Raises:
-        MemspanError: there is no such run, text or split; the text is too short, or the budget too
-            small, for anything.
+        MemspanError: there is no such model, text or split; the model carries no state, returns no
+            logits or has no tokeniser; the text is too short, or the budget too small, for anything.
         NonFiniteError: a loss is NaN or infinite.
 
     Example::
@@ -123,38 +136,56 @@ def measure(
         raise MemspanError(f"longest must be at least 2 tokens, not {longest}")
     if not budget > 0:
         raise MemspanError(f"budget must be more than 0 seconds, not {budget:g}")
-    run = opened(run)
-    text = text_of(run, corpus, field, split, progress is not None)
-    fits, left_out = _fitting(len(text.tokens), longest, split)
-    subject = RunSubject(
-        model=run.model,
-        tokenizer=run.tokenizer,
-        tokens=text.tokens,
-        segment_length=run.config.train.segment_length,
-        document_starts=text.document_starts,
-        precision=precision or precision_for(run),
-    )
-    measuring = _Measuring(subject, fits, budget, progress, left_out)
+    subject: Subject
+    left_out: list[str] = []
+    if is_run(run):
+        if tokenizer is not None:
+            raise MemspanError("a run has its own tokeniser: drop tokenizer (--tokenizer)")
+        run = opened(run)
+        text = text_of(run, corpus, field, split, progress is not None)
+        subject = RunSubject(
+            model=run.model,
+            tokenizer=run.tokenizer,
+            tokens=text.tokens,
+            segment_length=run.config.train.segment_length,
+            document_starts=text.document_starts,
+            precision=precision or precision_for(run),
+        )
+        name, corpus = str(run.folder), text.corpus
+        architecture, window = run.config.architecture, None
+    else:
+        if precision is not None:
+            raise MemspanError("a precision is for runs: other models are read as they are")
+        name, corpus = name_of(run), corpus or TEXT
+        subject, left_out = subject_of(
+            run, corpus, field, split, tokenizer, trust_remote_code, device, progress is not None
+        )
+        architecture, window = type(subject.model.module).__name__, subject.window
+    module = subject.model if isinstance(subject, RunSubject) else subject.model.module
+    fits, too_long = _fitting(len(subject.tokens), longest, split)
+    measuring = _Measuring(subject, fits, budget, progress, left_out + too_long)
     found = Measurement(
-        run=str(run.folder),
-        architecture=run.config.architecture,
-        parameters=sum(p.numel() for p in run.model.parameters()),
-        corpus=text.corpus,
+        run=name,
+        architecture=architecture,
+        parameters=sum(p.numel() for p in module.parameters()),
+        corpus=corpus,
         split=split,
-        tokenizer=run.tokenizer.kind,
-        vocabulary=run.tokenizer.vocabulary_hash,
+        tokenizer=subject.tokenizer.kind,
+        vocabulary=subject.tokenizer.vocabulary_hash,
         segment_length=subject.segment_length,
+        window=window,
+        state_bytes=subject.state_bytes(fits),
         longest=fits,
         budget=budget,
         **measuring.all(),
     )
     if found.is_empty() and not found.interrupted:
         raise MemspanError(
-            f"a budget of {budget:g} CPU seconds is too small to measure anything of {run.folder}: "
+            f"a budget of {budget:g} CPU seconds is too small to measure anything of {name}: "
             "raise it (--budget)"
         )
     for line in found.left_out:
-        logging.getLogger("memspan").warning(f"{run.folder}: left out: {line}")
+        logging.getLogger("memspan").warning(f"{name}: left out: {line}")
     return found
 
 
@@ -176,7 +207,7 @@ def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
 class _Measuring:
     """One measurement after the other, until the budget is spent or Ctrl-C comes."""
 
-    subject: RunSubject
+    subject: Subject
     longest: int
     seconds: float
     progress: Callable[[float, float], None] | None
@@ -193,13 +224,15 @@ class _Measuring:
 
     def all(self) -> dict[str, Any]:
         """The fields of a :class:`Measurement`."""
-        found: dict[str, Any] = {
-            "span": self._span(),
-            "memory_lengths": tuple(self._memory_lengths()),
-            "repeats": self._repeats(),
-            "attention": self._attention(),
-            "retention": self._retention(),
-        }
+        own = self.subject if isinstance(self.subject, RunSubject) else None
+        found: dict[str, Any] = {"span": self._span()}
+        if own is not None:
+            found["memory_lengths"] = tuple(self._memory_lengths(own))
+        found["repeats"] = self._repeats()
+        if own is not None:
+            found |= {"attention": self._attention(own), "retention": self._retention(own)}
+        else:
+            self.left_out.append("memory length, attention, values: for runs of memspan")
         return found | {
             "left_out": tuple(self.left_out),
             "interrupted": self.interrupted,
@@ -244,11 +277,11 @@ class _Measuring:
             self._shortened("span", found.points[-1].history)
         return found
 
-    def _memory_lengths(self) -> Iterator[MemoryLength]:
-        options = memory_length.sizes(self.subject.model.backbone.config)
+    def _memory_lengths(self, subject: RunSubject) -> Iterator[MemoryLength]:
+        options = memory_length.sizes(subject.model.backbone.config)
         if not options:
             self.left_out.append("memory length: this architecture's memory has no size to vary")
-        elif not memory_length.fits(self.subject):
+        elif not memory_length.fits(subject):
             self.left_out.append("memory length: the text has too few segments")
             return
         for option, trained in options.items():
@@ -256,7 +289,7 @@ class _Measuring:
             def start(
                 budget: Budget, option: str = option, trained: int = trained
             ) -> Iterator[MemoryLength]:
-                return memory_length.measured(self.subject, option, trained, self.longest, budget)
+                return memory_length.measured(subject, option, trained, self.longest, budget)
 
             found = self._last(option.replace("_", " "), 0.4 / len(options), start)
             if found is not None:
@@ -286,18 +319,18 @@ class _Measuring:
             self._shortened("repeats", found.points[-1].distance)
         return found
 
-    def _attention(self) -> Attention | None:
-        if not attention.exists(self.subject):
+    def _attention(self, subject: RunSubject) -> Attention | None:
+        if not attention.exists(subject):
             return None
         return self._last(
-            "attention", 0.6, lambda budget: attention.measured(self.subject, self.longest, budget)
+            "attention", 0.6, lambda budget: attention.measured(subject, self.longest, budget)
         )
 
-    def _retention(self) -> Retention | None:
-        if not retention.exists(self.subject):
+    def _retention(self, subject: RunSubject) -> Retention | None:
+        if not retention.exists(subject):
             return None
         # History, a value, and as many tokens after it.
-        longest = min(self.longest, len(self.subject.tokens) // 2 - 2)
+        longest = min(self.longest, len(subject.tokens) // 2 - 2)
         return self._last(
-            "values", 1.0, lambda budget: retention.measured(self.subject, longest, budget)
+            "values", 1.0, lambda budget: retention.measured(subject, longest, budget)
         )

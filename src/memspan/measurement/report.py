@@ -109,7 +109,17 @@ class Report:
             text = f"{m.corpus}, {m.split}"
             size = f"{m.parameters:,}"
             blocks = "" if m.span is None else f"{m.span.blocks:,}"
-            cells = (m.architecture, size, m.tokenizer, text, span, blocks, f"{m.seconds:.0f}")
+            state = f"{m.state_bytes:,}"
+            cells = (
+                m.architecture,
+                size,
+                m.tokenizer,
+                text,
+                span,
+                blocks,
+                state,
+                f"{m.seconds:.0f}",
+            )
             rows.append((name, *cells))
         return Table(
             "Span",
@@ -121,11 +131,13 @@ class Report:
                 "text",
                 "span in tokens",
                 "blocks",
+                "bytes of state",
                 "CPU s",
             ),
             rows,
             f"The smallest history whose loss is within {TOLERANCE} bits per byte of the longest "
-            "history's, with a 95 % interval from so many blocks of neighbouring tokens.",
+            "history's, with a 95 % interval from so many blocks of neighbouring tokens. State: "
+            "what one stream carries.",
         )
 
 
@@ -146,7 +158,9 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{name}: loss against history, from an empty memory",
                 ("tokens of history", "bits per byte", "more than with the longest"),
                 span_rows,
-                f"The same {m.span.targets:,} tokens, in {m.span.blocks:,} blocks, in every row.",
+                f"The same {m.span.targets:,} tokens, in {m.span.blocks:,} blocks, in every row."
+                + (m.window is not None)
+                * f" With more history, the last {m.window} are read anew.",
             )
         )
     for sizes in m.memory_lengths:

@@ -65,6 +65,10 @@ class Subject(ABC):
             NonFiniteError: a loss is NaN or infinite.
         """
 
+    @abstractmethod
+    def state_bytes(self, n_tokens: int) -> int:
+        """Size of what one row carries after so many tokens."""
+
     def cuts(self, n_tokens: int, line: int) -> Cuts:
         """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.
 
@@ -91,6 +95,9 @@ class RunSubject(Subject):
 
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
         return self.read(segment, cuts, self.reader(len(segment.inputs)))[:, -last:]
+
+    def state_bytes(self, n_tokens: int) -> int:
+        return self.model.initial_memory(1).nbytes
 
     def read(self, segment: Segment, cuts: Cuts, reader: Reader) -> np.ndarray:
         """Read on; nats of every target, float64 ``[B, N]``, 0 where it is not scored."""

@@ -18,7 +18,6 @@ from memspan.stateful.caches import Causal
 from memspan.stateful.protocol import Padding
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -33,6 +32,7 @@ SIZES: dict[str, Any] = {
 """What recipes share; configs ignore what they do not know."""
 WINDOW, CHUNK = 8, 8
 """Tokens."""
+VOCABULARY = 64
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ RECIPES: dict[str, Recipe] = {
 """Type -> recipe."""
 
 
-def build(model_type: str, seed: int = 0) -> Causal:
+def build(model_type: str, seed: int = 0, vocab_size: int = VOCABULARY) -> Causal:
     """A small model of that type with random weights.
 
     Raises:
@@ -243,7 +243,7 @@ def build(model_type: str, seed: int = 0) -> Causal:
     sizes = {
         n: size for n, size in SIZES.items() if not isinstance(getattr(kind, n, None), property)
     }
-    options = {**sizes, **made.options}
+    options = {"vocab_size": vocab_size, **sizes, **made.options}
     with torch.random.fork_rng():
         # What is not randomised below may be drawn, too.
         torch.manual_seed(seed)

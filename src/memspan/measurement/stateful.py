@@ -1,0 +1,227 @@
+"""Models of others as what is measured: any language model that carries state."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memspan.data.prepared import prepare
+from memspan.data.streams import Segment
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.pretrained import FILES, PretrainedTokenizer
+from memspan.data.tokenizers.registry import read_tokenizer
+from memspan.devices import device_for
+from memspan.errors import MemspanError
+from memspan.evaluation import check_field, split_of
+from memspan.measurement.subject import Cuts, Subject, finite
+from memspan.nn import NOT_SCORED
+from memspan.runs.shipped import run_folder
+from memspan.stateful.protocol import Stateful, tensors_of
+from memspan.targets import as_stateful, named
+
+SEGMENT = 256
+"""Tokens that are read at once: a model whose outputs depend on cuts is measured with these."""
+MOST_SCORES = 1 << 26
+"""Logits at once."""
+TEXT = "tiny-shakespeare-held-out"
+"""Read where no corpus is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatefulSubject(Subject):
+    """Any language model that carries state."""
+
+    model: Stateful[Any]
+    """In evaluation mode."""
+    window: int | None = None
+    """Tokens that it can see: for targets with more history, so many are read anew (None: any)."""
+    prefix: tuple[int, ...] = ()
+    """What its tokeniser puts before every text, which is no history."""
+
+    @torch.no_grad()
+    def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
+        """See :meth:`Subject.losses`.
+
+        Raises:
+            MemspanError: the model stops, or returns no logits.
+        """
+        assert self.model.inputs.vocab_size is not None
+        rows = max(1, MOST_SCORES // (self.segment_length * self.model.inputs.vocab_size))
+        parts = zip(segment.inputs.split(rows), segment.targets.split(rows), strict=True)
+        return finite(torch.cat([self._seen(*part, cuts, last) for part in parts]))
+
+    def _seen(self, inputs: Tensor, targets: Tensor, cuts: Cuts, last: int) -> Tensor:
+        """Nats ``[B, last]``, of at most a window's tokens each."""
+        n = inputs.shape[1]
+        width = n if self.window is None else max(1, self.window - len(self.prefix))
+        if n <= width:
+            return self._nats(inputs, targets, cuts, last)
+        # A window for each target would be exact; neighbours in one miss an eighth of it at most. A
+        # power of two, so that they are the same neighbours for all histories.
+        step, found = 1 << (max(1, width // 8).bit_length() - 1), []
+        for start in range(n - last, n, step):
+            end = min(start + step, n)
+            part = slice(max(0, end - width), end)
+            own = self.cuts(end - part.start, 0)
+            found.append(self._nats(inputs[:, part], targets[:, part], own, end - start))
+        return torch.cat(found, 1)
+
+    def _nats(self, inputs: Tensor, targets: Tensor, cuts: Cuts, last: int) -> Tensor:
+        """Nats ``[B, last]``, read from an empty state."""
+        n, before = inputs.shape[1], len(self.prefix)
+        prefix = inputs.new_tensor(self.prefix).expand(len(inputs), -1)
+        device = device_of(self.model.module)
+        inputs = torch.cat([prefix, inputs], 1).to(device)
+        state, found = self.model.start(len(inputs)), []
+        for start, end in cuts:
+            # What comes before the text is read with its first part.
+            part = inputs[:, start + before if start else 0 : end + before]
+            scores, state = self._read(part, state)
+            first = max(start, n - last)
+            if first < end:
+                wanted = targets[:, first:end].to(device)
+                precise = torch.promote_types(scores.dtype, torch.float32)
+                scores = scores[:, first - end :].flatten(0, 1).to(precise)
+                nats = nn.functional.cross_entropy(
+                    scores, wanted.flatten(), ignore_index=NOT_SCORED, reduction="none"
+                )
+                found.append(nats.view(wanted.shape))
+        return torch.cat(found, 1)
+
+    def _read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+        try:
+            scores, state = self.model.read(inputs, state)
+        except Exception as error:
+            # Whatever it is, it is the model's own.
+            raise MemspanError(f"the model stopped with {type(error).__name__}: {error}") from error
+        size = self.model.inputs.vocab_size
+        if scores.shape[:2] != inputs.shape or scores.dim() != 3 or scores.shape[2] < (size or 0):
+            raise MemspanError(
+                f"the model returns {list(scores.shape)} for tokens {list(inputs.shape)}, where logits "
+                f"are [B, T, {size}]: give one with a language model's head"
+            )
+        return scores, state
+
+    @torch.no_grad()
+    def state_bytes(self, n_tokens: int) -> int:
+        n = min(n_tokens, self.window or n_tokens)
+        tokens = torch.from_numpy(self.tokens[None, :n].astype(np.int64))
+        state = self.model.start(1)
+        for start, end in self.cuts(n, 0):
+            _, state = self._read(tokens[:, start:end].to(device_of(self.model.module)), state)
+        return sum(tensor.nbytes for tensor in tensors_of(state))
+
+
+def subject_of(
+    target: object,
+    corpus: str,
+    field: str | None,
+    split: str,
+    tokenizer: str | None,
+    trust_remote_code: bool,
+    device: str,
+    progress: bool,
+) -> tuple[StatefulSubject, list[str]]:
+    """A model that is no run and a text, and what the text's reading leaves out.
+
+    Raises:
+        MemspanError: there is no such model, text, field or split, or the model cannot be read or has
+            no tokeniser.
+    """
+    if isinstance(target, str | Path):
+        model = named(str(target), trust_remote_code, vocab_size=256)
+    else:
+        model = as_stateful(target)
+    vocab_size, name = model.inputs.vocab_size, name_of(target)
+    if vocab_size is None:
+        raise MemspanError(f"{name} reads vectors, and a text is tokens: give a language model")
+    check_field(corpus, field)
+    own = tokenizer_for(name, vocab_size, tokenizer, trust_remote_code)
+    prepared = prepare(
+        corpus, own.kind, field=field or "text", with_tokenizer=own, progress=progress
+    )
+    for line in prepared.notices():
+        logging.getLogger("memspan").warning(line)
+    tokens, starts = split_of(prepared, corpus, split)
+    if tokens.max(initial=0) >= vocab_size:
+        # Not by the vocabulary's size: a tokeniser may have more special tokens than the model.
+        raise MemspanError(
+            f"{name} has {vocab_size:,} tokens, and the text has others in this tokeniser: give the "
+            "one that the model was trained with (--tokenizer)"
+        )
+    left_out = []
+    if len(starts) > 1:
+        left_out.append(f"where documents begin: all {len(starts):,} are read as one text")
+    model.module.to(device_for(device)).eval()
+    subject = StatefulSubject(
+        model=model,
+        tokenizer=own,
+        tokens=tokens,
+        segment_length=SEGMENT,
+        window=window_of(model.module),
+        prefix=own.prefix if isinstance(own, PretrainedTokenizer) else (),
+    )
+    return subject, left_out
+
+
+def name_of(target: object) -> str:
+    """As the target was named, or its class."""
+    return str(target) if isinstance(target, str | Path) else type(target).__name__
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where its weights are."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
+
+
+def window_of(module: nn.Module) -> int | None:
+    """Tokens that a model of transformers was made for: its table of positions, or as many as its
+    rotations were trained with (None: any)."""
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    # Also the name by which GPT-2's n_positions is known.
+    window = getattr(config, "max_position_embeddings", None)
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def tokenizer_for(
+    target: str, vocab_size: int, given: str | None, trust_remote_code: bool
+) -> Tokenizer:
+    """The tokeniser of a model that is no run.
+
+    Args:
+        target: the model's name.
+        vocab_size: the model's.
+        given: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the one in
+            the model's own folder, or bytes).
+
+    Raises:
+        MemspanError: there is none.
+    """
+    folder = Path(given) if given is not None else run_folder(target)
+    tokenizer: Tokenizer
+    if given == "bytes" or (given is None and not _has_tokenizer(folder)):
+        # Some have special tokens, too; many more are those of another tokeniser.
+        if given is None and not 256 <= vocab_size < 512:
+            raise MemspanError(
+                f"{target} has {vocab_size:,} tokens and no tokeniser, and bytes are 256: give its "
+                "tokeniser (--tokenizer FOLDER, or a tokenizer.json)"
+            )
+        tokenizer = ByteTokenizer()
+    elif folder.is_dir():
+        tokenizer = PretrainedTokenizer(folder, trust_remote_code)
+    else:
+        tokenizer = read_tokenizer(folder)
+    return tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES)
