@@ -9,7 +9,6 @@ an adapter, a hook, a parametrisation. Then modules are called one by one, as th
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from operator import attrgetter, is_not
 from types import FunctionType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,9 +32,13 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 """Two that count in reading, and two that count only where there are gradients."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
-COMPUTES = {"training", "_parameters", "_buffers", "_modules", *HOOKS}
+TABLES = ("_parameters", "_buffers", "_modules")
+COMPUTES = {"training", *TABLES, *HOOKS}
 """Of torch's own attributes those that say what a module computes."""
 OTHERS = vars(nn.Module()).keys() - COMPUTES
+
+LOOKED_AT = 256
+"""Words of each tensor whose values a reader compares, about."""
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 _METHODS: dict[type[nn.Module], dict[str, object]] = {}
@@ -252,60 +256,73 @@ class Watch(WeightsWatch):
     """Notices also that modules under ``root``, a tree that a kernel stands in for, have changed.
 
     A single token notices new hooks, and modules that were put in: torch says when any is. A whole
-    look, for several tokens, notices attributes, too, and on a CPU the values that were written
-    through ``parameter.data`` to weights that a kernel has packed.
+    look, for several tokens, notices classes and attributes, too, and on a CPU what was written through
+    ``parameter.data`` throughout a tensor.
     """
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__(root)
-        self._hooks = [vars(part)[name] for part in self.modules for name in HOOKS[:2]]
-        self._hooks += GLOBAL_HOOKS
-        self._members = [
-            members
-            for part in self.modules
-            for members in (part._parameters, part._buffers, part._modules)
-        ]
-        self._sizes = list(map(len, self._members))
+        self._own = list(map(vars, self.modules))
+        self._hooks = [own[name] for own in self._own for name in HOOKS[:2]] + GLOBAL_HOOKS
+        self._tables = [own[name] for own in self._own for name in TABLES]
+        self._sizes = list(map(len, self._tables))
         self._kinds = list(map(type, self.modules))
+        self._n_attributes = list(map(len, self._own))
         self._places = [
             (members, name)
-            for part in self.modules
-            for members in (part._modules, vars(part))
+            for part, own in zip(self.modules, self._own, strict=True)
+            for members in (part._modules, own)
             for name in members.keys() - OTHERS
         ]
         self._found = self._in_places()
-        self._packed: list[tuple[int, int, int]] = []
-        self._copies: dict[int, Tensor] = {}
+        self._values = _Values(self._tensors)
 
     def _in_places(self) -> list[Any]:
         return [members.get(name) for members, name in self._places]
-
-    def pack(self, tensors: Iterable[Tensor]) -> None:
-        """From now on look at the values of ``tensors``, too, which a kernel has packed."""
-        for tensor in tensors:
-            if tensor.device.type == "cpu" and id(tensor) not in self._copies:
-                # From its first number to its last, as fast as memory is read.
-                last = sum(
-                    (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-                )
-                whole = tensor.detach().as_strided((last + 1,), (1,))
-                copy = self._copies[id(tensor)] = whole.clone()
-                self._packed.append((whole.data_ptr(), copy.data_ptr(), copy.nbytes))
 
     def _is_changed(self, whole: bool) -> bool:
         if super()._is_changed(whole) or any(self._hooks):
             return True
         return whole and (
-            not all(map(_is_untouched, self.modules, self._kinds))
+            list(map(type, self.modules)) != self._kinds
             or not all(map(_is_as_defined, set(self._kinds)))
-            or list(map(len, self._members)) != self._sizes
+            or list(map(len, self._tables)) != self._sizes
             or any(map(is_not, self._in_places(), self._found))
-            or any(_memcmp(*places) for places in self._packed)
+            or self._have_methods()
+            or self._values.have_changed()
+        )
+
+    def _have_methods(self) -> bool:
+        """Whether a module has got a method of its own; other new attributes do not count."""
+        before, self._n_attributes = self._n_attributes, list(map(len, self._own))
+        return before != self._n_attributes and not all(
+            map(_is_untouched, self.modules, self._kinds)
         )
 
 
-_memcmp = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcmp
-_memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+class _Values:
+    """Some numbers of each tensor on a CPU, evenly spread: they are read in microseconds, while all of
+    them would take a good part of the time that it takes to compute with them."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        places = []
+        for tensor in tensors:
+            if tensor.device.type == "cpu" and tensor.numel():
+                ends = [(n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True)]
+                # In words of 8 bytes; an odd step meets all columns of a matrix in turn.
+                n_words = -(-(sum(ends) + 1) * tensor.element_size() // 8)
+                step = (n_words // LOOKED_AT) | 1
+                places.append(tensor.data_ptr() // 8 + np.arange(0, n_words, step))
+        at = np.concatenate(places or [np.zeros(0, np.int64)])
+        first = int(at.min(initial=0 if not len(at) else at[0]))
+        words = ctypes.c_int64 * int(at.max(initial=first) - first + 1)
+        self._at = at - first
+        self._memory = np.ctypeslib.as_array(words.from_address(8 * first)) if len(at) else at
+        self._before = self._memory.take(self._at)
+
+    def have_changed(self) -> bool:
+        """Only while the tensors are where they were."""
+        return not np.array_equal(self._memory.take(self._at), self._before)
 
 
 _WATCHES: weakref.WeakSet[WeightsWatch] = weakref.WeakSet()

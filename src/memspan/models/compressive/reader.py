@@ -142,7 +142,6 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         copies = []
         for layer in self.backbone.stack():
             assert layer.compression is not None
-            self.watch.pack(layer.compression.parameters())
             copies.append(copy.deepcopy(layer.compression))
             for parameter in copies[-1].parameters():
                 if parameter.dim() > 2:

@@ -45,7 +45,6 @@ class FastWeightsReader(WatchedReader):
     @cached_property
     def _projections(self) -> list[Tensor]:
         """Of each layer: not before a single token is read."""
-        self.watch.pack(self.backbone.parameters())
         return [layer.attention.fused_weight() for layer in self.backbone.stack()]
 
     @cached_property

@@ -26,7 +26,6 @@ class FeedbackReader(WatchedReader):
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
         super().__init__(backbone)
         self.backbone = backbone
-        self.watch.pack(backbone.parameters())
         self._batch, self.span, _ = memory.vectors.shape
         self._rows, self._device = Rows.of(memory), memory.vectors.device
         self._n_heads = backbone.config.n_heads

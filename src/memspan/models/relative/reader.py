@@ -48,15 +48,6 @@ class ReaderAttention:
         q, k, v = layer.attention.heads(projected).chunk(3, 1)
         return q, k, v
 
-    def packed(self) -> list[Tensor]:
-        """The weights that it has computed with, and will not look at again."""
-        own: list[Tensor] = [*self.backbone.parameters(recurse=False)]
-        for layer in self.layers:
-            called = {*layer.attention.output.parameters()}
-            own += [p for p in layer.attention.parameters() if p not in called]
-            own += layer.attention_norm.parameters()
-        return own
-
     def keys_and_values(self, n: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Layer ``n``'s keys and values of slots ``[B, N, D]``, ``[B, H, N, K]`` each."""
         attention = self.layers[n].attention
@@ -146,7 +137,6 @@ class RelativeReader(WatchedReader, ABC, Generic[M]):
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
         self._attention = ReaderAttention(backbone, span)
-        self.watch.pack(self._attention.packed())
         self._attention.cover(self.n_slots + 1, self.n_slots)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
         dtype = backbone.content_bias.dtype
@@ -218,7 +208,6 @@ class RelativeReader(WatchedReader, ABC, Generic[M]):
 
     def _compiled_step(self, halved: bool = False) -> CompiledStep:
         backbone = self.backbone
-        self.watch.pack(backbone.parameters())
         projections = [
             {"projections": weight, "projections_bias": bias}
             for weight, bias in self._attention.weights
