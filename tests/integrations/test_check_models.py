@@ -43,6 +43,14 @@ def test_a_second_segment_of_several_tokens_is_found(model_type: str) -> None:
     assert "memspan" not in script
 
 
+def test_float32_inside_a_float64_model_is_no_alarm() -> None:
+    model = build("mamba2")
+    model.module.double()
+    report = memspan.check(model, ["cuts", "gradients"], budget=120)
+    assert report["cuts"].outcome == "holds"
+    assert not report.broken, report
+
+
 def test_a_folder_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=32, num_hidden_layers=1, **sizes)

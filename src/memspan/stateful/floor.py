@@ -78,8 +78,11 @@ def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> in
     """How many of the weights' last bits do not count, since something is computed in float32 of what
     is float64: larger perturbations change outputs in proportion, unless they are rounded inside."""
     outputs = _again(compute, seed)
-    if outputs.dtype != torch.float64:
+    if not any(weight.dtype == torch.float64 for weight in module.parameters()):
         return 0
+    if outputs.dtype != torch.float64:
+        # Gradients are of the weights' type all the same.
+        return 52 - 23
     least = max(_change(compute, outputs, module, seed, 0), rounding(outputs))
     changes = {bits: _change(compute, outputs, module, seed, bits) for bits in (12, 16, 20)}
     smooth = all(change <= 16 * least * 2**bits for bits, change in changes.items())
@@ -104,6 +107,7 @@ def _change(
 def rounding(outputs: Tensor, bits: int = 0) -> float:
     """The last place of the largest output."""
     finite = outputs[outputs.isfinite()]
+    bits = bits if outputs.dtype == torch.float64 else 0
     return (
         2**bits * torch.finfo(outputs.dtype).eps * finite.abs().max().item() if len(finite) else 0.0
     )
@@ -111,7 +115,7 @@ def rounding(outputs: Tensor, bits: int = 0) -> float:
 
 @contextmanager
 def perturbed(module: nn.Module, generator: torch.Generator, bits: int = 0) -> Iterator[None]:
-    """Every weight ``2 ** bits`` units in the last place larger or smaller, by chance."""
+    """Every weight a unit in the last place larger or smaller, by chance; ``2 ** bits`` of float64."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     weights = [weight for weight in weights if weight.element_size() in _INTEGERS]
     before = [weight.detach().clone() for weight in weights]
@@ -129,7 +133,7 @@ def perturbed(module: nn.Module, generator: torch.Generator, bits: int = 0) -> I
 def _next(weight: Tensor, generator: torch.Generator, bits: int) -> Tensor:
     """Read as integers, floating-point numbers of one sign are in order."""
     up = torch.randint(2, weight.shape, generator=generator).to(weight.device)
-    step = (2 * up - 1) * 2**bits
+    step = (2 * up - 1) * (2**bits if weight.dtype == torch.float64 else 1)
     # What is not finite stays; zero and its neighbours can only be made larger.
     finfo = torch.finfo(weight.dtype)
     step = torch.where(weight.abs() < finfo.max / 2, step, torch.zeros_like(step))
