@@ -157,21 +157,19 @@ static void load_keys(Chunk *c, const Loop *f, long b, long h, long start) {
     multiply(c->scores, NULL, TOKENS, 0, 1, q, c->kT, TOKENS, n, n, c->K);
 }
 
-/* Logarithms are summed over just the tokens between: differences of sums from the chunk's start would
-   lose what is small beside a strong decay further back. */
+/* Products of just the decays between: a quotient of products from the chunk's start would lose what is
+   small beside a strong decay further back, or divide by 0. */
 static void load_strengths(Chunk *c, const Loop *f, long b, long h, long start) {
-    REAL span[TOKENS], sum = 0;
-    for (long j = 0; j < TOKENS; j++) span[j] = -INFINITY;
+    REAL since = 1;
     for (long i = 0; i < c->n; i++) {
-        REAL a = *TOKEN(f->log_decay, b, h, start + i), *row = c->between + i * TOKENS;
-        for (long j = 0; j < i; j++) span[j] += a;
-        span[i] = 0, sum += a;
-        for (long j = 0; j < TOKENS; j++) row[j] = sizeof(REAL) == 4 ? expf(span[j]) : exp(span[j]);
-        c->since[i] = exp(sum);
+        REAL decay = exp(*TOKEN(f->log_decay, b, h, start + i)), *row = c->between + i * TOKENS;
+        for (long j = 0; j < i; j++) row[j] = decay * row[j - TOKENS];
+        for (long j = i; j < TOKENS; j++) row[j] = j == i;
+        c->since[i] = since *= decay;
         c->beta[i] = *TOKEN(f->beta, b, h, start + i);
     }
     for (long j = 0; j < c->n; j++) c->until[j] = c->between[(c->n - 1) * TOKENS + j];
-    c->whole = c->since[c->n - 1];
+    c->whole = since;
 }
 
 static void decay_products(Chunk *c) {
@@ -256,9 +254,10 @@ static int forward_chunks(const Loop *f, long first, long end) {
                 load_strengths(&c, f, b, head, start);
                 decay_products(&c);
                 multiply(c.z, NULL, w, 0, 1, k, s, w, c.n, V, K);
-                load_values(c.y, &c, &f->v, b, head, start);
-                for (long t = 0; t < c.n; t++)
-                    for (long d = t * w; d < (t + 1) * w; d++) c.z[d] = c.y[d] - c.since[t] * c.z[d];
+                for (long t = 0; t < c.n; t++) {
+                    const REAL *v = TOKEN(f->v, b, head, start + t);
+                    for (long d = 0; d < V; d++) c.z[t * w + d] = v[d] - c.since[t] * c.z[t * w + d];
+                }
                 solve(&c);
                 store_values(c.z, &c, &f->errors, b, head, start);
                 multiply(c.y, NULL, w, 0, 1, q, s, w, c.n, V, K);
@@ -439,7 +438,10 @@ static int backward_chunks(const Loop *f, long first, long end) {
                     const REAL *s = state_before(f, &c, states, r, g, i, start - begin);
                     long number = (r * share + g) * K * V;
                     REAL *d = w == V ? f->d_before + number : gradients + g * memory;
-                    if (start + c.n == f->steps) copy_rows(d, w, f->d_after + number, V, K, V);
+                    if (start + c.n == f->steps) {
+                        if (f->d_after) copy_rows(d, w, f->d_after + number, V, K, V);
+                        else memset(d, 0, memory * sizeof(REAL));
+                    }
                     backward_chunk(&c, f, b, h * share + g, start, s, d);
                     if (w != V && !start) copy_rows(f->d_before + number, V, d, w, K, V);
                 }

@@ -80,13 +80,15 @@ class _Rule(torch.autograd.Function):
         given = _laid_out(tensors)
         y, after, errors, saved = _forward(given, options, any(ctx.needs_input_grad))
         ctx.options = options
+        ctx.set_materialize_grads(len(given) < len(_GIVEN))
         ctx.save_for_backward(*given, errors, saved)
         return y, after
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y: Tensor, d_after: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_y: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         *given, errors, saved = ctx.saved_tensors
+        d_y = torch.zeros_like(errors) if d_y is None else d_y
         return None, *_backward(given, errors, saved, d_y, d_after, ctx.options)
 
 
@@ -132,16 +134,18 @@ def _backward(
     errors: Tensor,
     saved: Tensor,
     d_y: Tensor,
-    d_after: Tensor,
+    d_after: Tensor | None,
     options: Options,
 ) -> list[Tensor]:
-    """Gradients of all that was ``given``."""
+    """Gradients of all that was ``given``; with a decay ``d_after`` may be missing."""
     tensors = dict(zip(_GIVEN, given, strict=False))
     found = _gradients(given)
     tensors |= {f"d_{name}": d for name, d in zip(tensors, found, strict=True)}
     if "beta" in tensors:
         tensors["errors"] = errors
-    tensors |= {"saved": saved, "d_y": _side_by_side(d_y), "d_after": d_after.contiguous()}
+    tensors |= {"saved": saved, "d_y": _side_by_side(d_y)}
+    if d_after is not None:
+        tensors["d_after"] = d_after.contiguous()
     _run("backward", tensors, options)
     return found
 

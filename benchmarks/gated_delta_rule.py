@@ -1,0 +1,118 @@
+"""The gated delta rule against transformers' fallback for CPUs, the same inputs, in float32.
+
+    python benchmarks/gated_delta_rule.py [--seconds 0.3] [--rounds 9]
+
+writes ``results/gated-delta-rule.json``: for forward and backward together, and for one token after a
+memory, the ratio of CPU time. Needs transformers. Nothing is measured unless outputs, gradients and
+memories agree to 2e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    torch_chunk_gated_delta_rule,
+    torch_recurrent_gated_delta_rule,
+)
+
+from memspan.ops.delta_rule.rules import delta_rule
+from timing import interleaved, ratio, write
+
+WIDTH = 2048
+"""Of all heads together."""
+Result = tuple[Tensor, Tensor]
+
+
+def inputs(length: int, width: int) -> dict[str, Tensor]:
+    """Queries, keys, values ``[1, T, H, K]``, beta and the logarithm of the decay ``[1, T, H]``."""
+    heads = (1, length, WIDTH // width)
+    q, k, v = (torch.randn(*heads, width) for _ in range(3))
+    beta, decay = torch.rand(heads), -F.softplus(torch.randn(heads))
+    return {"query": F.normalize(q, dim=-1), "key": F.normalize(k, dim=-1), "value": v} | {
+        "beta": beta,
+        "g": decay,
+    }
+
+
+def ours(
+    query: Tensor, key: Tensor, value: Tensor, beta: Tensor, g: Tensor, state: Tensor
+) -> Result:
+    q, k, v, beta, g = (
+        t.transpose(1, 2) for t in (query * key.shape[-1] ** -0.5, key, value, beta, g)
+    )
+    y, state = delta_rule(q, k, v, beta, state, log_decay=g)
+    return y.transpose(1, 2), state
+
+
+def theirs(function: Callable[..., Any], state: Tensor, **given: Tensor) -> Result:
+    y, state = function(**given, initial_state=state, output_final_state=True)
+    return y, state
+
+
+def agree(sides: dict[str, list[Tensor]]) -> None:
+    for a, b in zip(*sides.values(), strict=True):
+        error = (a - b).abs().max() / b.abs().max()
+        if not error <= 2e-5:
+            raise SystemExit(f"the two sides do not compute the same: off by {error:.1e}")
+
+
+def training(length: int, width: int) -> dict[str, Callable[[], list[Tensor]]]:
+    given = {name: t.requires_grad_() for name, t in inputs(length, width).items()}
+    state = torch.zeros(1, WIDTH // width, width, width)
+    upstream = torch.randn(1, length, WIDTH // width, width)
+
+    def step(function: Callable[..., Result]) -> list[Tensor]:
+        y, _ = function(**given, state=state)
+        return [y, *torch.autograd.grad(y, list(given.values()), upstream)]
+
+    return {
+        "memspan": lambda: step(ours),
+        "transformers": lambda: step(lambda **t: theirs(torch_chunk_gated_delta_rule, **t)),
+    }
+
+
+def one_token(width: int) -> dict[str, Callable[[], list[Tensor]]]:
+    given = inputs(1, width)
+    given["state"] = torch.randn(1, WIDTH // width, width, width)
+
+    def step(function: Callable[..., Result]) -> list[Tensor]:
+        with torch.no_grad():
+            return list(function(**given))
+
+    return {
+        "memspan": lambda: step(ours),
+        "transformers": lambda: step(lambda **t: theirs(torch_recurrent_gated_delta_rule, **t)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = []
+    for work, length, width in (
+        *(("training", length, width) for length in (512, 64) for width in (64, 128)),
+        *(("one token", 1, width) for width in (64, 128)),
+    ):
+        sides = training(length, width) if work == "training" else one_token(width)
+        agree({name: run() for name, run in sides.items()})
+        times = interleaved(sides, options.rounds, options.seconds)
+        found = ratio(times["transformers"], times["memspan"])
+        rows.append({"work": work, "tokens": length, "head": width, "ratio": vars(found)})
+        spread = f"{found.middle:.2f}x ({found.low:.2f} to {found.high:.2f})"
+        print(f"{work}, {length} tokens, heads of {width}: {spread}")
+    write(Path(__file__).parent / "results" / "gated-delta-rule.json", rows)
+
+
+if __name__ == "__main__":
+    main()
