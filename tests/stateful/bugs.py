@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from small_models import KERNEL, WIDTH, Attention, Convolved, Gated, Sliding, State, Twin
 from torch import Tensor, nn
-from twins import KERNEL, WIDTH, Attention, Convolved, Gated, Sliding, State, Twin
 
 from memspan.stateful.protocol import Claims
 

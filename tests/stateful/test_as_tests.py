@@ -17,7 +17,7 @@ README = Path(memspan.stateful.testing.__file__).with_name("README.md")
 CASES = """
 import torch
 from memspan.stateful.testing import laws
-from twins import Gated
+from small_models import Gated
 import bugs
 
 test_right = laws(Gated, only=["cuts", "files", "roll-back"], seeds=(0, 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from bugs import BUGS
-from twins import TWINS, Twin
+from small_models import TWINS, Twin
 
 from memspan.stateful.check import NAMES, check
 

@@ -11,8 +11,8 @@ from typing import Any
 import bugs
 import pytest
 import torch
+from small_models import WIDTH, Attention, Convolved, Gated, State
 from torch import Tensor, nn
-from twins import WIDTH, Attention, Convolved, Gated, State
 
 from memspan.stateful.check import NAMES, check
 from memspan.stateful.floor import perturbed
