@@ -326,6 +326,12 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
     of_object = memspan.measure(memspan.load("run").model, **options)
     assert of_object.tokenizer == "bytes"
     assert of_object.span is not None
+    Path("two.jsonl").write_text((json.dumps({"text": TEXT}) + "\n") * 2)
+    options["corpus"] = "two.jsonl"
+    both = memspan.measure("models.py:made", split="all", **options)
+    one = memspan.measure("models.py:made", **(options | {"corpus": "text.txt", "split": "all"}))
+    assert both.left_out[0] == "where documents begin: they are read as one text"
+    assert not any("documents" in line for line in one.left_out)
 
 
 @pytest.mark.parametrize(

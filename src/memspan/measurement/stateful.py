@@ -19,7 +19,7 @@ from memspan.data.tokenizers.pretrained import FILES, PretrainedTokenizer
 from memspan.data.tokenizers.registry import read_tokenizer
 from memspan.devices import device_for
 from memspan.errors import MemspanError
-from memspan.evaluation import check_field, split_of
+from memspan.evaluation import ALL, check_field, split_of
 from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
 from memspan.runs.shipped import run_folder
@@ -157,8 +157,9 @@ def subject_of(
             "one that the model was trained with (--tokenizer)"
         )
     left_out = []
-    if len(starts) > 1:
-        left_out.append(f"where documents begin: all {len(starts):,} are read as one text")
+    # Splits begin documents, too.
+    if len(starts) > (len(prepared.splits) if split == ALL else 1):
+        left_out.append("where documents begin: they are read as one text")
     model.module.to(device_for(device)).eval()
     subject = StatefulSubject(
         model=model,

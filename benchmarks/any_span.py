@@ -1,0 +1,280 @@
+"""How far back models of transformers remember, beside the runs that come with memspan.
+
+    python benchmarks/any_span.py --work models     # trains, measures, writes the page and its picture
+    python benchmarks/any_span.py --page            # writes both from what was measured
+
+Needs the extra transformers. Four small models are trained on the bytes of the first nine tenths of
+Tiny Shakespeare, each in about three CPU minutes on one thread; those that ``--work`` has are kept. All
+are measured on the last tenth, 60 CPU seconds each, and compared on the targets that all were measured
+with, after the longest history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import memspan
+from memspan.files.pictures import png
+from memspan.measurement.measure import Measurement
+from memspan.runs.shipped import SHIPPED
+from shakespeare import add_text, parts
+from timing import write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "any-span.md"
+BEGIN, END = "<!-- benchmarks/any_span.py writes from here -->\n", "<!-- to here -->\n"
+TEXT, LONGEST, BUDGET = "tiny-shakespeare-held-out", 1024, 60.0
+NEAR = 16
+"""Tokens: what more history than this is worth is what is gained by remembering."""
+LENGTH, ROWS, LEARNING_RATE, WARMUP = 256, 4, 3e-3, 100
+"""Bytes of a row and rows of an update; the windows of the models that have one are as long."""
+SHARED: dict[str, Any] = {
+    "vocab_size": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    # About width ** -0.5: from the usual 0.02 such narrow models begin to learn late.
+    "initializer_range": 0.1,
+}
+ATTENTION: dict[str, Any] = {
+    **SHARED,
+    "hidden_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": LENGTH,
+    "tie_word_embeddings": True,
+}
+
+
+def gpt2() -> Any:
+    import transformers
+
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    sizes = {"n_layer": 4, "n_embd": 80, "n_head": 4, "n_positions": LENGTH}
+    return transformers.GPT2Config(**SHARED, **sizes, **dropouts)
+
+
+def llama() -> Any:
+    import transformers
+
+    return transformers.LlamaConfig(**ATTENTION, intermediate_size=216)
+
+
+def mamba2() -> Any:
+    """Heads and chunks in sizes that its reference implementation, which CPUs use, is fast at."""
+    import transformers
+
+    return transformers.Mamba2Config(
+        **SHARED,
+        hidden_size=104,
+        num_hidden_layers=4,
+        num_heads=4,
+        head_dim=52,
+        state_size=32,
+        n_groups=1,
+        chunk_size=16,
+        tie_word_embeddings=True,
+    )
+
+
+def qwen3_next() -> Any:
+    """Three layers of the gated delta rule and one of attention, without experts."""
+    import transformers
+
+    return transformers.Qwen3NextConfig(
+        **ATTENTION,
+        intermediate_size=200,
+        num_key_value_heads=2,
+        head_dim=20,
+        linear_key_head_dim=20,
+        linear_value_head_dim=20,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        num_experts=0,
+        mlp_only_layers=[0, 1, 2, 3],
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], Any], int]] = {
+    "gpt2": (gpt2, 2300),
+    "llama": (llama, 2600),
+    "mamba2": (mamba2, 1300),
+    "qwen3_next": (qwen3_next, 1200),
+}
+"""Each model's config, and the updates that take about three CPU minutes."""
+
+
+def train(name: str, text: Path, folder: Path) -> None:
+    """Train a model from rows at random places of the text, and save it."""
+    import transformers
+
+    config, steps = MODELS[name]
+    torch.manual_seed(0)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config())
+    tokens = torch.from_numpy(parts(text)[0].copy()).long()
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    optimiser = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.99),
+    )
+    start = time.process_time()
+    for step in range(steps):
+        rate = min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        for group in optimiser.param_groups:
+            group["lr"] = LEARNING_RATE * rate
+        first = torch.randint(len(tokens) - LENGTH, (ROWS, 1))
+        rows = tokens[first + torch.arange(LENGTH + 1)]
+        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        if step % 100 == 0:
+            print(f"{name} {step}/{steps} {loss.item():.3f} {time.process_time() - start:.0f} s")
+    model.config.trained = {
+        "steps": steps,
+        "bytes": steps * ROWS * LENGTH,
+        "cpu_seconds": round(time.process_time() - start, 1),
+    }
+    model.save_pretrained(folder)
+
+
+def measured(target: str) -> Measurement:
+    """The span of one model."""
+    return memspan.measure(target, TEXT, longest=LONGEST, budget=BUDGET, device="cpu")
+
+
+def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
+    """What the table says of each model; losses are of the targets that all were measured with."""
+    spans = [m.span for m in measurements if m.span is not None]
+    shared = sorted(set.intersection(*(set(span.first.tolist()) for span in spans)))
+    found = []
+    for m, span in zip(measurements, spans, strict=True):
+        place = {int(first): i for i, first in enumerate(span.first)}
+        nats = span.losses[[place[first] for first in shared]].mean((0, 1))
+        bits = dict(zip([p.history for p in span.points], nats / np.log(2), strict=True))
+        config = Path(m.run) / "config.json"
+        trained = json.loads(config.read_text())["trained"] if config.is_file() else {}
+        found.append(
+            {
+                "model": Path(m.run).name,
+                "parameters": m.parameters,
+                "window": m.window,
+                "span": [span.tokens, span.low, span.high],
+                "beyond": span.beyond,
+                "blocks": span.blocks,
+                "targets": len(shared) * span.losses.shape[1],
+                "bits_per_byte": {str(n): round(float(b), 4) for n, b in bits.items()},
+                "state_bytes": m.state_bytes,
+                "cpu_seconds": m.seconds,
+                "trained": trained,
+            }
+        )
+    return found
+
+
+def worth(row: dict[str, Any]) -> float:
+    """Bits per byte that history beyond :data:`NEAR` tokens saves."""
+    return row["bits_per_byte"][str(NEAR)] - row["bits_per_byte"][str(LONGEST)]
+
+
+def table() -> str:
+    """The page's table."""
+    results = json.loads((RESULTS / "any-span.json").read_text())
+    lines = [
+        "| model | parameters | span, tokens | blocks | bits per byte | beyond 16 tokens saves "
+        "| state, bytes | per token of span | saved per KiB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in results["rows"]:
+        span, low, high = row["span"]
+        kibibytes = row["state_bytes"] / 1024
+        cells = [
+            row["model"],
+            f"{row['parameters']:,}",
+            f"{'at least ' * row['beyond']}{span:,} [{low:,}, {high:,}]",
+            f"{row['blocks']}",
+            f"{row['bits_per_byte'][str(LONGEST)]:.3f}",
+            f"{worth(row):.3f}",
+            f"{row['state_bytes']:,}",
+            f"{row['state_bytes'] / span:,.0f}",
+            f"{worth(row) / kibibytes:.4f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    where = results["machine"]
+    last = f"One thread of an {where['cpu']}, {where['capability']}, {where['date']}; "
+    last += f"bits per byte of {results['rows'][0]['targets']:,} targets.\n"
+    return "\n".join([*lines, "", last])
+
+
+def page() -> str:
+    """docs/any-span.md with its table made anew."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+def draw(figure: Figure) -> None:
+    """Loss against history, and span against bytes of state."""
+    results = json.loads((RESULTS / "any-span.json").read_text())["rows"]
+    losses, states = figure.subplots(1, 2)
+    for i, row in enumerate(results):
+        history, bits = zip(*row["bits_per_byte"].items(), strict=True)
+        style = "-" if row["model"] in SHIPPED else "--"
+        losses.plot([int(n) for n in history], bits, style, color=f"C{i}", label=row["model"])
+        span, low, high = row["span"]
+        x, around = row["state_bytes"] / 1024, [[span - low], [high - span]]
+        states.errorbar(x, span, around, marker="o", color=f"C{i}", capsize=3)
+        states.annotate(row["model"], (x, span), (5, 5), textcoords="offset points", fontsize=8)
+    losses.set_xscale("log", base=2)
+    losses.xaxis.set_major_formatter("{x:.0f}")
+    losses.set(xlabel="tokens of history", ylabel="bits per byte", title="Loss against history")
+    losses.legend(fontsize="small")
+    states.set_xscale("log", base=2)
+    states.set_yscale("log", base=2)
+    states.xaxis.set_major_formatter("{x:.0f}")
+    states.yaxis.set_major_formatter("{x:.0f}")
+    states.margins(x=0.25)
+    states.set(xlabel="KiB of state", ylabel="span, tokens", title="Span against state")
+    for axes in (losses, states):
+        axes.grid(alpha=0.3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_text(parser)
+    parser.add_argument("--work", type=Path, help="folder of the trained models")
+    parser.add_argument("--page", action="store_true", help="write the page from the results only")
+    arguments = parser.parse_args()
+    if not arguments.page:
+        if arguments.work is None:
+            parser.error("say where the trained models are, or will be: --work FOLDER")
+        torch.set_num_threads(1)
+        targets = list(SHIPPED)
+        for name in MODELS:
+            folder = arguments.work / name
+            targets.append(str(folder))
+            if not (folder / "config.json").is_file():
+                train(name, arguments.text, folder)
+        write(RESULTS / "any-span.json", rows([measured(target) for target in targets]))
+    PAGE.write_text(page(), encoding="utf-8")
+    (RESULTS / "any-span.png").write_bytes(png(draw, 11, 4.6, dpi=110))
+
+
+if __name__ == "__main__":
+    main()
