@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -14,7 +15,7 @@ import pytest
 import memspan
 from command_line import pipe
 from memspan import cli
-from memspan.measurement import attention, budget, repeats, span
+from memspan.measurement import attention, budget, repeats, span, statistics
 from memspan.measurement.report import Report, printed
 from memspan.training import terminal
 
@@ -81,6 +82,17 @@ def test_a_group_has_effective_contexts(run: Path) -> None:
     one, other = Report(runs).effective_context
     assert one.tokens == other.tokens
     assert set(one.tokens.values()) <= set(span.histories(64))
+
+
+def test_a_loss_that_rises_with_history_is_said(run: Path) -> None:
+    found = memspan.measure("run", longest=64, budget=1000)
+    assert found.span is not None
+    assert not Report([found]).notes
+    *points, _, last = found.span.points
+    low = span.SpanPoint(32, last.bits_per_byte - 1, statistics.Estimate(-1, -1.1, -0.9))
+    rising = dataclasses.replace(found.span, points=(*points, low, last))
+    (note,) = Report([dataclasses.replace(found, span=rising)]).notes
+    assert "lowest with 32 tokens" in note
 
 
 def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,20 @@ class Report:
         """Short and different from one another."""
         self.notes: list[str] = []
         self.effective_context: list[EffectiveContext] = []
+        self._warn()
         if len(measurements) > 1:
             self._compare()
+
+    def _warn(self) -> None:
+        for name, m in zip(self.names, self.measurements, strict=True):
+            if m.span is None:
+                continue
+            best = min(m.span.points, key=lambda point: point.bits_per_byte)
+            if best.difference.high < -TOLERANCE:
+                self.notes.append(
+                    f"{name} loses by a long history: its loss is lowest with {best.history:,} tokens, "
+                    f"so measure its span with --longest {best.history}"
+                )
 
     def _compare(self) -> None:
         first = self.measurements[0]
