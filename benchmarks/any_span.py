@@ -38,8 +38,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "any-span.md"
 BEGIN, END = "<!-- benchmarks/any_span.py writes from here -->\n", "<!-- to here -->\n"
 TEXT, LONGEST, BUDGET = "tiny-shakespeare-held-out", 1024, 60.0
-NEAR = 16
-"""Tokens: what more history than this is worth is what is gained by remembering."""
 LENGTH, ROWS, LEARNING_RATE, WARMUP = 256, 4, 3e-3, 100
 """Bytes of a row and rows of an update; the windows of the models that have one are as long."""
 SHARED: dict[str, Any] = {
@@ -189,32 +187,27 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
     return found
 
 
-def worth(row: dict[str, Any]) -> float:
-    """Bits per byte that history beyond :data:`NEAR` tokens saves."""
-    return row["bits_per_byte"][str(NEAR)] - row["bits_per_byte"][str(LONGEST)]
-
-
 def table() -> str:
     """The page's table."""
     results = json.loads((RESULTS / "any-span.json").read_text())
     lines = [
-        "| model | parameters | span, tokens | blocks | bits per byte | beyond 16 tokens saves "
-        "| state, bytes | per token of span | saved per KiB |",
+        "| model | parameters | trained on | span, tokens | blocks | bits per byte | bytes of state "
+        "| per token of span | tokens per KiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in results["rows"]:
         span, low, high = row["span"]
-        kibibytes = row["state_bytes"] / 1024
+        trained = row["trained"].get("bytes", 0)
         cells = [
             row["model"],
             f"{row['parameters']:,}",
+            f"{trained / 1e6:.1f} MB" if trained else "",
             f"{'at least ' * row['beyond']}{span:,} [{low:,}, {high:,}]",
             f"{row['blocks']}",
             f"{row['bits_per_byte'][str(LONGEST)]:.3f}",
-            f"{worth(row):.3f}",
             f"{row['state_bytes']:,}",
             f"{row['state_bytes'] / span:,.0f}",
-            f"{worth(row) / kibibytes:.4f}",
+            f"{1024 * span / row['state_bytes']:.2f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     where = results["machine"]
@@ -239,18 +232,19 @@ def draw(figure: Figure) -> None:
         losses.plot([int(n) for n in history], bits, style, color=f"C{i}", label=row["model"])
         span, low, high = row["span"]
         x, around = row["state_bytes"] / 1024, [[span - low], [high - span]]
-        states.errorbar(x, span, around, marker="o", color=f"C{i}", capsize=3)
-        states.annotate(row["model"], (x, span), (5, 5), textcoords="offset points", fontsize=8)
+        states.errorbar(x, span, around, fmt="os"[style == "--"], color=f"C{i}", capsize=3)
     losses.set_xscale("log", base=2)
     losses.xaxis.set_major_formatter("{x:.0f}")
     losses.set(xlabel="tokens of history", ylabel="bits per byte", title="Loss against history")
+    losses.set_ylim(2.3, 3.5)
     losses.legend(fontsize="small")
     states.set_xscale("log", base=2)
     states.set_yscale("log", base=2)
     states.xaxis.set_major_formatter("{x:.0f}")
     states.yaxis.set_major_formatter("{x:.0f}")
-    states.margins(x=0.25)
-    states.set(xlabel="KiB of state", ylabel="span, tokens", title="Span against state")
+    states.set(
+        xlabel="KiB of state", ylabel="span, tokens", title="Span against state, same colours"
+    )
     for axes in (losses, states):
         axes.grid(alpha=0.3)
 
