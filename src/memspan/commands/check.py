@@ -35,7 +35,7 @@ class CheckArguments:
     seed: int = 0
     """Of inputs, and of weights that are random."""
     budget: float = 15.0
-    """Seconds after which no case is begun."""
+    """CPU seconds, of all threads together, after which no case is begun."""
     json: str | None = None
     """File for the report as JSON; -: standard output, instead of the table."""
     scripts: Path | None = None

@@ -118,8 +118,8 @@ def check(
 ) -> Report:
     """Try ``laws`` of ``model``, by name; None is all of :data:`NAMES`.
 
-    After ``budget`` seconds no case is begun; a law that had more to try is *inconclusive*. Weights,
-    buffers, modes and random numbers are afterwards as they were.
+    After ``budget`` CPU seconds, of all threads together, no case is begun; a law that had more to try
+    is *inconclusive*. Weights, buffers, modes and random numbers are afterwards as they were.
 
     Raises:
         ValueError: there is no such law; the budget is not positive.
@@ -129,7 +129,7 @@ def check(
         raise ValueError(f"there is no law {unknown[0]!r}: use {', '.join(NAMES)}")
     if not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, not {budget!r}")
-    started = time.monotonic()
+    started = time.process_time()
     with as_it_was(model), tempfile.TemporaryDirectory() as folder:
         bench = _Bench(model, seed, started + budget, Path(folder))
         findings = bench.findings([name for name in NAMES if name in asked])
@@ -138,7 +138,7 @@ def check(
         name: (length, (tokens - 1) // length if name in bench.claims.lengths else 0)
         for name, length in model.claims.lengths.items()
     }
-    seconds = time.monotonic() - started
+    seconds = time.process_time() - started
     return Report(findings, crossed, bench.dtype, seed, seconds, _versions(model))
 
 
@@ -240,7 +240,7 @@ class _Bench:
         worst: _Judged | None = None
         problems: dict[Outcome, str] = {}
         for case in law.cases(self.claims, self.seed):
-            if time.monotonic() > self.deadline:
+            if time.process_time() > self.deadline:
                 problems.setdefault("inconclusive", "not all was reached in the time")
                 break
             try:
@@ -351,10 +351,10 @@ class _Bench:
 
     def _shrunk(self, law: Law, case: Case, judged: _Judged) -> Finding:
         """The smallest case found that is broken as clearly, or nearly."""
-        end = time.monotonic() + SHRINKING
+        end = time.process_time() + SHRINKING
         enough = judged.difference / 10
         smaller = iter(_smaller(case))
-        while time.monotonic() < end and (candidate := next(smaller, None)):
+        while time.process_time() < end and (candidate := next(smaller, None)):
             try:
                 # What differs by chance may do so once.
                 times = 4 if law.name == "repeatable" else 1
@@ -379,7 +379,7 @@ class _Bench:
         return Finding(law.name, "broken", detail, judged.difference, judged.reference.floor, text)
 
     def _bounded(self) -> Finding:
-        if time.monotonic() > self.deadline:
+        if time.process_time() > self.deadline:
             return Finding(BOUNDED, "inconclusive", "not reached in the time")
         try:
             # The long ones of ten segments fill every internal length.
