@@ -37,6 +37,10 @@ WEIGHT = "model/"
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Name, shape and type of a saved tensor to the tensor that it is read into: a DTensor to read only
 this process's part."""
+# Reading without a process group is intended. Filters are those of the process: set in a thread that
+# reads, this one would be lost wherever another thread ends what it does without warnings.
+warnings.filterwarnings("ignore", "torch.distributed is disabled")
+
 Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Fills tensors, by name, and returns them."""
 
@@ -165,9 +169,6 @@ def _loader(folder: Path) -> tuple[Load, Mapping[str, TensorStorageMetadata]]:
         entries = _entries(metadata)
     # For each load it would be read again.
     reader.read_metadata = lambda: metadata  # type: ignore[method-assign]
-    # Reading without a process group is intended. The filter stays: filters are process-wide, and
-    # this may be a thread.
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
     def loaded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         with _naming(folder):
