@@ -37,10 +37,16 @@ WEIGHT = "model/"
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
 """Name, shape and type of a saved tensor to the tensor that it is read into: a DTensor to read only
 this process's part."""
-# Reading without a process group is intended. Filters are those of the process: set in a thread that
-# reads, this one would be lost wherever another thread ends what it does without warnings.
-warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
+
+def _allow_reading_alone() -> None:
+    """No warning of reading without a process group, which is intended."""
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+
+
+# Filters are those of the process. What a thread sets is lost where another ends a block without
+# warnings, and what is set here, where the caller has begun one.
+_allow_reading_alone()
 Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Fills tensors, by name, and returns them."""
 
@@ -169,6 +175,7 @@ def _loader(folder: Path) -> tuple[Load, Mapping[str, TensorStorageMetadata]]:
         entries = _entries(metadata)
     # For each load it would be read again.
     reader.read_metadata = lambda: metadata  # type: ignore[method-assign]
+    _allow_reading_alone()
 
     def loaded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         with _naming(folder):
