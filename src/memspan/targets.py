@@ -44,7 +44,7 @@ def check(
             model as in transformers, or the name of one: what ``memspan check`` takes.
         laws: their names (None: all of them).
         seed: of inputs, and of weights that are random.
-        budget: seconds after which no case is begun.
+        budget: CPU seconds, of all threads together, after which no case is begun.
 
     Raises:
         MemspanError: the model carries no state, cannot be read here, or does not exist; there is no

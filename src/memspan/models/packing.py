@@ -313,11 +313,13 @@ class _Values:
                 n_words = -(-(sum(ends) + 1) * tensor.element_size() // 8)
                 step = (n_words // LOOKED_AT) | 1
                 places.append(tensor.data_ptr() // 8 + np.arange(0, n_words, step))
-        at = np.concatenate(places or [np.zeros(0, np.int64)])
-        first = int(at.min(initial=0 if not len(at) else at[0]))
-        words = ctypes.c_int64 * int(at.max(initial=first) - first + 1)
-        self._at = at - first
-        self._memory = np.ctypeslib.as_array(words.from_address(8 * first)) if len(at) else at
+        self._at = np.concatenate([*places, np.zeros(0, np.int64)])
+        self._memory = np.zeros(0, np.int64)
+        if places:
+            first, last = int(self._at.min()), int(self._at.max())
+            words = (ctypes.c_int64 * (last - first + 1)).from_address(8 * first)
+            self._memory = np.ctypeslib.as_array(words)
+            self._at -= first
         self._before = self._memory.take(self._at)
 
     def have_changed(self) -> bool:
