@@ -51,9 +51,7 @@ some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
 # In training that one draws other features for every segment.
 REPEATABLE = {name: case for name, case in CASES.items() if name != "fast-delta-favor-redraw"}
 WITH_KERNELS = {
-    name: case
-    for name, case in CASES.items()
-    if name.split("-")[0] not in ("gated", "lstm", "transformer")
+    name: case for name, case in CASES.items() if name.split("-")[0] not in ("lstm", "transformer")
 }
 
 

@@ -18,6 +18,7 @@ from architectures import (
     compressive,
     fast_weights,
     feedback,
+    gated_delta_net,
     randomise,
     transformer_xl,
 )
@@ -36,6 +37,7 @@ SOME = {
     "fast-weights-favor": fast_weights(feature_map="favor"),
     "feedback": feedback(),
     "feedback-spans": feedback(adaptive_span=1e-3),
+    "gated-delta-net": gated_delta_net(),
     "lstm": CASES["lstm"],
     "transformer": CASES["transformer"],
 }
@@ -369,6 +371,18 @@ def test_hooks_that_come_and_go(case: Case) -> None:
     handle.remove()
     memory = again.memory
     assert_same(again.read(text(1, 1)), model(text(1, 1), memory).logits, 1e-10, "logits")
+
+
+@torch.no_grad()
+@some_cases
+def test_hooks_around_everything(case: Case) -> None:
+    """On the model itself: noticed at the next token, too."""
+    model = case.model()
+    reader = model.reader()
+    reader.read(text(1, 1))
+    model.register_forward_hook(lambda *_: None)
+    with pytest.raises(StaleReaderError, match=REFUSED):
+        reader.read(text(1, 1))
 
 
 @torch.no_grad()

@@ -296,14 +296,13 @@ class Reader:
         """Whether weights or modules have changed since the reader was made, which ends its use."""
         try:
             self._refuse_changes(whole=True)
-            if isinstance(self._backbone, WatchedReader):
-                self._backbone.watch.refuse_changes(whole=True)
         except StaleReaderError:
             return True
-        return False
+        return isinstance(self._backbone, WatchedReader) and self._backbone.watch.is_stale()
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """Of all but a backbone whose reader looks after itself."""
+        whole = whole or self._watch.sees_additions()
         if self._model.backbone is not self._of or (
             whole and _by_call(self._model) is not self._by_call
         ):

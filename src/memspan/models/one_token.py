@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.nn import FeedForward
 from memspan.ops.native.stack import PackedStack
 
+S = TypeVar("S")
 
-class Layer(Protocol):
-    """A layer of a stack: two norms, of which the first may be an identity, and two sub-layers."""
 
-    @property
-    def attention(self) -> Any:
-        """With its last product as ``output``."""
+class StepsInC(ABC, Generic[S]):
+    """What readers share that take a single token through the stack by a step in C where that can run:
+    one step with the weights' own type, and one for autocast, with weights in bfloat16."""
 
-    @property
-    def feed_forward(self) -> FeedForward:
-        """Without dropout."""
+    @abstractmethod
+    def _compiles(self, halved: bool) -> bool:
+        """Whether the step in C supports these options and can run here."""
 
-    @property
-    def attention_norm(self) -> nn.Module:
-        """Before the attention."""
+    @abstractmethod
+    def _compiled_step(self, halved: bool) -> S:
+        """The step, with a copy of the weights."""
 
-    @property
-    def feed_forward_norm(self) -> Any:
-        """Before the feed-forward sub-layer; its epsilon is that of all norms."""
+    def _step_for(self, x: Tensor, dtype: torch.dtype) -> S | None:
+        """The step in C for ``x``, if it computes what is asked for: products of the weights' type
+        ``dtype`` or, under autocast, with weights in bfloat16."""
+        if x.dtype != dtype:
+            return None
+        if not torch.is_autocast_enabled("cpu"):
+            return self._step
+        rounded = torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype == torch.float32
+        return self._halved_step if rounded else None
+
+    @cached_property
+    def _step(self) -> S | None:
+        """Not before a single token is read."""
+        return self._compiled_step(halved=False) if self._compiles(halved=False) else None
+
+    @cached_property
+    def _halved_step(self) -> S | None:
+        return self._compiled_step(halved=True) if self._compiles(halved=True) else None
 
 
 def packed_stack(
     source: Path,
-    layers: Iterable[Layer],
+    layers: Iterable[Any],
     projections: Sequence[dict[str, Tensor]],
     final_norm: nn.Module,
     *,
     n_heads: int,
     batch: int,
+    mixer: str = "attention",
     halved: bool = False,
 ) -> PackedStack:
-    """The stack's weights for the ``step`` of the C file ``source``; ``halved``: matrices in bfloat16.
+    """The stack's weights for a step of the C file ``source``; ``halved``: matrices in bfloat16.
+
+    A layer has two norms, of which the first may be an identity, and two sub-layers: ``feed_forward``
+    and ``mixer``, whose last product is its ``output``. The second norm's epsilon is that of all.
 
     ``projections``: per layer the tensors ``projections`` and, if there is one, ``projections_bias``,
     of which the architecture says what they are.
@@ -51,10 +71,10 @@ def packed_stack(
     tensors = []
     for layer, own in zip(layers, projections, strict=True):
         parts = {
-            "output": layer.attention.output,
+            "output": getattr(layer, mixer).output,
             "inner": layer.feed_forward.inner,
             "outer": layer.feed_forward.outer,
-            "norm": layer.attention_norm,
+            "norm": getattr(layer, f"{mixer}_norm"),
             "inner_norm": layer.feed_forward_norm,
         }
         found = own | {

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
+from memspan.trees import tree
 
 M = TypeVar("M", bound=Memory)
 
 
+@tree
 @dataclass(frozen=True)
 class BackboneOutput(Generic[M]):
     """``hidden [B, T, D]``, the memory after the segment, and a scalar loss of the architecture's own
@@ -27,6 +29,7 @@ class BackboneOutput(Generic[M]):
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
+@tree
 @dataclass(frozen=True)
 class Output:
     """A language model's output: logits, or losses where targets were given."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import cycle, product
 from operator import attrgetter, is_not
 from types import FunctionType
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from memspan.errors import StaleReaderError
 from memspan.nn import FeedForward
@@ -32,13 +34,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 """Two that count in reading, and two that count only where there are gradients."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
-TABLES = ("_parameters", "_buffers", "_modules")
-COMPUTES = {"training", *TABLES, *HOOKS}
-"""Of torch's own attributes those that say what a module computes."""
-OTHERS = vars(nn.Module()).keys() - COMPUTES
 
-LOOKED_AT = 256
-"""Words of each tensor whose values a reader compares, about."""
+LOOKED_AT, PARTS = 256, 32
+"""Words of each tensor whose values a reader compares, about; and in how many looks."""
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 _METHODS: dict[type[nn.Module], dict[str, object]] = {}
@@ -64,6 +62,7 @@ def known(kind: Kind) -> Kind:
 for _kind in (
     nn.Linear,
     nn.LayerNorm,
+    nn.RMSNorm,
     nn.Identity,
     nn.Dropout,
     nn.ModuleList,
@@ -205,12 +204,12 @@ class WeightsWatch:
 
     def __init__(self, *roots: nn.Module) -> None:
         self.modules = list({part: None for root in roots for part in root.modules()})
-        self._homes: list[tuple[dict[str, Any], str]] = [
+        self._homes = _columns(
             (members, name)
             for part in self.modules
             for members in (part._parameters, part._buffers)
             for name in _present(members)
-        ]
+        )
         # Held, so that no other tensor gets their addresses or ids.
         self._tensors = self._at_home()
         self.ids, self.changed = set(map(id, self._tensors)), False
@@ -219,78 +218,101 @@ class WeightsWatch:
         self._versions = list(map(_version, self._versioned))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._strides = list(map(Tensor.stride, self._tensors))
-        self._registered = _REGISTERED[0]
+        self._registered = _registered()
         _WATCHES.add(self)
+
+    def sees_additions(self) -> bool:
+        """Whether something was put into a module since the last look, in this model or in another."""
+        return self._registered != _registered()
 
     def has_changed(self, whole: bool) -> bool:
         """``whole``: look at all that there is, which takes too long for a single token."""
-        if self._registered != _REGISTERED[0]:
-            # In this model or in another one.
-            whole, self._registered = True, _REGISTERED[0]
-        whole = whole or len(self._versioned) < len(self._tensors)
-        self.changed = self.changed or self._is_changed(whole)
+        if not self.changed:
+            self.changed = self._is_changed(whole or len(self._versioned) < len(self._tensors))
         return self.changed
 
     def _is_changed(self, whole: bool) -> bool:
+        if self.sees_additions():
+            whole, self._registered = True, _registered()
+            if self._has_hooks():
+                return True
         # By map, which is faster than a loop.
-        if (
+        return (
             list(map(_version, self._versioned)) != self._versions
             or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
-        ):
-            return True
-        return whole and (
+            or (whole and self._has_strayed())
+        )
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _has_strayed(self) -> bool:
+        """Looks for what torch does not count."""
+        return (
             any(map(is_not, self._at_home(), self._tensors))
             or list(map(Tensor.stride, self._tensors)) != self._strides
         )
 
     def _at_home(self) -> list[Any]:
-        return [members.get(name) for members, name in self._homes]
+        return list(map(dict.get, *self._homes))
 
     def refuse_changes(self, whole: bool) -> None:
         """Raise :class:`StaleReaderError` if something has changed."""
         if self.has_changed(whole):
             raise StaleReaderError
 
+    def is_stale(self) -> bool:
+        """Whether something has changed: the longest look of all."""
+        return self.has_changed(whole=True)
+
 
 class Watch(WeightsWatch):
-    """Notices also that modules under ``root``, a tree that a kernel stands in for, have changed.
+    """Notices also that modules under ``root``, which is what ``schema`` describes, have changed.
 
-    A single token notices new hooks, and modules that were put in: torch says when any is. A whole
-    look, for several tokens, notices classes and attributes, too, and on a CPU what was written through
+    A single token notices hooks and modules that were put in: torch counts them. A whole look, for
+    several tokens, notices classes and attributes, too, and on a CPU what was written through
     ``parameter.data`` throughout a tensor.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, schema: Schema) -> None:
         super().__init__(root)
         self._own = list(map(vars, self.modules))
-        self._hooks = [own[name] for own in self._own for name in HOOKS[:2]] + GLOBAL_HOOKS
-        self._tables = [own[name] for own in self._own for name in TABLES]
-        self._sizes = list(map(len, self._tables))
         self._kinds = list(map(type, self.modules))
         self._n_attributes = list(map(len, self._own))
-        self._places = [
-            (members, name)
-            for part, own in zip(self.modules, self._own, strict=True)
-            for members in (part._modules, own)
-            for name in members.keys() - OTHERS
-        ]
+        self._tables = [part._modules for part in self.modules if part._modules]
+        self._n_children = list(map(len, self._tables))
+        self._children = _columns((table, name) for table in self._tables for name in table)
+        self._attributes = _columns(
+            [
+                *product(self.modules, ("training", "_parameters")),
+                *((part, "_modules") for part in self.modules if part._modules),
+                *_assumed(root, schema),
+                *((kind, name) for kind in schema.kinds for name in _METHODS[kind]),
+            ]
+        )
         self._found = self._in_places()
         self._values = _Values(self._tensors)
 
     def _in_places(self) -> list[Any]:
-        return [members.get(name) for members, name in self._places]
+        return [*map(getattr, *self._attributes), *map(dict.get, *self._children)]
 
-    def _is_changed(self, whole: bool) -> bool:
-        if super()._is_changed(whole) or any(self._hooks):
-            return True
-        return whole and (
-            list(map(type, self.modules)) != self._kinds
-            or not all(map(_is_as_defined, set(self._kinds)))
-            or list(map(len, self._tables)) != self._sizes
+    def _has_hooks(self) -> bool:
+        return any(GLOBAL_HOOKS) or any(own[name] for own in self._own for name in HOOKS[:2])
+
+    def _has_strayed(self) -> bool:
+        return (
+            super()._has_strayed()
+            or list(map(type, self.modules)) != self._kinds
+            or list(map(len, self._tables)) != self._n_children
             or any(map(is_not, self._in_places(), self._found))
             or self._have_methods()
             or self._values.have_changed()
         )
+
+    def is_stale(self) -> bool:
+        """See :meth:`WeightsWatch.is_stale`."""
+        self.changed = self.has_changed(whole=True) or self._values.have_changed(whole=True)
+        return self.changed
 
     def _have_methods(self) -> bool:
         """Whether a module has got a method of its own; other new attributes do not count."""
@@ -298,6 +320,19 @@ class Watch(WeightsWatch):
         return before != self._n_attributes and not all(
             map(_is_untouched, self.modules, self._kinds)
         )
+
+
+def _columns(places: Iterable[tuple[Any, str]]) -> tuple[list[Any], list[str]]:
+    """Objects, and of each the name to look up: in two lists, as ``map`` takes them."""
+    places = list(places)
+    return [of for of, _ in places], [name for _, name in places]
+
+
+def _assumed(module: nn.Module, schema: Schema) -> Iterator[tuple[nn.Module, str]]:
+    """All attributes with values that kernels assume."""
+    yield from ((module, name) for name in schema.attributes)
+    for name, each in schema.modules.items():
+        yield from _assumed(getattr(module, name), each)
 
 
 class _Values:
@@ -313,18 +348,21 @@ class _Values:
                 n_words = -(-(sum(ends) + 1) * tensor.element_size() // 8)
                 step = (n_words // LOOKED_AT) | 1
                 places.append(tensor.data_ptr() // 8 + np.arange(0, n_words, step))
-        self._at = np.concatenate([*places, np.zeros(0, np.int64)])
+        at = np.concatenate([*places, np.zeros(0, np.int64)])
         self._memory = np.zeros(0, np.int64)
         if places:
-            first, last = int(self._at.min()), int(self._at.max())
+            first, last = int(at.min()), int(at.max())
             words = (ctypes.c_int64 * (last - first + 1)).from_address(8 * first)
             self._memory = np.ctypeslib.as_array(words)
-            self._at -= first
-        self._before = self._memory.take(self._at)
+            at -= first
+        self._at, self._before = at, self._memory.take(at)
+        self._turns = cycle(range(PARTS))
 
-    def have_changed(self) -> bool:
-        """Only while the tensors are where they were."""
-        return not np.array_equal(self._memory.take(self._at), self._before)
+    def have_changed(self, whole: bool = False) -> bool:
+        """Only while the tensors are where they were. Each look is at some of the places in turn, so
+        that it costs little; a ``whole`` one is at all of them."""
+        looked_at = slice(None) if whole else slice(next(self._turns), None, PARTS)
+        return not np.array_equal(self._memory.take(self._at[looked_at]), self._before[looked_at])
 
 
 _WATCHES: weakref.WeakSet[WeightsWatch] = weakref.WeakSet()
@@ -349,6 +387,11 @@ _REGISTERED = [0]
 
 def _note_registration(*_: object) -> None:
     _REGISTERED[0] += 1
+
+
+def _registered() -> tuple[int, int]:
+    """Counts that rise with everything that is put into a module: hooks have the second one."""
+    return _REGISTERED[0], RemovableHandle.next_id
 
 
 torch_module.register_module_module_registration_hook(_note_registration)

@@ -23,6 +23,7 @@ from memspan.models.packing import Schema, Watch, is_exactly
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
 from memspan.precision.products import Precision
+from memspan.trees import constant
 
 M = TypeVar("M", bound=Memory)
 M_co = TypeVar("M_co", bound=Memory, covariant=True)
@@ -213,6 +214,7 @@ class Backbone(nn.Module, Generic[M]):
         """Keep the options, and refuse sizes that no machine holds before any layer is made."""
         super().__init__()
         refuse_oversized_model(config)
+        constant(type(config))
         self.config = config
 
     def cut_invariant(self) -> bool:
@@ -384,7 +386,8 @@ class WatchedReader:
     __reduce_ex__ = not_copied
 
     def __init__(self, backbone: Backbone[Any]) -> None:
-        self.watch = Watch(backbone)
+        assert backbone.schema is not None
+        self.watch = Watch(backbone, backbone.schema)
 
 
 class MemoryReader(Generic[M]):

@@ -85,7 +85,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         )
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
-            step = self._step_for(self._hidden) if n_new == 1 else None
+            step = self._step_for(self._hidden, self._hidden.dtype) if n_new == 1 else None
             # Autocast would round the compression's weights again at every call.
             by_step = step is not None and torch.is_autocast_enabled("cpu")
             with torch.autocast("cpu", enabled=False) if by_step else nullcontext():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from functools import cached_property
+from abc import abstractmethod
 from typing import Generic
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
 from memspan.models.inputs import check_vectors
-from memspan.models.one_token import packed_stack
+from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M, WatchedReader
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
@@ -113,7 +112,7 @@ class ReaderAttention:
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
 
 
-class RelativeReader(WatchedReader, ABC, Generic[M]):
+class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
     """Reads a stream without gradients; keys and values of memory are projected once and cached.
 
     With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
@@ -156,7 +155,7 @@ class RelativeReader(WatchedReader, ABC, Generic[M]):
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
         self._attention.cover(self.n_slots + n_new, self.n_slots)
-        if n_new == 1 and documents is None and (step := self._step_for(x)) is not None:
+        if n_new == 1 and documents is None and (step := self._step_for(x, self._hidden.dtype)):
             return self._read_one(step, x)
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
         most, mask = self._most, None
@@ -181,32 +180,11 @@ class RelativeReader(WatchedReader, ABC, Generic[M]):
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
-    def _step_for(self, x: Tensor) -> CompiledStep | None:
-        """The step in C, if it computes what is asked for: products of the weights' type or, under
-        autocast, with weights in bfloat16."""
-        if x.dtype != self._hidden.dtype:
-            return None
-        if not torch.is_autocast_enabled("cpu"):
-            return self._step
-        rounded = torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype == torch.float32
-        return self._halved_step if rounded else None
-
-    @cached_property
-    def _step(self) -> CompiledStep | None:
-        """The step in C, with a copy of the weights: not before a single token is read."""
-        return self._compiled_step() if self._compiles() else None
-
-    @cached_property
-    def _halved_step(self) -> CompiledStep | None:
-        can = self._compiles() and relative_step.available(self._hidden, halved=True)
-        return self._compiled_step(halved=True) if can else None
-
-    def _compiles(self) -> bool:
-        """Whether the step in C supports these options and can run here."""
+    def _compiles(self, halved: bool) -> bool:
         pre_norm = self.backbone.config.normalisation == "pre"
-        return pre_norm and relative_step.available(self._hidden)
+        return pre_norm and relative_step.available(self._hidden, halved)
 
-    def _compiled_step(self, halved: bool = False) -> CompiledStep:
+    def _compiled_step(self, halved: bool) -> CompiledStep:
         backbone = self.backbone
         projections = [
             {"projections": weight, "projections_bias": bias}

@@ -1,0 +1,149 @@
+"""What readers share whose memory has a constant size and is changed where it lies."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic
+
+import torch
+from torch import Tensor
+
+from memspan.devices import can_look
+from memspan.errors import NonFiniteError
+from memspan.memory import Memory, Rows, sent
+from memspan.models.inputs import check_vectors
+from memspan.models.protocol import Backbone, M, PassReader, WatchedReader
+from memspan.models.segments import cuts
+
+
+class InPlaceReader(WatchedReader, ABC, Generic[M]):
+    """Reads a stream without gradients, with constant memory and time per token.
+
+    ``layered``: the memory's fields ``[B, L, ...]``, kept layer by layer and changed in place. The
+    others have a number per row, and are replaced.
+    """
+
+    def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
+        super().__init__(backbone)
+        parameter = next(backbone.parameters())
+        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self._final_norm: Any = backbone.final_norm
+        self._width = backbone.config.d_model
+        self._rows, self._kind = Rows.of(memory), type(memory)
+        tensors = memory.tensors()
+        # Copies, since they are changed in place.
+        self._layers = {
+            name: [t.detach().to(self._dtype, copy=True) for t in tensors.pop(name).unbind(1)]
+            for name in layered
+        }
+        self._counts = tensors
+
+    @property
+    def memory(self) -> M:
+        """The memory after the last token: a copy, which reading on does not change."""
+        return self._memory(slice(None))
+
+    def select(self, rows: Tensor | list[int]) -> M:
+        """See :meth:`BackboneReader.select`."""
+        return self._memory(sent(self._rows.numbers(rows), self._device))
+
+    @property
+    def _device(self) -> torch.device:
+        return self._counts["tokens_seen"].device
+
+    def _memory(self, at: Tensor | slice) -> M:
+        layered = {
+            name: torch.stack([t[at] for t in parts], 1) for name, parts in self._layers.items()
+        }
+        return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """See :meth:`BackboneReader.read`.
+
+        Raises:
+            NonFiniteError: the output is not finite. On a GPU, where checking would wait for the
+                device, it is returned as it is.
+        """
+        check_vectors(x, self._width, self._device, self._rows.count, starts)
+        if not x.shape[1]:
+            return self._final_norm(x)  # type: ignore[no-any-return]
+        self.watch.refuse_changes(x.shape[1] > 1)
+        if starts is None:
+            return self._read(x)
+        parts, starts = [], starts.cpu()
+        for start, end in cuts(starts):
+            self.reset(starts[:, start])
+            parts.append(self._read(x[:, start:end]))
+        return torch.cat(parts, 1)
+
+    @abstractmethod
+    def _read(self, x: Tensor) -> Tensor:
+        """Read a segment in which no document begins; without gradients."""
+
+    @torch.no_grad()
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        self.watch.refuse_changes(whole=False)
+        at = sent(self._rows.mask(mask).nonzero().flatten(), self._device)
+        self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
+        for parts in self._layers.values():
+            for tensor in parts:
+                tensor.index_fill_(0, at, 0)
+
+    @torch.no_grad()
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`."""
+        self.watch.refuse_changes(whole=False)
+        numbers, given = self._rows.replacement(rows, memory)
+        device = self._device
+        given, at = self._taken(given.map(lambda t: sent(t, device))), sent(numbers, device)
+        tensors = given.tensors()
+        for name, parts in self._layers.items():
+            for own, new in zip(parts, tensors.pop(name).unbind(1), strict=True):
+                own.index_copy_(0, at, new.to(self._dtype))
+        self._counts = {
+            name: own.index_copy(0, at, tensors[name]) for name, own in self._counts.items()
+        }
+
+    def _taken(self, memory: M) -> M:
+        """``memory`` as it may take rows' places, on this device.
+
+        Raises:
+            MemspanError: it may not.
+        """
+        return memory
+
+
+class FinitePassReader(PassReader[M]):
+    """Of a backbone whose modules are not those that it was made with; it refuses what is not finite,
+    too."""
+
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """See :meth:`InPlaceReader.read`."""
+        output = super().read(x, starts)
+        refuse_non_finite(output)
+        return output
+
+
+def refuse_non_finite(output: Tensor) -> None:
+    """Raise :class:`NonFiniteError` where ``output [B, T, D]`` is not finite: one such key or value has
+    spoilt its row's matrices, and with them every later output."""
+    if not can_look(output):
+        return
+    if math.isfinite(output.sum(dtype=torch.float32).item()):
+        return
+    rows = ~output.isfinite().flatten(1).all(1)
+    if rows.any():
+        raise NonFiniteError(
+            f"keys or values of rows {listed(rows)} are not finite, nor is what they wrote to memory: "
+            "check the input, or read on from an earlier memory; in training, lower the learning rate, "
+            "or with Fast Weights use normalisation sum, without which the delta rule may diverge"
+        )
+
+
+def listed(mask: Tensor) -> str:
+    """The numbers of the rows where ``mask [B]`` is true, at most eight, for a message."""
+    rows: list[int] = mask.nonzero().flatten().tolist()
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
