@@ -63,6 +63,12 @@ SIZES: dict[str, dict[str, Size]] = {
         **{f"T{n}": fast_weights_size(n) for n in (64, 256, 1024, 4096, 16384)},
         "T64-batch1": replace(fast_weights_size(64), generate_batch=1, works=("generate",)),
     },
+    # In training each segment starts empty, as with the peer.
+    "gated-delta-net": {
+        "S": replace(S, memory_length=0),
+        "M": replace(M, memory_length=0),
+        "H128": Size(512, 4, 2, 2048, segment_length=512, memory_length=0, batch_size=2),
+    },
 }
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {
@@ -85,6 +91,10 @@ ARCHITECTURES = {
         "memspan": "peers.memspan_fw:MemspanFW",
         "labml": "peers.labml_fw:LabmlFW",
         "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
+    },
+    "gated-delta-net": {
+        "memspan": "peers.memspan_gated:MemspanGated",
+        "transformers": "peers.transformers_gated:TransformersGated",
     },
 }
 

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import OlmoHybridConfig, Qwen3NextConfig
+from torch import nn
+from transformers import OlmoHybridConfig, Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from golden import assert_same
-from memspan.models import GatedDeltaNetConfig
-from memspan.models.gated_delta_net.model import GatedDeltaRule
-from memspan.ops.delta_rule.rules import IMPLEMENTATIONS, delta_rule
+from memspan.errors import MemspanError
+from memspan.integrations.transformers import from_gated_delta_rule, to_gated_delta_rule
+from memspan.integrations.transformers.gated_delta import to_our_names
+from memspan.ops.delta_rule.rules import delta_rule
 
 HEADS, VALUE_HEADS, KEY, VALUE, D = 2, 4, 8, 6, 20
 SIZES: dict[str, Any] = {
@@ -28,76 +30,91 @@ SIZES: dict[str, Any] = {
     "linear_key_head_dim": KEY,
     "linear_value_head_dim": VALUE,
 }
-every = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-Tensors = dict[str, Tensor]
+every = pytest.mark.parametrize("implementation", ["compiled", "chunked", "reference"])
 
 
-def qwen(tensors: Tensors) -> Tensors:
-    """Their products are fused, key head by key head: query, key, values, gates; betas, steps."""
-    share = VALUE_HEADS // HEADS
-    wide = tensors["in_proj_qkvz.weight"].unflatten(0, (HEADS, -1))
-    narrow = tensors["in_proj_ba.weight"].unflatten(0, (HEADS, -1))
-    parts = *wide.split([KEY, KEY, share * VALUE, share * VALUE], 1), *narrow.split(share, 1)
-    names = ("query", "key", "value", "output_gate", "beta", "step")
-    named = {f"{n}.weight": part.flatten(0, 1) for n, part in zip(names, parts, strict=True)}
-    return named | {"norm.weight": tensors["norm.weight"]} | _same(tensors, "out_proj")
-
-
-def olmo(tensors: Tensors) -> Tensors:
-    """Every product by itself."""
-    names = {
-        "query": "q_proj", "key": "k_proj", "value": "v_proj", "step": "a_proj", "beta": "b_proj",
-        "output_gate": "g_proj", "norm": "o_norm",
-    }  # fmt: skip
-    named = {f"{our}.weight": tensors[f"{name}.weight"] for our, name in names.items()}
-    return named | _same(tensors, "o_proj")
-
-
-def _same(tensors: Tensors, output: str) -> Tensors:
-    return {
-        "output.weight": tensors[f"{output}.weight"],
-        "convolution": tensors["conv1d.weight"][:, 0],
-        "A_log": tensors["A_log"],
-        "dt_bias": tensors["dt_bias"],
-    }
-
-
-@pytest.mark.parametrize("peer", ["qwen", "olmo"])
-@every
-def test_it_is_the_layer_of_transformers(implementation: str, peer: str) -> None:
-    """Outputs and all gradients in float32, over three of their chunks; OLMo's beta goes to 2."""
-    torch.manual_seed(0)
-    config = GatedDeltaNetConfig(
-        n_layers=1, d_model=D, n_heads=HEADS, n_value_heads=VALUE_HEADS, d_head=KEY, d_value=VALUE,
-        negative_eigenvalues=peer == "olmo",
-    )  # fmt: skip
+def layer(peer: str) -> Any:
+    """One of transformers with random weights."""
     types = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
-    if peer == "olmo":
-        ours_of, theirs = olmo, OlmoHybridGatedDeltaNet(OlmoHybridConfig(**SIZES, **types), 0)
-    else:
-        ours_of, theirs = qwen, Qwen3NextGatedDeltaNet(Qwen3NextConfig(**SIZES, **types), 0)
+    layers: dict[str, Any] = {
+        "qwen3-next": (Qwen3NextGatedDeltaNet, Qwen3NextConfig),
+        "qwen3.5": (Qwen3_5GatedDeltaNet, Qwen3_5TextConfig),
+        "olmo": (OlmoHybridGatedDeltaNet, OlmoHybridConfig),
+    }
+    made, config = layers[peer]
+    theirs = made(config(**SIZES, **types), 0)
     with torch.no_grad():
         for parameter in theirs.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.3)
-        # Beside stronger decays their differences of sums over a chunk are less exact than this.
+        # Beside stronger decays their differences of sums over a chunk are less exact than 2e-5.
         theirs.A_log.uniform_(-3, 0)
-    ours = GatedDeltaRule(config)
-    # OLMo's norm has another one.
-    ours.norm.eps = 1e-5 if peer == "olmo" else 1e-6
-    ours.load_state_dict(ours_of(dict(theirs.state_dict())))
+    return theirs
+
+
+peers = pytest.mark.parametrize("peer", ["qwen3-next", "qwen3.5", "olmo"])
+
+
+@peers
+@every
+def test_it_is_the_layer_of_transformers(implementation: str, peer: str) -> None:
+    """Outputs and all gradients in float32, over three of their chunks; OLMo's beta goes to 2."""
+    torch.manual_seed(0)
+    theirs = layer(peer)
+    ours = to_gated_delta_rule(theirs)
+    assert ours.config.negative_eigenvalues == (peer == "olmo")
     x, up = torch.randn(2, 150, D), torch.randn(2, 150, D)
-    memory = torch.zeros(2, VALUE_HEADS, KEY, VALUE), torch.zeros(2, 3, sum(config.widths))
+    memory = torch.zeros(2, VALUE_HEADS, KEY, VALUE), torch.zeros(2, 3, sum(ours.config.widths))
     sides = []
     for part in (theirs, ours):
         own = x.clone().requires_grad_()
         y = part(own) if part is theirs else ours(own, *memory, implementation)[0]
         (y * up).sum().backward()
         found = {name: p.grad for name, p in part.named_parameters()}
-        sides.append({"output": y, "x": own.grad} | (ours_of(found) if part is theirs else found))
+        found = to_our_names(theirs, found) if part is theirs else found
+        sides.append({"output": y, "x": own.grad} | found)
     assert sides[0].keys() == sides[1].keys()
     for name, expected in sides[0].items():
         assert_same(sides[1][name], expected, 2e-5, name)
+
+
+@peers
+def test_weights_go_there_and_back(peer: str) -> None:
+    theirs, other = layer(peer), layer(peer)
+    state = torch.random.get_rng_state()
+    ours = to_gated_delta_rule(theirs.to(torch.float64))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(p.requires_grad and p.dtype == torch.float64 for p in ours.parameters())
+    kept = {name: t.clone() for name, t in theirs.state_dict().items()}
+    from_gated_delta_rule(ours, other.to(torch.float64))
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.zero_()
+    for side in (theirs, other):
+        assert side.state_dict().keys() == kept.keys()
+        assert all(torch.equal(side.state_dict()[name], t) for name, t in kept.items())
+
+
+def test_what_cannot_be_converted() -> None:
+    with pytest.raises(MemspanError, match="Linear is no layer that can be converted: these are"):
+        to_gated_delta_rule(nn.Linear(2, 2))
+    theirs = layer("olmo")
+    theirs.activation = "relu"
+    with pytest.raises(MemspanError, match="are followed by relu, ours by silu"):
+        to_gated_delta_rule(theirs)
+    theirs = layer("olmo")
+    nn.utils.parametrize.register_parametrization(theirs.q_proj, "weight", nn.Identity())
+    with pytest.raises(MemspanError, match=r"not those that are known, as 'q_proj\.param.*: merge"):
+        to_gated_delta_rule(theirs)
+    ours, theirs = to_gated_delta_rule(layer("olmo")), layer("qwen3.5")
+    with pytest.raises(MemspanError, match="has False as negative_eigenvalues, and our layer True"):
+        from_gated_delta_rule(ours, theirs)
+    theirs = layer("olmo")
+    theirs.o_norm.variance_epsilon = 1e-3
+    with pytest.raises(
+        MemspanError, match=r"has 0\.001 as the epsilon of its norm, and our layer 1e-05"
+    ):
+        from_gated_delta_rule(ours, theirs)
 
 
 def naive() -> ModuleType:

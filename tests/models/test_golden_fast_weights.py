@@ -60,7 +60,7 @@ def check_gradients(golden: Golden, named: dict[str, Tensor]) -> None:
 def test_labml(path: Path, dtype: torch.dtype) -> None:
     golden, tolerance = Golden(path), TOLERANCE[dtype]
     config = golden.config
-    model = FastWeights(
+    model = (
         FastWeightsConfig(
             n_layers=config["n_layers"],
             d_model=config["d_model"],
@@ -70,7 +70,9 @@ def test_labml(path: Path, dtype: torch.dtype) -> None:
             epsilon=config["eps"],
             norm="feed-forward",
         )
-    ).to(dtype)
+        .build()
+        .to(dtype)
+    )
     names = {
         "attention.query": "attn.query.linear",
         "attention.key": "attn.key.linear",

@@ -99,15 +99,14 @@ class Precision:
 
 
 AUTOMATIC = {
-    "cuda": Precision("bfloat16"),
     "AVX512": Precision("float32", "highest"),
     "AVX2": Precision("float32", "highest"),
 }
 """What ``auto`` means in training: by device type, for a CPU by ``get_cpu_capability()``; all others
 use float32, highest.
 
-Change a processor's row only with evidence from such a processor in benchmarks/results: learning
-curves of three seeds, as good as float32's."""
+Change a row, or add one for a device such as CUDA, only with evidence from such a processor in
+benchmarks/results: learning curves of three seeds, as good as float32's."""
 
 
 def automatic(device: torch.device) -> Precision:

@@ -20,6 +20,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.fast_weights.attention import FastWeightsAttention, products
 from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.in_place import FinitePassReader, listed
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import (
@@ -274,12 +275,11 @@ class FastWeights(Backbone[FastWeightsMemory]):
         self, memory: FastWeightsMemory | None, batch_size: int
     ) -> BackboneReader[FastWeightsMemory]:
         """A reader with constant memory and time per token."""
-        from memspan.models.fast_weights.reader import FastWeightsPassReader, FastWeightsReader
+        from memspan.models.fast_weights.reader import FastWeightsReader
 
         memory = self.own_memory(memory, batch_size)
         self.check_feature_map(memory)
-        kind = FastWeightsReader if self.is_as_made() else FastWeightsPassReader
-        return kind(self, memory)
+        return (FastWeightsReader if self.is_as_made() else FinitePassReader)(self, memory)
 
     def compiled_loops(self) -> bool:
         """Whether the loop over tokens can run in C here."""
@@ -345,12 +345,6 @@ def _schema(config: FastWeightsConfig) -> Schema:
         },
         buffers={"feature_id": ()},
     )
-
-
-def listed(mask: Tensor) -> str:
-    """The numbers of the rows where ``mask [B]`` is true, at most eight, for a message."""
-    rows: list[int] = mask.nonzero().flatten().tolist()
-    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
 
 
 def _refuse_oversized_features(config: FastWeightsConfig) -> None:

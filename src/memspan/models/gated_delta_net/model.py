@@ -18,9 +18,19 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone
+from memspan.models.packing import (
+    Schema,
+    dropout,
+    feed_forward,
+    known,
+    layer_norm,
+    linear,
+    module_list,
+)
+from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.delta_rule import compiled as delta_rule_loop
@@ -31,6 +41,8 @@ from memspan.ops.short_convolution import short_convolution
 
 EPSILON = 1e-6
 """Inside the roots that normalise queries, keys and outputs."""
+PRODUCTS = ("query", "key", "value", "output_gate", "beta", "step")
+"""Of the input, in the order in which a reader has their weights as one matrix."""
 SLOWEST, FASTEST = 1e-3, 1e-1
 """Range of softplus(dt_bias) at initialisation, log-uniform, as in Mamba (arXiv 2312.00752)."""
 
@@ -47,6 +59,7 @@ class GatedDeltaNetMemory(Memory):
     ``[B, L, W - 1, C]``."""
 
 
+@known
 class GatedDeltaRule(nn.Module):
     """One layer's token mixing (section 3.4 and figure 1 of the paper)."""
 
@@ -85,13 +98,16 @@ class GatedDeltaRule(nn.Module):
         """
         mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
         beta, step, gate = self.beta(x), self.step(x), self.output_gate(x)
-        # Sums over thousands of tokens need float32, whatever precision the products have.
+        # Sums over thousands of tokens need float32, whatever precision the products have. fla's
+        # kernels add up in float32 themselves, and take what they multiply as it is.
         with torch.autocast(x.device.type, enabled=False):
-            mixed, beta, step, gate = (t.to(weights.dtype) for t in (mixed, beta, step, gate))
+            if implementation != "fla":
+                mixed, beta = mixed.to(weights.dtype), beta.to(weights.dtype)
+            step, gate = step.to(weights.dtype), gate.to(weights.dtype)
             y, weights, inputs = self.write_and_read(
                 mixed, beta, step, weights, inputs, implementation
             )
-            y = self.norm(y) * F.silu(gate.unflatten(-1, y.shape[2:]))
+            y = self.norm(y.to(weights.dtype)) * F.silu(gate.unflatten(-1, y.shape[2:]))
         return self.output(y.flatten(2).to(x.dtype)), weights, inputs
 
     def write_and_read(
@@ -109,12 +125,13 @@ class GatedDeltaRule(nn.Module):
         Returns ``y [B, T, H, V]``, and matrices and inputs after the segment.
         """
         config = self.config
-        mixed, inputs = short_convolution(
+        mixed, after = short_convolution(
             mixed,
             self.convolution.to(mixed.dtype),
-            inputs,
+            inputs.to(mixed.dtype),
             implementation="reference" if implementation == "reference" else None,
         )
+        inputs = after.to(inputs.dtype)
         beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
         q, k, v = F.silu(mixed).split(config.widths, -1)
         q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
@@ -138,6 +155,7 @@ def unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
 
 
+@known
 class GatedDeltaNetLayer(nn.Module):
     """Token mixing and a feed-forward sub-layer, each after a norm and with a residual."""
 
@@ -160,6 +178,7 @@ class GatedDeltaNetLayer(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), weights, inputs
 
 
+@known
 class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -184,6 +203,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
             # No bias of a product: zeros would forget within a few tokens.
             for parameter, value in kept:
                 parameter.copy_(value)
+        self.schema = _schema(config)
 
     def stack(self) -> Iterator[GatedDeltaNetLayer]:
         """The layers, first to last, as :class:`GatedDeltaNetLayer`."""
@@ -246,6 +266,15 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         memory = GatedDeltaNetMemory(memory.tokens_seen + x.shape[1], weights, inputs)
         return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
 
+    def reader(
+        self, memory: GatedDeltaNetMemory | None, batch_size: int
+    ) -> BackboneReader[GatedDeltaNetMemory]:
+        """A reader with constant memory and time per token."""
+        from memspan.models.gated_delta_net.reader import GatedDeltaNetReader
+
+        kind = GatedDeltaNetReader if self.is_as_made() else FinitePassReader
+        return kind(self, self.own_memory(memory, batch_size))
+
     def compiled_loops(self) -> bool:
         """Whether the chunks in C can run here."""
         return delta_rule_loop.available(next(self.parameters()))
@@ -253,3 +282,47 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     def float32_part(self) -> str:
         """All between the products, see :meth:`Backbone.float32_part`."""
         return "matrices are decayed, written and read"
+
+
+def _schema(config: GatedDeltaNetConfig) -> Schema:
+    d, heads = config.d_model, config.value_heads
+    queries, keys, values = config.widths
+    outputs = (queries, keys, values, values, heads, heads)
+    products = {
+        name: linear(d, width, bias=False) for name, width in zip(PRODUCTS, outputs, strict=True)
+    }
+    gain = {"weight": (config.value_width,)}
+    known_norm = {"eps": EPSILON, "normalized_shape": (config.value_width,)}
+    mixer = Schema(
+        GatedDeltaRule,
+        {
+            "convolution": (sum(config.widths), config.convolution),
+            "A_log": (heads,),
+            "dt_bias": (heads,),
+        },
+        {"config": config},
+        products
+        | {
+            "norm": Schema(nn.RMSNorm, gain, known_norm),
+            "output": linear(values, d, bias=False),
+        },
+    )
+    layer = Schema(
+        GatedDeltaNetLayer,
+        modules={
+            "mixer": mixer,
+            "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
+            "mixer_norm": layer_norm(d),
+            "feed_forward_norm": layer_norm(d),
+            "dropout": dropout(config.dropout),
+        },
+    )
+    return Schema(
+        GatedDeltaNet,
+        attributes={"config": config},
+        modules={
+            "dropout": dropout(config.dropout),
+            "layers": module_list([layer] * config.n_layers),
+            "final_norm": layer_norm(d),
+        },
+    )

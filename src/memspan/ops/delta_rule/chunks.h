@@ -5,8 +5,10 @@
 
 #ifdef __AVX512F__
 #define BYTES 64
+#define TALL 8
 #else
 #define BYTES 32
+#define TALL 6
 #endif
 #define LANES (BYTES / (long)sizeof(REAL))
 #define TOKENS 32
@@ -49,15 +51,17 @@ static void multiply(
 ) {
     for (long j = 0, wide; j < n; j += wide * LANES) {
         wide = n - j > 3 * LANES && m < 8 ? 4 : n - j > LANES ? 2 : 1;
-        for (long i = 0, rows; i < m; i += rows) {
+        for (long i = 0, rows, left; i < m; i += rows) {
             REAL *to = c + i * stride + j;
             const REAL *old = kept ? kept + i * stride + j : NULL;
             Matrix from = {a.at + i * a.row, a.row, a.column};
-            rows = m - i >= 8 && wide < 4 ? 8 : m - i >= 4 ? 4 : 1;
+            left = m - i;
+            /* Eight rows left are twice four. */
+            rows = wide < 4 && left >= TALL && (TALL == 8 || left != 8) ? TALL : left >= 4 ? 4 : 1;
 #define BLOCK(r, w) \
     if (rows == r && wide == w) block(to, old, stride, from, b + j, b_stride, depth, keep, sign, r, w)
-            BLOCK(8, 2);
-            BLOCK(8, 1);
+            BLOCK(TALL, 2);
+            BLOCK(TALL, 1);
             BLOCK(4, 4);
             BLOCK(4, 2);
             BLOCK(4, 1);

@@ -363,8 +363,13 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
         default: return run(f, first, end, f->value_width);     \
     }
 
+#include "token.h"
+
 int forward(const Loop *f, long first, long end) {
-    if (f->log_decay.data) return forward_chunks(f, first, end);
+    if (f->log_decay.data) {
+        int few = f->steps < FEW && f->steps <= f->save_every;
+        return few ? forward_tokens(f, first, end) : forward_chunks(f, first, end);
+    }
     BY_WIDTH(forward_of)
 }
 

@@ -7,20 +7,23 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.delta_rule.feature_maps import DPFP
 from memspan.ops.delta_rule.inputs import RuleInputs
 from memspan.ops.native import compiler
-from memspan.ops.native.stack import PackedStack, Stack
+from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
 from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -30,17 +33,19 @@ SAVE_EVERY_RECOMPUTING = 256
 """The same with ``recompute``."""
 
 
-def available(like: Tensor) -> bool:
-    """Whether the loops can run on tensors such as ``like``."""
-    return compiler.available(SOURCE, like)
+def available(like: Tensor, halved: bool = False) -> bool:
+    """Whether the loops can run on tensors such as ``like``; ``halved``: steps with weights in
+    bfloat16."""
+    return compiler.available(SOURCE, like, halved)
 
 
 def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
-    tensors = inputs.tensors()
-    if any(t.dtype != tensors[0].dtype for t in tensors):
+    first, *others = inputs.tensors()
+    if any(t.dtype != first.dtype for t in others):
         return "needs tensors of one type: convert them, or use chunked"
-    return None if all(map(available, tensors)) else compiler.obstacle("chunked")
+    can = available(first) and all(t.is_cpu for t in others)
+    return None if can else compiler.obstacle("chunked")
 
 
 def suits(inputs: RuleInputs) -> bool:
@@ -63,9 +68,29 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
         saves = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         y, after, *_ = _operation(tensors, nu, epsilon, save_every, saves)
+    elif inputs.log_decay is not None and inputs.v.shape[2] == 1 and _no_gradients(tensors):
+        return _read_one(tensors)
     else:
         apply: Any = _Rule.apply
         y, after = apply((nu, epsilon, save_every), *tensors)
+    return y, after
+
+
+def _no_gradients(tensors: Sequence[Tensor]) -> bool:
+    """Whether nothing follows these: neither backward nor forward mode, nor a transform."""
+    return (
+        not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and forward_ad._current_level < 0
+        and all(map(can_look, tensors))
+    )
+
+
+def _read_one(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """A single token with a decay: what a graph needs would take most of its time."""
+    given = _laid_out(tensors)
+    y, after = torch.empty_like(given[2]), torch.empty_like(given[3])
+    named = dict(zip(_GIVEN, given, strict=True))
+    _run("forward", named | {"y": y, "after": after}, (0, None, SAVE_EVERY))
     return y, after
 
 
@@ -233,18 +258,7 @@ _operation_backward.register_fake(lambda tensors, *_: _gradients(tensors))
 # ----- The call of the loops
 
 
-class _View(ctypes.Structure):
-    """A tensor ``[B, H, T, ...]`` of any strides, contiguous within an item."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("row", ctypes.c_long),
-        ("head", ctypes.c_long),
-        ("token", ctypes.c_long),
-    )
-
-
-_LOOP_INTEGERS = (
+_INTEGERS = (
     "n_heads", "share", "steps", "width", "value_width", "n_features", "nu", "normalises", "delta",
     "save_every",
 )  # fmt: skip
@@ -253,17 +267,10 @@ _VIEWS = (
     "d_y",
 )  # fmt: skip
 _MEMORIES = ("before", "d_after", "after", "d_before", "saved")
-
-
-class _Loop(ctypes.Structure):
-    """``Loop`` in C, field by field; likewise the one at the end."""
-
-    _fields_ = (
-        [(name, ctypes.c_long) for name in _LOOP_INTEGERS]
-        + [("epsilon", ctypes.c_double)]
-        + [(name, _View) for name in _VIEWS]
-        + [(name, ctypes.c_void_p) for name in _MEMORIES]
-    )  # fmt: skip
+_LOOP = struct.Struct(f"{len(_INTEGERS)}l d {4 * len(_VIEWS) + len(_MEMORIES)}l")
+"""``Loop`` in C: integers, epsilon, views and memories. A view, of a tensor ``[B, H, T, ...]`` of any
+strides, contiguous within an item, is its address and strides; what is missing has the address 0."""
+_MISSING = (0, 0, 0, 0)
 
 
 def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
@@ -274,27 +281,26 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
     batch, n_heads, steps, width = tensors["k"].shape
     n_features, value_width = tensors["before"].shape[2:]
     nu, epsilon, save_every = options
-    loop = _Loop(
-        n_heads=n_heads,
-        share=tensors["v"].shape[1] // n_heads,
-        steps=steps,
-        width=width,
-        value_width=value_width,
-        n_features=n_features,
-        nu=nu,
-        normalises=epsilon is not None,
-        epsilon=epsilon or 0.0,
-        delta="beta" in tensors,
-        save_every=save_every,
+    integers = (
+        n_heads,
+        tensors["v"].shape[1] // n_heads,
+        steps,
+        width,
+        value_width,
+        n_features,
+        nu,
+        epsilon is not None,
+        "beta" in tensors,
+        save_every,
     )
-    for name, tensor in tensors.items():
-        if name in _MEMORIES:
-            setattr(loop, name, tensor.data_ptr())
-        else:
-            setattr(loop, name, _View(tensor.data_ptr(), *tensor.stride()[:3]))
-    total = batch * n_heads
+    views: list[int] = []
+    for name in _VIEWS:
+        view = tensors.get(name)
+        views += _MISSING if view is None else (view.data_ptr(), *view.stride()[:3])
+    memories = [tensors[name].data_ptr() if name in tensors else 0 for name in _MEMORIES]
+    loop = _LOOP.pack(*integers, epsilon or 0.0, *views, *memories)
     work = tensors["v"].numel() * n_features
-    in_shares(getattr(code, function), (ctypes.byref(loop),), total, work)
+    in_shares(getattr(code, function), (loop,), batch * n_heads, work)
 
 
 # ----- Single tokens
@@ -348,3 +354,74 @@ class CompiledStep:
         finite = self._stack.code.step(self._at, self._stack.matrices)
         compiler.refuse_without_memory(finite >= 0)
         return bool(finite)
+
+
+_GATED_LAYER = ("convolution", "rate", "step_bias", "gain", "memory", "inputs")
+
+
+class _GatedLayer(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _GATED_LAYER)
+
+
+class _GatedStep(ctypes.Structure):
+    _fields_ = (
+        ("stack", Stack),
+        ("key_heads", ctypes.c_long),
+        ("key_width", ctypes.c_long),
+        ("taps", ctypes.c_long),
+        ("beta", ctypes.c_double),
+        ("epsilon", ctypes.c_double),
+        ("layers", ctypes.c_void_p),
+    )
+
+
+class CompiledGatedStep:
+    """One token of every row through a stack of Gated DeltaNet, without gradients.
+
+    Args:
+        stack: the weights; projections are queries, keys, values, gates, and logits of beta and of the
+            decay.
+        layers: per layer, contiguous: ``convolution [W, C]``, the token's own last; ``rate`` and
+            ``step_bias``, ``[H]``, of which the logarithm of a decay is
+            ``rate softplus(step + step_bias)``; ``gain [V]``; and what is written in place,
+            ``memory [B, H, K, V]`` and ``inputs [B, W - 1, C]``.
+        key_heads: heads of keys.
+        beta: the largest.
+        epsilon: inside the roots that normalise queries, keys and outputs.
+    """
+
+    def __init__(
+        self,
+        stack: PackedStack,
+        layers: Sequence[dict[str, Tensor]],
+        *,
+        key_heads: int,
+        beta: float,
+        epsilon: float,
+    ) -> None:
+        # C has their addresses: they must live as long as this.
+        self._stack, self._tensors = stack, list(layers)
+        assert all(t.is_contiguous() for layer in layers for t in layer.values())
+        pointers = [{name: t.data_ptr() for name, t in layer.items()} for layer in layers]
+        self._layers = (_GatedLayer * len(layers))(*(_GatedLayer(**each) for each in pointers))
+        first = layers[0]
+        self._step = _GatedStep(
+            stack=stack.structure,
+            key_heads=key_heads,
+            key_width=first["memory"].shape[2],
+            taps=len(first["convolution"]),
+            beta=beta,
+            epsilon=epsilon,
+            layers=ctypes.addressof(self._layers),
+        )
+
+    def read(self, x: Tensor) -> None:
+        """Read ``x [B, 1, D]``, contiguous, and replace it by the output.
+
+        Raises:
+            MemspanError: there is not enough memory.
+        """
+        stack = self._stack
+        self._step.stack.x = x.data_ptr()
+        function, given = stack.code.gated_step, (ctypes.byref(self._step), stack.matrices)
+        in_shares(function, given, len(x), stack.n_weights * len(x), ROWS_AT_ONCE)

@@ -75,7 +75,9 @@ class RuleInputs:
                     f"{name} must be [B, H, T], {[*v.shape[:3]]}, not {[*given.shape]}"
                 )
         decay = self.log_decay
-        if decay is not None and can_look(decay) and (decay > 0).any():
+        # One number costs less to look at than a mask, which counts for a single token.
+        looks = decay is not None and decay.numel() and can_look(decay)
+        if decay is not None and looks and decay.amax().item() > 0:
             raise MemspanError(
                 f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a decay in "
                 "(0, 1]"
@@ -92,6 +94,8 @@ class RuleInputs:
             )
 
     def _n_features(self) -> int:
+        if self.feature_map is None:
+            return self.k.shape[-1]
         if isinstance(self.feature_map, DPFP):
             return self.feature_map.width(self.k.shape[-1])
         return self.features(self.k[:0]).shape[-1]

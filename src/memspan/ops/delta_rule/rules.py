@@ -11,8 +11,8 @@ Each head has a matrix ``W [F, V]`` (the paper's, transposed). With features ``q
 Yang, Kautz and Hatamizadeh (arXiv 2412.06464) call the second the gated delta rule, eq. 10.
 All but the last have three implementations, each in a file of its own: ``reference.py``, a loop over
 tokens; ``chunked.py``, matrix products over chunks of tokens (Yang et al. 2024, arXiv 2406.06484);
-``compiled.py``, the loop over tokens in C, with a decay chunks in C. Derived in
-``docs/annotated/delta_rule.md``.
+``compiled.py``, the loop over tokens in C, with a decay chunks in C. ``fla.py`` hands the delta rule to
+another library's kernels. Derived in ``docs/annotated/delta_rule.md``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from memspan.ops.delta_rule import chunked, compiled, reference
+from memspan.ops.delta_rule import chunked, compiled, fla, reference
 from memspan.ops.delta_rule.feature_maps import FeatureMap
 from memspan.ops.delta_rule.inputs import Chunking, RuleInputs
 from memspan.ops.implementations import Implementation, choose
@@ -30,11 +30,12 @@ from memspan.ops.implementations import Implementation, choose
 IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = {
     "compiled": Implementation(compiled.run, compiled.obstacle, compiled.suits),
     "chunked": Implementation(chunked.run),
+    "fla": Implementation(fla.run, fla.obstacle, suits=lambda inputs: False),
     "reference": Implementation(reference.run),
 }
 """By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64, with a C compiler.
-``chunked``: PyTorch, on any device. ``reference``: plain autograd, for ``torch.func``, ``vmap`` and
-gradients of gradients."""
+``chunked``: PyTorch, on any device. ``fla``: only by name, on CUDA, in bfloat16, never run there yet.
+``reference``: plain autograd, for ``torch.func``, ``vmap`` and gradients of gradients."""
 
 
 def delta_rule(

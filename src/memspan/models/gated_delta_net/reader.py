@@ -1,0 +1,80 @@
+"""The reader of Gated DeltaNet, which updates its memory in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memspan.models.gated_delta_net.model import (
+    EPSILON,
+    PRODUCTS,
+    GatedDeltaNet,
+    GatedDeltaNetMemory,
+)
+from memspan.models.in_place import InPlaceReader, refuse_non_finite
+from memspan.models.one_token import StepsInC, packed_stack
+from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.delta_rule.compiled import CompiledGatedStep
+
+
+class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledGatedStep]):
+    """Reads a stream without gradients. A single token takes one call to the step in C where that can
+    run, otherwise a pass of the layers."""
+
+    def __init__(self, backbone: GatedDeltaNet, memory: GatedDeltaNetMemory) -> None:
+        super().__init__(backbone, memory, ("weights", "inputs"))
+        self.backbone = backbone
+
+    def _compiles(self, halved: bool) -> bool:
+        return delta_rule_loop.available(self._layers["weights"][0], halved)
+
+    def _compiled_step(self, halved: bool) -> CompiledGatedStep:
+        config, mixers = self.backbone.config, [layer.mixer for layer in self.backbone.stack()]
+        stack = packed_stack(
+            delta_rule_loop.SOURCE,
+            self.backbone.stack(),
+            [
+                {"projections": torch.cat([getattr(part, name).weight for name in PRODUCTS])}
+                for part in mixers
+            ],
+            self.backbone.final_norm,
+            n_heads=config.value_heads,
+            batch=self._rows.count,
+            mixer="mixer",
+            halved=halved,
+        )
+        memories = zip(mixers, self._layers["weights"], self._layers["inputs"], strict=True)
+        layers = [
+            {
+                "convolution": part.convolution.detach().T.contiguous(),
+                "rate": -part.A_log.detach().exp(),
+                "step_bias": part.dt_bias.detach().contiguous(),
+                "gain": part.norm.weight.detach().contiguous(),
+                "memory": weights,
+                "inputs": inputs,
+            }
+            for part, weights, inputs in memories
+        ]
+        largest = 2.0 if config.negative_eigenvalues else 1.0
+        return CompiledGatedStep(
+            stack, layers, key_heads=config.n_heads, beta=largest, epsilon=EPSILON
+        )
+
+    @torch.no_grad()
+    def _read(self, x: Tensor) -> Tensor:
+        self._counts = {"tokens_seen": self._counts["tokens_seen"] + x.shape[1]}
+        step = self._step_for(x, self._dtype) if x.shape[1] == 1 else None
+        if step is not None:
+            # A copy, since it is overwritten.
+            h = x.detach().clone(memory_format=torch.contiguous_format)
+            step.read(h)
+        else:
+            h = x
+            memories = zip(self._layers["weights"], self._layers["inputs"], strict=True)
+            for layer, own in zip(self.backbone.stack(), memories, strict=True):
+                h, *after = layer(h, *own)
+                for tensor, new in zip(own, after, strict=True):
+                    tensor.copy_(new)
+            h = self.backbone.final_norm(h)
+        refuse_non_finite(h)
+        return h

@@ -1,0 +1,73 @@
+"""The delta rule by flash-linear-attention's kernels for CUDA (Yang and Zhang 2024, package ``fla``).
+
+Products are in bfloat16, the memory in float32. Only by name, and nothing is converted for it: whoever
+asks for it passes bfloat16. **It has not been run on a GPU yet**; tests put a function with fla's
+signature in its place. Read in fla at https://github.com/fla-org/flash-linear-attention,
+``fla/ops/delta_rule/chunk.py`` and ``fla/ops/gated_delta_rule/chunk.py``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from memspan.ops.delta_rule.inputs import RuleInputs
+
+WIDEST_KEY = 256
+"""Features that fla's kernels take."""
+DEVICE = "cuda"
+
+
+def obstacle(inputs: RuleInputs) -> str | None:
+    """Why the kernels cannot run on these inputs; None if they can."""
+    rounded = (inputs.q, inputs.k, inputs.v)
+    if inputs.beta is None:
+        return "has no sum rule: use chunked"
+    if any(t.device.type != DEVICE for t in inputs.tensors()):
+        return "needs CUDA: use compiled or chunked"
+    if not _installed():
+        return "needs flash-linear-attention: install it, or use chunked"
+    if any(t.dtype != torch.bfloat16 for t in rounded) or inputs.weights.dtype != torch.float32:
+        return (
+            "takes queries, keys and values in bfloat16 with a memory in float32: choose precision "
+            "bfloat16, or use chunked"
+        )
+    if inputs.weights.shape[2] > WIDEST_KEY:
+        return f"takes at most {WIDEST_KEY} features of a key: use chunked"
+    return None
+
+
+def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    """Heads come third in fla, ``[B, T, H, K]``, and queries are scaled unless told otherwise.
+
+    Heads of keys are repeated for those of values: not all releases of fla share them.
+    """
+    from fla.ops.delta_rule import chunk_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    inputs = inputs.by_value_head()
+    assert inputs.beta is not None
+    given = {
+        "q": inputs.features(inputs.q),
+        "k": inputs.features(inputs.k),
+        "v": inputs.v,
+        "beta": inputs.beta,
+    }
+    rule = chunk_delta_rule
+    if inputs.log_decay is not None:
+        rule, given["g"] = chunk_gated_delta_rule, inputs.log_decay
+    y, after = rule(
+        **{name: tensor.transpose(1, 2) for name, tensor in given.items()},
+        scale=1.0,
+        initial_state=inputs.weights,
+        output_final_state=True,
+    )
+    return y.transpose(1, 2), after
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("fla") is not None
