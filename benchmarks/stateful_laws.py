@@ -1,17 +1,28 @@
 """The laws of torch's recurrent modules and of every recipe of transformers, in two precisions.
 
-    python benchmarks/stateful_laws.py [--only NAME ...] [--budget SECONDS] [--out FILE]
+    python benchmarks/stateful_laws.py [--only NAME ...] [--budget SECONDS] [--jobs N] [--out FILE]
+    python benchmarks/stateful_laws.py --since FOLDER ...
+    python benchmarks/stateful_laws.py --page
 
 On a CPU, with tiny random weights; about ten seconds for each model and precision. The file has each
-law's outcome, and for broken ones the script that shows it without memspan. The table that is printed
-at the end is that of docs/state-laws.md.
+law's outcome, and for broken ones the script that shows it without memspan. Models of transformers are
+also asked, in float32, what they do not promise: to read on after padding on the right.
+
+``--since`` tries what is broken in the stored results with other releases of transformers, each in a
+folder where ``pip install --target FOLDER transformers==X`` put it, and keeps the outcomes in a second
+file. Both, and ``--page`` alone, end with writing the tables of docs/state-laws.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,11 +38,15 @@ from memspan.stateful.recipes import RECIPES, build
 from memspan.targets import TYPE
 
 OUT = Path(__file__).parent / "results" / "stateful-laws.json"
+PAGE = Path(__file__).parents[1] / "docs" / "state-laws.md"
+BEGIN, END = "<!-- {}: benchmarks/stateful_laws.py writes from here -->\n", "<!-- to here -->\n"
+SINCE = OUT.with_name("stateful-laws-since.json")
 TORCH = {
     "torch.nn.RNN": nn.RNN,
     "torch.nn.GRU": nn.GRU,
     "torch.nn.LSTM": nn.LSTM,
 }
+ASKED = "read on after padding on the right"
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -48,16 +63,27 @@ def made(name: str, dtype: torch.dtype) -> nn.Module | Causal:
     return model
 
 
-def laws(name: str, dtype: torch.dtype, budget: float) -> dict[str, Any]:
+def laws(name: str, precision: str, budget: float, only: list[str] | None = None) -> dict[str, Any]:
     """The report on a model, or why there is none."""
+    torch.set_num_threads(1)
     try:
-        report = memspan.check(made(name, dtype), budget=budget)
+        model = made(name, PRECISIONS[precision])
+        report = memspan.check(model, only, budget=budget)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     found: dict[str, Any] = json.loads(report.to_json())
     found["findings"] = {f.pop("law"): f for f in found["findings"]}
     del found["versions"]
+    promised = isinstance(model, Causal) and "right-last" in model.claims.padding
+    if promised and precision == "float32" and only is None:
+        found[ASKED] = asked(model, budget)
     return found
+
+
+def asked(model: Any, budget: float) -> str:
+    """The outcome of reading on after padding on the right."""
+    model.claims = replace(model.claims, padding=frozenset({"right"}))
+    return memspan.check(model, ["padding-right"], budget=budget)["padding-right"].outcome
 
 
 def table(models: dict[str, Any]) -> str:
@@ -85,28 +111,134 @@ def _cell(law: str, finding: dict[str, Any]) -> str:
     return f"{law} {apart:.1g}" if isinstance(apart, float) else law
 
 
+def continued(models: dict[str, Any]) -> str:
+    """Which models read on after padding on the right as if there were none, in words."""
+    lines = []
+    for outcome in ("holds", "broken", "inconclusive", "refused", "not-offered"):
+        found = {name: by_dtype["float32"].get(ASKED) for name, by_dtype in models.items()}
+        names = [name.removeprefix(TYPE) for name in found if found[name] == outcome]
+        if names:
+            lines.append(f"- {outcome}: {', '.join(names)}")
+    return "\n".join(lines)
+
+
+def broken(models: dict[str, Any]) -> dict[str, list[str]]:
+    """Model -> the laws that it breaks, in either precision."""
+    found = {
+        name: [
+            law
+            for law in by_dtype["float32"].get("findings", {})
+            if any(r["findings"][law]["outcome"] == "broken" for r in by_dtype.values())
+        ]
+        for name, by_dtype in models.items()
+    }
+    return {name: laws for name, laws in found.items() if laws}
+
+
+def since(folders: list[Path], budget: float) -> dict[str, Any]:
+    """What comes of the broken laws of the stored results in other releases of transformers."""
+    results = {}
+    for folder in folders:
+        with tempfile.TemporaryDirectory() as work:
+            out = Path(work) / "out.json"
+            paths = [str(folder.resolve()), os.environ.get("PYTHONPATH", "")]
+            command = [sys.executable, __file__, "--tried", "--budget", str(budget)]
+            subprocess.run(
+                [*command, "--out", str(out)],
+                check=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
+            )
+            found = json.loads(out.read_text())
+        for by_dtype in found["models"].values():
+            for finding in (f for r in by_dtype.values() for f in r.get("findings", {}).values()):
+                del finding["script"]
+        results[found["versions"]["transformers"]] = found["models"]
+    return results
+
+
+def since_table() -> str:
+    """By model and law, what came of it in each release, in Markdown."""
+    stored = json.loads(OUT.read_text())
+    releases = json.loads(SINCE.read_text())
+    now = stored["versions"]["transformers"]
+    lines = [f"| model | law | {' | '.join(releases)} | {now} |"]
+    lines.append("| --- " * (len(releases) + 3) + "|")
+    for name, names in broken(stored["models"]).items():
+        for law in names:
+            cells = [_came(release.get(name, {}), law) for release in releases.values()]
+            cells.append(_came(stored["models"][name], law))
+            lines.append(f"| {name.removeprefix(TYPE)} | {law} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _came(by_dtype: dict[str, Any], law: str) -> str:
+    """Of both precisions, the worse."""
+    if any("Unrecognized model" in found.get("error", "") for found in by_dtype.values()):
+        return "no such model"
+    if any("error" in found for found in by_dtype.values()):
+        return "cannot be read"
+    findings = [found["findings"][law] for found in by_dtype.values()]
+    for outcome in ("broken", "refused", "inconclusive"):
+        for finding in findings:
+            if finding["outcome"] == outcome:
+                return _cell(outcome, finding) if outcome == "broken" else outcome
+    return str(findings[0]["outcome"])
+
+
+def page() -> str:
+    """docs/state-laws.md with its tables made anew."""
+    models = json.loads(OUT.read_text())["models"]
+    text = PAGE.read_text(encoding="utf-8")
+    parts = {"laws": table(models), "asked": continued(models), "since": since_table()}
+    for name, made_anew in parts.items():
+        before, rest = text.split(BEGIN.format(name))
+        _, after = rest.split(END, 1)
+        text = f"{before}{BEGIN.format(name)}{made_anew}\n{END}{after}"
+    return text
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", help="models, such as transformers:mamba")
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds for each")
+    parser.add_argument("--budget", type=float, default=30.0, help="CPU seconds for each")
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE")
+    parser.add_argument("--since", type=Path, nargs="*", metavar="FOLDER", help="other releases")
+    parser.add_argument("--page", action="store_true", help="write the page from the results only")
+    parser.add_argument(
+        "--tried", action="store_true", help="only the laws that are broken in results"
+    )
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if options.since:
+        SINCE.write_text(json.dumps(since(options.since, options.budget), indent=1) + "\n")
+    if options.since or options.page:
+        PAGE.write_text(page(), encoding="utf-8")
+        return
     results: dict[str, Any] = {
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
         "models": {},
     }
-    for name in options.only or [*TORCH, *(f"{TYPE}{model_type}" for model_type in RECIPES)]:
-        by_dtype = {key: laws(name, dtype, options.budget) for key, dtype in PRECISIONS.items()}
-        results["models"][name] = by_dtype
-        for key, found in by_dtype.items():
+    names = options.only or [*TORCH, *(f"{TYPE}{model_type}" for model_type in RECIPES)]
+    only: dict[str, list[str]] = {}
+    if options.tried:
+        only = broken(json.loads(OUT.read_text())["models"])
+        names = list(only)
+    tasks = [(n, key, options.budget, only.get(n)) for n in names for key in PRECISIONS]
+    # Some models leave much behind in memory.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, maxtasksperchild=10) as pool:
+        jobs = [pool.apply_async(laws, task) for task in tasks]
+        for (name, key, *_), job in zip(tasks, jobs, strict=True):
+            found = job.get()
+            results["models"].setdefault(name, {})[key] = found
             outcomes = {law: f["outcome"] for law, f in found.get("findings", {}).items()}
-            broken = [law for law, outcome in outcomes.items() if outcome == "broken"]
+            failed = [law for law, outcome in outcomes.items() if outcome == "broken"]
             open_ = [law for law, outcome in outcomes.items() if outcome == "inconclusive"]
-            print(f"{name} {key}: broken {broken}, inconclusive {open_} {found.get('error', '')}")
-        # What was reached is kept.
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results["models"]))
+            print(f"{name} {key}: broken {failed}, inconclusive {open_} {found.get('error', '')}")
+            # What was reached is kept.
+            options.out.write_text(json.dumps(results, indent=1) + "\n")
+    if options.out == OUT and not options.only:
+        PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -22,7 +23,7 @@ from memspan.runs.shipped import SHIPPED, run_folder
 from memspan.stateful.caches import Causal
 from memspan.stateful.check import Report
 from memspan.stateful.check import check as checked
-from memspan.stateful.protocol import RefusedError, Stateful
+from memspan.stateful.protocol import MADE, RefusedError, Stateful
 from memspan.stateful.recipes import RECIPES, VOCABULARY, build
 from memspan.stateful.recurrent import Recurrent
 
@@ -62,12 +63,13 @@ def check(
         raise MemspanError(str(error)) from None
 
 
-def as_stateful(model: object) -> Stateful[Any]:
+def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     """What the laws are asked of.
 
     Args:
         model: a :class:`Stateful`, a run, a :class:`LanguageModel` or a backbone, one of torch's
             recurrent modules, or a causal language model as in transformers.
+        made: Python that makes it, as ``found``, for scripts.
 
     Raises:
         MemspanError: it is none of these, or carries no state, or cannot be read here.
@@ -77,13 +79,18 @@ def as_stateful(model: object) -> Stateful[Any]:
     if isinstance(model, LanguageModel | Backbone):
         return CarriesMemory(model)
     if not isinstance(model, type) and isinstance(model, Stateful):
+        # Objects without a place for it go without.
+        with contextlib.suppress(TypeError):
+            if made is not None:
+                vars(model)["made"] = f"{made}\nmodel = found\nmodel.module.eval()"
         return model
     kind = type(model).__name__
+    text = MADE if made is None else f"{made}\nmodule = found.eval()"
     try:
         if isinstance(model, nn.RNNBase):
-            return Recurrent(model)
+            return Recurrent(model, text)
         if isinstance(model, nn.Module) and "input_ids" in _arguments(model):
-            return Causal(model)
+            return Causal(model, made=text)
     except RefusedError as error:
         raise _cannot(kind, error) from error
     raise MemspanError(
@@ -135,7 +142,7 @@ def _named(target: str, trust_remote_code: bool, seed: int, vocab_size: int) -> 
     if target.startswith(TYPE):
         return _recipe(target.removeprefix(TYPE), seed, vocab_size)
     if ".py:" in target:
-        return as_stateful(_from_file(target))
+        return as_stateful(*_from_file(target, seed))
     if is_run(target):
         return as_stateful(load(folder))
     if (folder / "config.json").is_file():
@@ -201,9 +208,12 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
         raise _cannot(str(folder), error) from error
 
 
-def _from_file(target: str) -> object:
-    """What ``FILE.py:NAME`` names or, where that is a function, returns."""
+def _from_file(target: str, seed: int) -> tuple[object, str]:
+    """What ``FILE.py:NAME`` names or, where that is a function, returns; and Python that does so."""
     path, _, name = target.rpartition(":")
+    folder = str(Path(path).parent)
+    made = f"import runpy\nimport sys\nsys.path.append({folder!r})\ntorch.manual_seed({seed})\n"
+    made += f"found = runpy.run_path({path!r})[{name!r}]"
     if not Path(path).is_file():
         raise MemspanError(f"there is no file {path}: check the path")
     # A name of its own, and its folder last: it must not stand in for an installed library.
@@ -217,8 +227,9 @@ def _from_file(target: str) -> object:
         found = getattr(module, name, None)
         if inspect.isfunction(found) or inspect.isclass(found):
             found = found()
+            made += "()"
     except Exception as error:
         raise MemspanError(f"{target} stopped with {type(error).__name__}: {error}") from error
     if found is None:
         raise MemspanError(f"{path} has no {name} that is a model or makes one: check the name")
-    return found
+    return found, made

@@ -21,7 +21,7 @@ from memspan.stateful import Function, Inputs
 PROGRAM = """
 import torch
 from torch import nn
-from memspan.stateful import Function, Inputs
+from memspan.stateful import Claims, Function, Inputs
 
 gru = nn.GRU(4, 8)
 both_ways = nn.GRU(4, 8, bidirectional=True)
@@ -35,6 +35,36 @@ def lstm():
 def forgetful():
     cell = nn.GRU(4, 8, batch_first=True)
     return Function(lambda x, s: cell(x[:, :1] * 0 + x), lambda n: 0, Inputs(width=4), cell)
+
+
+class Forgets(nn.GRU):
+    def forward(self, x, state=None):
+        return super().forward(x, None)
+
+
+def forgets():
+    return Forgets(4, 8)
+
+
+class Own:
+    # The four functions.
+
+    def __init__(self):
+        self.module = forgets()
+        self.inputs, self.claims = Inputs(width=4), Claims()
+
+    def start(self, rows):
+        return torch.zeros(1, rows, 8)
+
+    def read(self, x, state):
+        y, state = self.module(x.transpose(0, 1), state)
+        return y.transpose(0, 1), state
+
+    def select(self, state, rows):
+        return state[:, rows]
+
+    def copy(self, state):
+        return state.clone()
 
 
 class Hidden(nn.Module):
@@ -87,6 +117,20 @@ def test_a_broken_law_is_status_1_with_a_script(capsys: pytest.CaptureFixture[st
     assert json.loads(Path("report.json").read_text())["findings"] == found["findings"]
 
 
+@pytest.mark.parametrize("name", ["forgets", "Own"])
+def test_a_script_about_a_file_needs_the_file_alone(name: str) -> None:
+    assert status(f"mine.py:{name}", "--laws", "cuts", "--scripts", "out", "--seed", "3") == 1
+    script = Path("out/cuts.py").read_text()
+    assert "memspan" not in script
+    assert len(script.splitlines()) < 30
+    # Whatever the difference was, it is the same model again.
+    said = script.rpartition("# rounding explains ")[2]
+    shown = subprocess.run(
+        [sys.executable, "out/cuts.py"], check=True, capture_output=True, text=True
+    )
+    assert float(shown.stdout) > 1000 * float(said)
+
+
 def test_a_run_and_a_preset(
     run: Path, own_folders: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +163,7 @@ def test_a_run_and_a_preset(
         ),
         ("mine.py:gru --laws cuts,cut", "there is no law 'cut'"),
         ("mine.py:gru --budget 0", "budget must be a positive number"),
+        ("mine.py:gru --device nowhere", "there is no device 'nowhere' here: use cpu"),
         ("mine.py:gru --scripts mine.py", "--scripts mine.py is no folder"),
         ("", "target is missing: add it"),
     ],

@@ -1,18 +1,17 @@
-"""docs/state-laws.md: its table is that of the stored results."""
+"""docs/state-laws.md: its tables are those of the stored results."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from stateful_laws import OUT, TORCH, TYPE, table
+from stateful_laws import OUT, PAGE, TORCH, TYPE, page
 
-PAGE = Path(__file__).parents[2] / "docs" / "state-laws.md"
+PATCHES = Path(__file__).parents[2] / "benchmarks" / "state_patches"
 
 
-def test_the_table_is_that_of_the_results() -> None:
-    models = json.loads(OUT.read_text())["models"]
-    assert table(models) in PAGE.read_text(encoding="utf-8")
+def test_the_tables_are_those_of_the_results() -> None:
+    assert page() == PAGE.read_text(encoding="utf-8")
 
 
 def test_every_cause_is_of_a_broken_model() -> None:
@@ -27,4 +26,4 @@ def test_every_cause_is_of_a_broken_model() -> None:
     causes = PAGE.read_text(encoding="utf-8").partition("## Causes")[2]
     heads = [line.partition(":")[0] for line in causes.splitlines() if line.startswith("**")]
     named = {name for head in heads for name in head.strip("*").split(", ")}
-    assert named == broken
+    assert named == broken == {path.stem for path in PATCHES.glob("*.patch")}

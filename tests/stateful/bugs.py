@@ -308,6 +308,16 @@ class PaddingOnTheLeftIsRead(Convolved):
 
 
 @breaks("padding-left")
+class PaddingOfASingleRowIsRead(Convolved):
+    def read_padded(
+        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, State]:
+        if side == "left" and len(inputs) == 1:
+            return self.read(inputs, state)
+        return super().read_padded(inputs, state, lengths, side)
+
+
+@breaks("padding-left")
 class PaddingOnTheLeftCountsInALaterSegment(Attention):
     def positions(self, state: State, real: Tensor) -> Tensor:
         later = (state["position"] > 0)[:, None]

@@ -49,6 +49,22 @@ def test_recurrent_modules_read_as_torch_does(module: nn.RNNBase) -> None:
     torch.testing.assert_close(alone, outputs[2:, 3:])
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("module", RNNS.values(), ids=RNNS.keys())
+def test_scripts_read_recurrent_modules_alike(module: nn.RNNBase) -> None:
+    model, x = Recurrent(module, "module = given"), torch.randn(3, 5, 4)
+    made: dict[str, Any] = {"torch": torch, "given": module}
+    exec(model.source(), made)
+    rows, lengths = torch.tensor([2, 0]), torch.tensor([4, 1])
+    outputs = []
+    for each in (SimpleNamespace(**made), model):
+        _, state = each.read(x, each.start(3))
+        state = each.select(each.copy(state), rows)
+        y, _ = each.read_padded(x[:2], state, lengths, "right")
+        outputs.append(torch.cat([y, each.read(x[:2], state)[0]]))
+    assert torch.equal(*outputs)
+
+
 def test_recurrent_modules_refuse_what_they_cannot() -> None:
     with pytest.raises(RefusedError, match="bidirectional=False"):
         Recurrent(nn.GRU(4, 6, bidirectional=True))
@@ -135,6 +151,22 @@ def test_logits_and_caches_are_found(module: Summing) -> None:
     padded, _ = model.read_padded(tokens[:, 2:], state, torch.tensor([4, 2]), "left")
     alone, _ = model.read(tokens[1:, 4:], model.select(state, torch.tensor([1])))
     torch.testing.assert_close(padded[1:, 2:], alone)
+
+
+def test_models_that_read_on_by_single_tokens_are_read() -> None:
+    class OneByOne(Summing):
+        def forward(
+            self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Any = None
+        ) -> Any:
+            if past_key_values is not None and input_ids.shape[1] > 1:
+                raise ValueError("one at a time")
+            return super().forward(input_ids, past_key_values, attention_mask)
+
+    model = Causal(OneByOne())
+    _, state = model.read(torch.tensor([[1, 2]]), model.start(1))
+    model.read(torch.tensor([[3]]), model.copy(state))
+    with pytest.raises(RefusedError, match="one at a time"):
+        model.read(torch.tensor([[3, 4]]), state)
 
 
 @pytest.mark.parametrize(

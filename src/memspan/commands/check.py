@@ -36,6 +36,8 @@ class CheckArguments:
     """Of inputs, and of weights that are random."""
     budget: float = 15.0
     """CPU seconds, of all threads together, after which no case is begun."""
+    device: str = "cpu"
+    """cpu, cuda, ...; auto: CUDA where there is one."""
     json: str | None = None
     """File for the report as JSON; -: standard output, instead of the table."""
     scripts: Path | None = None
@@ -56,9 +58,12 @@ def check(arguments: list[str]) -> None:
     # Otherwise it says of every model which kernels it does without.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import memspan
+    from memspan.devices import device_for
     from memspan.targets import named
 
+    device = device_for(options.device)
     model = named(options.target, options.trust_remote_code, options.seed)
+    model.module.to(device)
     laws = None if options.laws is None else options.laws.split(",")
     report = memspan.check(model, laws, options.seed, options.budget)
     if options.json == "-":

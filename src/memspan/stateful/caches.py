@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memspan.stateful.protocol import (
+    MADE,
     Claims,
     Inputs,
     NotOfferedError,
@@ -78,7 +80,7 @@ class Causal:
         module: nn.Module,
         lengths: Mapping[str, int] | None = None,
         padding: frozenset[Padding] | None = None,
-        made: str = "module = ...  # in evaluation mode",
+        made: str = MADE,
     ) -> None:
         self.module, self._made = module, made
         self._accepted = inspect.signature(module.forward).parameters
@@ -95,7 +97,8 @@ class Causal:
             name: value for name, value in named.items() if isinstance(value, int) and value > 1
         }
         self._masks_past = True
-        self._first: Callable[[], Any] | None = None
+        self._first: Callable[[int], Any] | None = None
+        self._first_source, self._imports = "None", ""
         self.claims = Claims(
             consumes_state=True,
             bounded=self._try(),
@@ -113,9 +116,7 @@ class Causal:
             # Some return no cache, and fill the one that generate makes.
             if type(self.module).__module__.split(".")[0] != "transformers":
                 raise
-            from transformers import DynamicCache
-
-            self._first = lambda: DynamicCache(config=self.module.config)
+            self._make_first()
             try:
                 _, first = self.read(tokens, self.start(1))
             except RefusedError:
@@ -123,20 +124,45 @@ class Causal:
             if not _size(first):
                 raise
         size = _size(first)
-        try:
-            _, state = self.read(tokens, first)
-        except RefusedError:
-            # Models without attention take the mask of what they read alone.
-            self._masks_past = False
-            _, first = self.read(tokens, self.start(1))
-            _, state = self.read(tokens, first)
+        state, problem = None, None
+        # Models without attention take the mask of what they read alone; earlier releases of some read
+        # on by single tokens only.
+        for length, masks_past in ((2, True), (2, False), (1, True), (1, False)):
+            self._masks_past = masks_past
+            try:
+                _, first = self.read(tokens, self.start(1))
+                _, state = self.read(tokens[:, :length], first)
+                break
+            except RefusedError as error:
+                problem = problem or error
+        if state is None:
+            assert problem
+            raise problem
         layers = getattr(state.cache, "layers", None)
         if layers is None:
             return _size(state) == size
         return all(getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers)
 
+    def _make_first(self) -> None:
+        """Begin with the cache that generate makes: in earlier releases some models had their own."""
+        from transformers import DynamicCache
+
+        module: Any = self.module
+        names = vars(sys.modules[type(module).__module__]).items()
+        own = [kind for name, kind in names if name.endswith("DynamicCache")]
+        own = [kind for kind in own if kind.__module__ == type(module).__module__]
+        if not own:
+            self._first = lambda rows: DynamicCache(config=module.config)
+            self._first_source = "DynamicCache(config=module.config)"
+            self._imports = "from transformers import DynamicCache\n"
+            return
+        self._first = lambda rows: own[0](module.config, rows, module.dtype, module.device)
+        name = own[0].__name__
+        self._first_source = f"{name}(module.config, batch_size, module.dtype, module.device)"
+        self._imports = f"from {own[0].__module__} import {name}\n"
+
     def start(self, batch_size: int) -> Cached:
-        return Cached(batch_size, cache=None if self._first is None else self._first())
+        return Cached(batch_size, cache=None if self._first is None else self._first(batch_size))
 
     def read(self, inputs: Tensor, state: Cached) -> tuple[Tensor, Cached]:
         return self._read(inputs, state, None)
@@ -231,16 +257,14 @@ class Causal:
             given.append(f"attention_mask=mask{'' if self._masks_past else '[:, -n:]'}")
         if "position_ids" in self._accepted:
             given.append("position_ids=(mask.cumsum(1) - 1).masked_fill(mask == 0, 0)[:, -n:]")
-        first = "None" if self._first is None else "DynamicCache(config=module.config)"
-        imported = "" if self._first is None else "from transformers import DynamicCache\n"
         returned = "cache" if self._first is not None else f"output.{self._takes}"
         return f"""\
 import copy as copying
-{imported}{self._made}
+{self._imports}{self._made}
 
 
 def start(batch_size):
-    return {first}, torch.ones(batch_size, 0, dtype=torch.int64)
+    return {self._first_source}, torch.ones(batch_size, 0, dtype=torch.int64)
 
 
 def read(inputs, state, new=None):

@@ -324,6 +324,7 @@ class _Bench:
         if key not in self._powers:
             reading = self._reading(Case(case.rows, (cut, case.tokens - cut)))
             x = reading.x.value
+            others = x.roll(1, 0) if case.rows > 1 else reading.other.value[:1]
             with torch.no_grad():
 
                 def read_on(before: Tensor | None) -> Tensor:
@@ -335,7 +336,7 @@ class _Bench:
                 right = read_on(x[:, :cut])
                 wrong = {
                     "an empty state": read_on(None),
-                    "a state of other rows": read_on(x[:, :cut].roll(1, 0)),
+                    "a state of other rows": read_on(others[:, :cut]),
                     "a state one token old": read_on(x[:, : cut - 1]),
                 }
             self._powers[key] = ""

@@ -122,8 +122,7 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
     for length in claims.lengths.values():
         sizes |= {length - 1, length, length + 1}
     for size in sorted(size for size in sizes if 1 < size < tokens):
-        whole, rest = divmod(tokens, size)
-        yield Case(ROWS, (size,) * whole + (rest,) * (rest > 0))
+        yield Case(ROWS, _evenly(claims, size))
         if size != half:
             yield Case(ROWS, (size, tokens - size))
             yield Case(
@@ -136,6 +135,15 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
             pieces.append(min(left, 1 + int(torch.randint(most, (), generator=generator))))
             left -= pieces[-1]
         yield Case(ROWS, tuple(pieces))
+
+
+def _evenly(claims: Claims, size: int) -> tuple[int, ...]:
+    """Calls of ``size`` tokens: sixteen, if that is less than all, around the longest length."""
+    tokens = length_of(claims)
+    calls = min(tokens // size, 16)
+    before = (tokens - calls * size) // 2 if calls == 16 else 0
+    pieces = (before, *(size,) * calls, tokens - before - calls * size)
+    return tuple(piece for piece in pieces if piece)
 
 
 def _cut(reading: Reading, case: Case) -> Compared:
@@ -348,6 +356,8 @@ def _padded_cases(claims: Claims, side: str) -> Iterator[Case]:
         for pieces in ((0, half, rest), (0, 3, 1), (half, rest - 1, 1), (half, 3, 2)):
             if side == "right" or not pieces[0] or "left-continued" in claims.padding:
                 yield Case(ROWS, pieces, f"{fill} as padding")
+        # Some leave the mask out if there is one row.
+        yield Case(1, (0, half, rest), f"{fill} as padding")
 
 
 def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Compared:
@@ -357,6 +367,8 @@ def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Com
         return Compared([])
     # A full row, one of a single token, and one between.
     lengths = torch.tensor([padded, 1, (padded + 1) // 2] * case.rows)[: case.rows]
+    if case.rows == 1:
+        lengths = torch.tensor([(padded + 1) // 2])
     position = torch.arange(padded).expand(case.rows, padded)
     real = position < lengths[:, None] if side == "right" else position >= padded - lengths[:, None]
     part, other = x[:, before:end], reading.other[: case.rows, before:end]

@@ -150,6 +150,10 @@ class NotOfferedError(Exception):
     """A model's interface has no such thing."""
 
 
+MADE = "module = ...  # in evaluation mode"
+"""For scripts about a module of which nobody knows how it was made."""
+
+
 @runtime_checkable
 class Reproduces(Protocol):
     """A model of which a script can be written that needs neither memspan nor the adapter."""

@@ -112,7 +112,7 @@ class Reading:
             text = f"torch.tensor({value.tolist()})"
         else:
             text = f"torch.randn({rows}, {shape[1]}, {value.shape[2]}, "
-            text += f"generator=torch.Generator().manual_seed({seed}))"
+            text += f"generator=torch.Generator().manual_seed({seed}), device='cpu')"
             text += f".to({value.dtype})" if value.dtype != torch.float32 else ""
         device = device_of(self.model)
         text += f".to({str(device)!r})" if device.type != "cpu" else ""

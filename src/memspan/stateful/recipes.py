@@ -140,10 +140,18 @@ RECIPES: dict[str, Recipe] = {
     "rwkv": recipe(padding=frozenset(), attention_hidden_size=32, rescale_every=0),
     "xlstm": recipe(hidden_size=128, num_heads=2, chunk_size=16),
     # Both.
-    "jamba": recipe(**EXPERTS, **MAMBA, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1),
+    "jamba": recipe(
+        **EXPERTS,
+        **MAMBA,
+        use_mamba_kernels=False,
+        mamba_dt_rank=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+    ),
     "bamba": recipe(**MAMBA_2, attn_layer_indices=[1]),
     "zamba": recipe(
         **MAMBA,
+        use_mamba_kernels=False,
         mamba_dt_rank=4,
         attention_head_dim=16,
         attn_layer_period=2,

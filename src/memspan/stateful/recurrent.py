@@ -10,7 +10,14 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from memspan.stateful.protocol import Claims, Inputs, NotOfferedError, RefusedError, tensors_of
+from memspan.stateful.protocol import (
+    MADE,
+    Claims,
+    Inputs,
+    NotOfferedError,
+    RefusedError,
+    tensors_of,
+)
 
 
 def mapped(function: Callable[[Tensor], Tensor], state: Any) -> Any:
@@ -27,20 +34,24 @@ def copied(state: Any) -> Any:
 class Recurrent:
     """A :class:`torch.nn.RNN`, ``GRU`` or ``LSTM``.
 
+    Args:
+        module: it reads in one direction.
+        made: Python that makes ``module``, for scripts.
+
     Raises:
         RefusedError: it reads in both directions, so no state can be carried on.
     """
 
     claims = Claims(padding=frozenset({"right"}))
 
-    def __init__(self, module: nn.RNNBase) -> None:
+    def __init__(self, module: nn.RNNBase, made: str = MADE) -> None:
         if module.bidirectional:
             raise RefusedError(
                 f"a bidirectional {type(module).__name__} reads the end of a text first, so it cannot "
                 "be read on from a state: make it with bidirectional=False"
             )
         self.module: nn.Module = module
-        self._rnn = module
+        self._rnn, self._made = module, made
         self.inputs = Inputs(width=module.input_size, dtype=next(module.parameters()).dtype)
 
     def start(self, batch_size: int) -> Any:
@@ -80,6 +91,42 @@ class Recurrent:
 
     def copy(self, state: Any) -> Any:
         return copied(state)
+
+    def source(self) -> str:
+        both = isinstance(self._rnn, nn.LSTM)
+        first = self.start(1)
+        zeros = [
+            f"torch.zeros({len(part)}, batch_size, {part.shape[2]}, dtype={part.dtype})"
+            for part in (first if both else [first])
+        ]
+        turned = "" if self._rnn.batch_first else ".transpose(0, 1)"
+        return f"""\
+{self._made}
+
+
+def start(batch_size):
+    return {", ".join(zeros)}
+
+
+def read(inputs, state):
+    outputs, state = module(inputs{turned}, state)
+    return outputs{turned}, state
+
+
+def read_padded(inputs, state, lengths, side):
+    rnn = torch.nn.utils.rnn
+    packed = rnn.pack_padded_sequence(inputs, lengths.cpu(), True, enforce_sorted=False)
+    outputs, state = module(packed, state)
+    return rnn.pad_packed_sequence(outputs, True, total_length=inputs.shape[1])[0], state
+
+
+def select(state, rows):
+    return {"tuple(part[:, rows] for part in state)" if both else "state[:, rows]"}
+
+
+def copy(state):
+    return {"tuple(part.clone() for part in state)" if both else "state.clone()"}
+"""
 
 
 @dataclass

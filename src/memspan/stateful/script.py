@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memspan.stateful.protocol import Reproduces, Stateful
+from memspan.stateful.reading import device_of
 
 _FUNCTIONS = (
     "module",
@@ -27,8 +28,8 @@ _FUNCTIONS = (
 def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str) -> str:
     """Python that runs ``lines`` as far as ``shown`` needs them, and prints that.
 
-    Without memspan if the model :class:`~memspan.stateful.protocol.Reproduces`; otherwise ``model`` has
-    to be there, as it was given to be checked, in evaluation mode.
+    Without memspan if the model :class:`~memspan.stateful.protocol.Reproduces`, or has lines ``made``
+    that make it; otherwise ``model`` has to be there, as it was given, in evaluation mode.
     """
     names = _words(shown)
     last = max(
@@ -49,8 +50,12 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
     if isinstance(model, Reproduces):
         head.append(_without(model.source(), set(_FUNCTIONS) - used))
     else:
-        head.append("# model: what was checked, in evaluation mode")
+        head.append(getattr(model, "made", "# model: what was checked, in evaluation mode"))
         head.append("; ".join(f"{name} = model.{name}" for name in _FUNCTIONS if name in used))
+    device = device_of(model)
+    if device.type != "cpu":
+        name = "module" if isinstance(model, Reproduces) else "model.module"
+        head.append(f"{name}.to({str(device)!r}); torch.set_default_device({str(device)!r})")
     if "autograd" not in used:
         head.append("torch.set_grad_enabled(False)")
     return "\n".join([*head, *lines, f"print({shown})  # {comment}"]) + "\n"
