@@ -35,6 +35,7 @@ SIZES = {
     "compressive": SIZE | ATTENTION | {"memory_length": 64, "compressed_length": 64},
     "feedback": SIZE | ATTENTION | {"memory_length": 64},
     "fast-weights": SIZE | ATTENTION,
+    "gated-delta-net": SIZE | ATTENTION,
     "lstm": SIZE,
 }
 ROWS, TURN, WAITING = (1, 16, 256), 16, 32

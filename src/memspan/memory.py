@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors, read_header, save_tensors
+from memspan.trees import tree
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -36,6 +37,7 @@ class Fingerprint(str):
         return fingerprint
 
 
+@tree
 @dataclasses.dataclass(frozen=True, repr=False)
 class Memory:
     """Base of the architectures' memories: a frozen dataclass whose fields are all tensors.
@@ -47,6 +49,9 @@ class Memory:
 
     tokens_seen: Tensor
     """Tokens that each row has read since it was last empty, int64 ``[B]``."""
+
+    def __init_subclass__(cls) -> None:
+        tree(cls)
 
     def __post_init__(self) -> None:
         """Refuse fields that the operations below do not know: anything but dense tensors."""
@@ -99,6 +104,21 @@ class Memory:
             return self.map(lambda t: t.index_select(0, index))
         except IndexError:
             raise MemspanError(f"{wanted}, not {index.tolist()}") from None
+
+    def __getitem__(self, rows: int | slice | Tensor | list[int] | list[bool]) -> Self:
+        """Rows as of a tensor, but an ``int`` keeps the batch: ``memory[-1]``, ``memory[2:]``,
+        ``memory[[0, 0]]``, ``memory[mask]``.
+
+        Raises:
+            IndexError: a row does not exist.
+        """
+        if isinstance(rows, int):
+            rows = range(self.batch_size)[rows]
+            rows = slice(rows, rows + 1)
+        return self.map(lambda t: t[rows])
+
+    def __len__(self) -> int:
+        return self.batch_size
 
     def reset(self, mask: Tensor | list[bool]) -> Self:
         """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
@@ -237,6 +257,31 @@ class Memory:
     def tensors(self) -> dict[str, Tensor]:
         """All fields by name."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+def concatenate(memories: Iterable[M]) -> M:
+    """The rows of several memories, one after the other, as one memory. The inverse of ``memory[i]``.
+
+    Raises:
+        MemspanError: there are none; they are of different architectures or sizes, types or devices.
+    """
+    memories = list(memories)
+    if not memories:
+        raise MemspanError("concatenate needs at least one memory")
+    first = memories[0]
+    for other in memories[1:]:
+        if type(other) is not type(first):
+            raise MemspanError(
+                f"concatenate needs memories of one model, not a {type(first).__name__} and a "
+                f"{type(other).__name__}"
+            )
+        for name, t in first.tensors().items():
+            found = getattr(other, name)
+            check_field(name, found, t.dtype, (None, *t.shape[1:]), t.device)
+    fields = [memory.tensors() for memory in memories]
+    return dataclasses.replace(
+        first, **{name: torch.cat([each[name] for each in fields]) for name in fields[0]}
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,9 @@ from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
-from memspan.generation import Writer, draw_tokens, generate, probabilities, read_prompt
+from memspan.generation import Writer, generate
+from memspan.generation.drawing import draw_tokens, probabilities
+from memspan.generation.prompts import read_prompt
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
@@ -101,7 +103,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     prompt = np.arange(2 * SEGMENT + 3) % 50
     reader = m.reader(batch_size=1)
     logits = read_prompt(reader, [prompt], SEGMENT)
-    drawn = list(draw_tokens(reader, logits, 5, Sampling(seed=3)))
+    drawn = [ids for ids, _ in draw_tokens(reader, logits, 5, Sampling(seed=3))]
     assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
     # The whole text in one call leaves the same memory: what was drawn was read.
     text = torch.tensor([[*prompt.tolist(), *(ids[0] for ids in drawn)]])
@@ -109,7 +111,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     torch.testing.assert_close(reader.memory.hidden, whole.hidden)
     again = m.reader(batch_size=1)
     logits = read_prompt(again, np.array_split(prompt, 3), SEGMENT)
-    assert drawn == list(draw_tokens(again, logits, 5, Sampling(seed=3)))
+    assert drawn == [ids for ids, _ in draw_tokens(again, logits, 5, Sampling(seed=3))]
 
 
 def test_a_prompt_is_read_as_it_comes() -> None:
@@ -164,3 +166,6 @@ def test_words_continue_a_prompt_after_a_space() -> None:
     line = generate(run, "a b\n", tokens=2, sampling=greedy).text
     assert text[0].isspace()
     assert line[0] != " "
+    for prompts in ("  ", ["  ", "a"]):
+        with pytest.raises(MemspanError, match="prompt is empty"):
+            generate(run, prompts)

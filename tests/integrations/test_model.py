@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from architectures import CASES, VOCABULARY, Case
 from integrations.wrapped import ONE_EACH, config_of, wrap, wrapped
 from memspan.errors import MemspanError
-from memspan.generation import draw_tokens
+from memspan.generation.drawing import draw_tokens
 from memspan.integrations import transformers as integration
 from memspan.integrations.transformers import MemspanCache, MemspanConfig, MemspanForCausalLM
 from memspan.sampling import Sampling
@@ -35,7 +35,7 @@ def text(*shape: int, seed: int = 0) -> Tensor:
 
 def ours(case: Case, prompt: Tensor, n_tokens: int, sampling: Sampling) -> Tensor:
     reader = case.shared_model().reader(batch_size=len(prompt))
-    drawn = list(draw_tokens(reader, reader.read(prompt)[:, -1], n_tokens, sampling))
+    drawn = [ids for ids, _ in draw_tokens(reader, reader.read(prompt)[:, -1], n_tokens, sampling)]
     return torch.cat([prompt, torch.tensor(drawn).T], 1)
 
 
@@ -171,7 +171,8 @@ def test_one_cache_over_several_calls(case: Case) -> None:
     model(text(1, 6), past_key_values=cache)
     begun = copy.deepcopy(cache)
     new = text(1, 4, seed=1)
-    expected = list(draw_tokens(reader, reader.read(new)[:, -1], 3, Sampling(temperature=0)))
+    drawn = draw_tokens(reader, reader.read(new)[:, -1], 3, Sampling(temperature=0))
+    expected = [ids for ids, _ in drawn]
     whole = torch.cat([text(1, 6), new], 1)
     calls: list[tuple[Tensor, MemspanCache, dict[str, Any]]] = [
         (whole, cache, {}),

@@ -15,7 +15,7 @@ from torch import Tensor
 from architectures import CASES
 from memspan.errors import MemspanError
 from memspan.files.tensors import save_tensors
-from memspan.memory import Memory
+from memspan.memory import Memory, concatenate
 from memspan.models import TransformerXLMemory
 
 FINGERPRINT = "f" * 64
@@ -55,6 +55,35 @@ def test_map_reaches_every_field() -> None:
     assert torch.equal(doubled.hidden, 2 * m.hidden)
     assert doubled.tokens_seen.tolist() == [14, 4, 0]
     assert_equal(m, memory())
+
+
+def test_rows_are_picked_as_of_a_tensor() -> None:
+    m = memory()
+    mask = torch.tensor([True, False, True])
+    for rows, same in (
+        (0, [0]),
+        (-1, [2]),
+        (slice(1, None), [1, 2]),
+        ([2, 2], [2, 2]),
+        (mask, [0, 2]),
+    ):
+        assert_equal(m[rows], m.select(same))
+    assert len(m) == 3
+    assert_equal(concatenate(m), m)
+    assert_equal(concatenate([m[1:], m[:1], m[[]]]), m.select([1, 2, 0]))
+    with pytest.raises(IndexError):
+        m[3]
+
+
+def test_memories_of_different_models_are_not_concatenated() -> None:
+    m = memory()
+    other = OtherMemory(m.tokens_seen, torch.zeros(3, 2))
+    with pytest.raises(MemspanError, match="a TransformerXLMemory and a OtherMemory"):
+        concatenate([m, other])
+    with pytest.raises(MemspanError, match=r"hidden is float32 \[3, 2, 3, 3\] on cpu, not float32"):
+        concatenate([m, dataclasses.replace(m, hidden=m.hidden[:, :, 1:])])
+    with pytest.raises(MemspanError, match="at least one"):
+        concatenate([])
 
 
 def test_a_printed_memory_is_one_short_line() -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import tyro
 
@@ -46,6 +46,8 @@ class GenerateArguments(ReadingArguments):
     """Tokens to write per sample (0: only read)."""
     samples: int = 1
     """Continuations of the same prompt, written side by side."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a sample; what it is ended by is left out."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = DEFAULT
     greedy: bool = False
     """Always take the likeliest token, as with --temperature 0."""
@@ -55,7 +57,8 @@ class GenerateArguments(ReadingArguments):
     """Write the memory of all that was read and written to this file at the end (first sample's)."""
     json: bool = False
     """Print one JSON object at the end: the run, the prompt (not --prompt-file's text), and each
-    sample's text, without the prompt, and the ids of its tokens."""
+    sample's text, without the prompt, the ids of its tokens, and their log-probabilities in nats,
+    before temperature and filters."""
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
 
@@ -68,6 +71,10 @@ class GenerateArguments(ReadingArguments):
                 f"samples must be at most {MOST_SAMPLES:,}, not {self.samples:,}: lower it"
             )
         at_least(0, self, "tokens")
+        if "" in self.stop:
+            raise MemspanError(
+                "--stop is an empty text: leave it out, or give what is to end a sample"
+            )
         filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
         if self.greedy and filters != (None, None, None):
             raise MemspanError(
@@ -81,7 +88,8 @@ def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     kind = with_architectures(GenerateArguments, reader_only)
     options = parsed(kind, arguments, "memspan generate")
-    own = given_to(load_config(options.run).model, options, GenerateArguments, reader_only)
+    trained = load_config(options.run).model
+    own: dict[str, Any] = given_to(trained, options, GenerateArguments, reader_only)
     # Torch, which takes seconds to import, only after the cheap checks.
     from memspan.generation import Writer
     from memspan.memory import refuse_to_overwrite
@@ -99,6 +107,8 @@ def generate(arguments: list[str]) -> None:
             samples=options.samples,
             sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
             memory=options.memory,
+            stop=options.stop,
+            log_probabilities=options.json,
             precision=precision,
             **own,
         )
@@ -144,10 +154,9 @@ def _print_json(writer: Writer, options: GenerateArguments) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for _ in writer:
             pass
-    samples = [
-        {"text": text, "tokens": tokens}
-        for text, tokens in zip(writer.texts, writer.tokens, strict=True)
-    ]
+    columns = zip(writer.texts, writer.tokens, writer.log_probabilities or [], strict=True)
+    names = ("text", "tokens", "log_probabilities")
+    samples = [dict(zip(names, sample, strict=True)) for sample in columns]
     found = {"run": str(options.run), "prompt": options.prompt or "", "samples": samples}
     print(json.dumps(found), flush=True)
 

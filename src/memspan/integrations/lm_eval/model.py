@@ -23,7 +23,7 @@ from memspan.data.streams import START
 from memspan.data.tokenizers.utf8 import bytes_of
 from memspan.devices import device_for
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.generation import Writer
+from memspan.generation import generate
 from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.nn import NOT_SCORED
@@ -226,19 +226,15 @@ class MemspanLM(LM):
         given: dict[str, Any] = {**normalize_gen_kwargs(options)}
         # A task may say null, or an empty text, for no end.
         until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
-        writer = Writer(
+        return generate(
             self.run,
             context,
             tokens=_at_least_1("max_gen_toks", n_tokens),
             sampling=_sampling(given),
+            stop=until,
             precision=self._precision,
             **self._options,
-        )
-        for _ in writer:
-            if any(end in writer.texts[0] for end in until):
-                break
-        text = writer.texts[0]
-        return text[: min((text.index(end) for end in until if end in text), default=None)]
+        ).text
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:

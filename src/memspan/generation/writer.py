@@ -1,0 +1,281 @@
+"""Continuing texts token by token, in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.utf8 import bytes_of
+from memspan.errors import MemspanError
+from memspan.generation.drawing import draw_tokens
+from memspan.generation.prompts import read_prompt, read_prompts
+from memspan.generation.samples import Sample
+from memspan.memory import Memory, concatenate
+from memspan.models.protocol import TokenReader
+from memspan.models.sizes import refuse_oversized
+from memspan.precision.products import Precision
+from memspan.runs.reading import opened, options_of, precision_for, segment_for
+from memspan.runs.run import Run
+from memspan.sampling import DEFAULT, Sampling
+
+Prompt = str | Iterable[bytes]
+"""A text, or the pieces of a long one."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model wrote: all samples of the first prompt, then those of the next."""
+
+    texts: list[str]
+    """The samples, without the prompt, and without a stop string that ended them."""
+    memory: Memory
+    """The memory of all that was read and written, one row per sample. ``memory[0]`` is the first
+    sample's."""
+    tokens: list[list[int]]
+    """The samples' ids, with those of a stop string."""
+    log_probabilities: list[list[float]] | None = None
+    """Of the same ids, in nats, as the model gives them, before temperature and filters (None: not
+    asked for)."""
+
+    @property
+    def text(self) -> str:
+        """The first sample."""
+        return self.texts[0]
+
+
+def generate(
+    run: Run | str | Path,
+    prompt: str | Iterable[bytes] | Sequence[str] = "",
+    *,
+    tokens: int = 400,
+    samples: int = 1,
+    sampling: Sampling = DEFAULT,
+    memory: Memory | str | Path | None = None,
+    stop: str | Sequence[str] = (),
+    log_probabilities: bool = False,
+    precision: Precision | None = None,
+    **options: object,
+) -> Generation:
+    """Continue texts, as ``memspan generate`` does. :class:`Writer` gives them while they are written.
+
+    Args:
+        run: the run, or its folder.
+        prompt: the text to continue, or the pieces of a long one, or a list of texts, which are
+            continued side by side, each as it would be alone (empty: a line break or, if the
+            vocabulary has none, its first token).
+        tokens: tokens to write per sample (0: only read the prompt).
+        samples: continuations of each prompt, written side by side.
+        sampling: how tokens are drawn. With a seed, what a sample draws depends on how many there are.
+        memory: what was read before, one row or one per prompt, or a file that holds it (None:
+            nothing).
+        stop: a sample ends where its text has one of these strings, which is left out of it.
+        log_probabilities: return those of the tokens written.
+        precision: of matrix products (None: float32, multiplied as in training).
+        options: the architecture's own, such as ``attention_span="fixed"`` (left out: as in training).
+
+    Raises:
+        MemspanError: there is no such run or option, or the memory is another model's or has other
+            rows.
+        NonFiniteError: the model's logits are NaN or infinite.
+
+    Example::
+
+        book = memspan.generate("runs/book", "Once upon a time", tokens=100)
+        print(book.text)
+        more = memspan.generate("runs/book", " and then", memory=book.memory)
+        both = memspan.generate("runs/book", ["The king", "The queen"], stop="\\n")
+    """
+    writer = Writer(
+        run,
+        prompt,
+        tokens=tokens,
+        samples=samples,
+        sampling=sampling,
+        memory=memory,
+        stop=stop,
+        log_probabilities=log_probabilities,
+        precision=precision,
+        **options,
+    )
+    for _ in writer:
+        pass
+    return Generation(writer.texts, writer.memory, writer.tokens, writer.log_probabilities)
+
+
+class Writer:
+    """Reads prompts, then writes as it is iterated: each step gives every sample's new text.
+
+    The arguments are those of :func:`generate`. A step's text is empty where a character takes more
+    than one token, while what is written may become a stop string, and after one.
+
+    Example::
+
+        for pieces in Writer("runs/book", "Once upon a time"):
+            print(pieces[0], end="")
+    """
+
+    def __init__(
+        self,
+        run: Run | str | Path,
+        prompt: str | Iterable[bytes] | Sequence[str] = "",
+        *,
+        tokens: int = 400,
+        samples: int = 1,
+        sampling: Sampling = DEFAULT,
+        memory: Memory | str | Path | None = None,
+        stop: str | Sequence[str] = (),
+        log_probabilities: bool = False,
+        precision: Precision | None = None,
+        **options: object,
+    ) -> None:
+        if tokens < 0 or samples < 1:
+            raise MemspanError("tokens must be at least 0, and samples at least 1")
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stop:
+            raise MemspanError("a stop string is empty: leave it out")
+        prompts = _prompts(prompt)
+        run = opened(run)
+        model, tokenizer = run.model, run.tokenizer
+        sizes, reading = options_of(run, options)
+        precision = precision or precision_for(run)
+        empty = model.initial_memory(1, **sizes)
+        rows = len(prompts) * samples
+        refuse_oversized(
+            f"the memories of {rows:,} samples",
+            rows * empty.nbytes,
+            empty.tokens_seen.device,
+            "lower --samples, or give fewer prompts",
+        )
+        memory = _memory(run, memory, empty, len(prompts))
+
+        def reader(memory: Memory) -> TokenReader:
+            return model.reader(memory, precision=precision, **reading)
+
+        segment_length = segment_for(run, memory, sizes, reading)
+        last: list[int] = []
+        if len(prompts) == 1:
+            # As it comes, in constant memory.
+            one = reader(memory)
+            ids = _noting_the_last(_encoded(tokenizer, prompts[0]), last)
+            logits, memory = read_prompt(one, ids, segment_length), one.memory
+        else:
+            nothing = np.empty(0, tokenizer.dtype)
+            all_ids = [np.concatenate([nothing, *_encoded(tokenizer, each)]) for each in prompts]
+            if not all(map(len, all_ids)):
+                raise MemspanError("a prompt is empty: give each at least one token")
+            last = [int(ids[-1]) for ids in all_ids]
+            logits, memory = read_prompts(reader, memory, all_ids, segment_length)
+        # Prompts are read once. The samples continue from there, each in its own row.
+        of = torch.arange(len(prompts)).repeat_interleave(samples)
+        self._reader = reader(memory.select(of.to(empty.tokens_seen.device)))
+        self._drawn = draw_tokens(self._reader, logits[of.to(logits.device)], tokens, sampling)
+        self._n_left, self._with_log_probabilities = tokens, log_probabilities
+        self._samples = []
+        for n in of.tolist():
+            decoder = tokenizer.stream_decoder()
+            # Whether a space comes first depends on what is before it.
+            decoder.push(last[n])
+            self._samples.append(Sample(decoder, stop))
+        self._ended: dict[int, Memory] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        """The samples as far as they are written."""
+        return [sample.text for sample in self._samples]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The ids of the same samples."""
+        return [sample.tokens for sample in self._samples]
+
+    @property
+    def log_probabilities(self) -> list[list[float]] | None:
+        """Of the same ids (None: not asked for)."""
+        if not self._with_log_probabilities:
+            return None
+        return [sample.log_probabilities for sample in self._samples]
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of all that was read and written so far, one row per sample."""
+        memory = self._reader.memory
+        if self._ended:
+            memory = memory.replace([*self._ended], concatenate(self._ended.values()))
+        return memory
+
+    def __iter__(self) -> Iterator[list[str]]:
+        while len(self._ended) < len(self._samples) and (step := next(self._drawn, None)):
+            ids, logits = step
+            self._n_left -= 1
+            pieces = [
+                sample.push(token, last=not self._n_left)
+                for sample, token in zip(self._samples, ids, strict=True)
+            ]
+            if self._with_log_probabilities:
+                self._note(logits, ids)
+            for row, sample in enumerate(self._samples):
+                if sample.stopped and row not in self._ended:
+                    # Others go on, and the reader reads in every row.
+                    self._ended[row] = self._reader.select([row])
+            yield pieces
+
+    def _note(self, logits: Tensor, ids: list[int]) -> None:
+        chosen = logits.float().log_softmax(-1)[torch.arange(len(ids)), ids]
+        for sample, value in zip(self._samples, chosen.tolist(), strict=True):
+            # One that has stopped takes no more tokens.
+            if len(sample.log_probabilities) < len(sample.tokens):
+                sample.log_probabilities.append(value)
+
+
+def _prompts(prompt: Prompt | Sequence[str]) -> list[Prompt]:
+    """A list of texts as it is, anything else as the only one."""
+    if not isinstance(prompt, list | tuple) or not all(isinstance(each, str) for each in prompt):
+        return [prompt]  # type: ignore[list-item]
+    if not prompt:
+        raise MemspanError("the list of prompts is empty: give at least one, or leave it out")
+    return list(prompt)
+
+
+def _memory(run: Run, given: Memory | str | Path | None, empty: Memory, n_prompts: int) -> Memory:
+    """One row per prompt."""
+    if given is None:
+        given = empty
+    elif not isinstance(given, Memory):
+        given = run.model.load_memory(given)
+    if given.batch_size == n_prompts:
+        return given
+    if given.batch_size != 1:
+        raise MemspanError(
+            f"the memory has {given.batch_size} rows, for {n_prompts} prompts: give one row, such as "
+            "memory[0], or one per prompt"
+        )
+    return given.select([0] * n_prompts)
+
+
+def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
+    """The prompt's ids, in pieces; those of the tokenizer's opening if it is empty."""
+    chunks = [bytes_of(prompt)] if isinstance(prompt, str) else prompt
+    return tokenizer.encode_stream(_or_opening(chunks, tokenizer.opening))
+
+
+def _or_opening(chunks: Iterable[bytes], opening: bytes) -> Iterator[bytes]:
+    empty = True
+    for chunk in chunks:
+        empty = empty and not chunk
+        yield chunk
+    if empty:
+        yield opening
+
+
+def _noting_the_last(pieces: Iterable[np.ndarray], last: list[int]) -> Iterator[np.ndarray]:
+    """The same pieces of tokens; ``last`` then holds the last token of all, if there is any."""
+    for piece in pieces:
+        if piece.size:
+            last[:] = [int(piece[-1])]
+        yield piece

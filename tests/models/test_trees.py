@@ -1,0 +1,49 @@
+"""Memories, outputs and options as trees, and one step by ``torch.export``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from architectures import CASES
+from readings import text
+
+ONE_OF_EACH = {type(case.backbone): name for name, case in reversed(CASES.items())}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_values_come_back_from_their_leaves(name: str) -> None:
+    model = CASES[name].shared_model()
+    output = model(text(2, 3), None, targets=text(2, 3))
+    for value in (output, output.memory, model.backbone(torch.zeros(1, 2, 8).double())):
+        leaves, form = pytree.tree_flatten(value)
+        again = pytree.tree_unflatten(leaves, form)
+        assert type(again) is type(value)
+        assert all(map(lambda a, b: a is b, pytree.tree_leaves(again), leaves))
+    doubled = pytree.tree_map(lambda t: 2 * t, output.memory)
+    assert torch.equal(doubled.tokens_seen, 2 * output.memory.tokens_seen)
+    # Not tensors: no memory that anything may be done with, but a tree.
+    assert pytree.tree_map(lambda t: t.shape[0], output.memory).tokens_seen == 2
+    leaves, form = pytree.tree_flatten((model.backbone.config, output.memory.tokens_seen))
+    assert len(leaves) == 1
+    assert pytree.tree_unflatten(leaves, form)[0] is model.backbone.config
+
+
+@torch.no_grad()
+# Of torch's own LSTM.
+@pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_a_step_is_exported(name: str) -> None:
+    """With its memory as a value that goes in and comes out, as often as one likes."""
+    model = CASES[name].shared_model(torch.float32)
+    memory = model(text(2, 5)).memory
+    step = torch.export.export(model, (text(2, 1), memory)).module()
+    for n in range(3):
+        token = text(2, 1, n)
+        expected, found = model(token, memory), step(token, memory)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        memory = found.memory
+        assert type(memory) is type(expected.memory)
+        for field, tensor in expected.memory.tensors().items():
+            torch.testing.assert_close(getattr(memory, field), tensor, rtol=1e-4, atol=1e-4)
