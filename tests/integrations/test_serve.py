@@ -1,0 +1,105 @@
+"""examples/serve.py, by a server of its own."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+import memspan
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
+GREEDY = memspan.Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def run() -> memspan.Run:
+    return memspan.load("shakespeare-fast-weights")
+
+
+@pytest.fixture(scope="module")
+def port(run: memspan.Run) -> Iterator[int]:
+    application = runpy.run_path(str(EXAMPLE))["application"](run, GREEDY)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield listening.getsockname()[1]
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    raw = body if isinstance(body, str) else json.dumps(body)
+    with closing(HTTPConnection("127.0.0.1", port)) as connection:
+        connection.request(method, path, raw)
+        response = connection.getresponse()
+        content = response.read().decode()
+    return response.status, json.loads(content) if content.startswith("{") else content
+
+
+@pytest.mark.smoke
+def test_sessions_go_on_branch_and_are_forgotten(port: int, run: memspan.Run) -> None:
+    status, made = ask(port, "POST", "/sessions")
+    assert status == 201
+    path = f"/sessions/{made['session']}"
+    status, first = ask(port, "POST", path, {"text": "ROMEO:\n", "tokens": 5})
+    expected = memspan.generate(run, "ROMEO:\n", tokens=5, sampling=GREEDY)
+    assert (status, first) == (200, {"text": expected.text, "read": 12})
+    _, other = ask(port, "POST", f"{path}/branch")
+    for name, text in ((made["session"], "one"), (other["session"], "another way")):
+        _, found = ask(port, "POST", f"/sessions/{name}", {"text": text, "tokens": 4})
+        alone = memspan.generate(run, text, memory=expected.memory, tokens=4, sampling=GREEDY)
+        assert found["text"] == alone.text
+    assert ask(port, "DELETE", path) == (204, "")
+    assert ask(port, "DELETE", path) == (404, "there is no such session")
+
+
+def test_what_waits_is_answered_together(port: int, run: memspan.Run) -> None:
+    names = [ask(port, "POST", "/sessions")[1]["session"] for _ in range(12)]
+
+    def answer(n: int) -> Any:
+        wanted = {"text": f"line {n} " * (n + 1), "tokens": 3 + n % 2}
+        return ask(port, "POST", f"/sessions/{names[n]}", wanted)[1]
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(answer, range(12)))
+    for n, found in enumerate(answers):
+        text = f"line {n} " * (n + 1)
+        alone = memspan.generate(run, text, tokens=3 + n % 2, sampling=GREEDY)
+        assert found == {"text": alone.text, "read": len(text) + 3 + n % 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ({"tokens": 3}, 400),
+        ({"text": ""}, 400),
+        ({"text": "\ud800"}, 400),
+        ({"text": "a", "tokens": -1}, 400),
+        ({"text": "a", "tokens": 1e9}, 400),
+        ({"text": "a" * (1 << 20)}, 413),
+    ],
+)
+def test_bounds(port: int, body: object, status: int) -> None:
+    _, made = ask(port, "POST", "/sessions")
+    found = ask(port, "POST", f"/sessions/{made['session']}", body)
+    assert found[0] == status
+    assert "\n" not in found[1]
+    assert ask(port, "POST", "/sessions/none", {"text": "a"})[0] == 404
