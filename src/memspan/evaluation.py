@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import numpy as np
 import torch
@@ -142,6 +143,7 @@ def evaluate(
     batch_size: int = 1,
     segment_length: int | None = None,
     memory: Memory | str | Path | None = None,
+    per_token: str | Path | None = None,
     precision: Precision | None = None,
     progress: Callable[[int, int], None] | None = None,
     **options: object,
@@ -163,13 +165,15 @@ def evaluate(
             model do not reach over a longer memory).
         memory: what was read before, one row, or a file that holds it (None: nothing). The first
             token's input is as ever that before any text: a memory does not hold the last prediction.
+        per_token: a new file for each token's loss, in JSON Lines: its ``position`` in the split, the
+            ``token``'s id, and ``nats``; with one stream in the order of the text.
         precision: of matrix products (None: float32, multiplied as in training).
         progress: called with the numbers of tokens scored so far and to score (None: nothing is shown).
         options: the architecture's own, such as ``memory_length=1024`` or
             ``attention_span="fixed"`` (left out: as in training).
 
     Raises:
-        MemspanError: there is no such run, text, split or option.
+        MemspanError: there is no such run, text, split or option; ``per_token`` exists.
         NonFiniteError: a loss is NaN or infinite.
 
     Example::
@@ -189,19 +193,22 @@ def evaluate(
     if segment_length is None:
         per_stream = len(ids) // max(batch_size, 1)
         segment_length = min(segment_for(run, memory, sizes, reading), max(per_stream, 1))
-    scores = score_tokens(
-        run.model,
-        ids,
-        run.tokenizer,
-        document_starts=text.document_starts,
-        batch_size=batch_size,
-        segment_length=segment_length,
-        memory=sizes,
-        before=memory,
-        reading=reading,
-        precision=precision,
-        progress=(lambda n: progress(n, len(ids))) if progress else _ignore,
-    )
+    rows = np.arange(batch_size) * -(-len(ids) // max(batch_size, 1))
+    with _losses_to(per_token, rows) as each:
+        scores = score_tokens(
+            run.model,
+            ids,
+            run.tokenizer,
+            document_starts=text.document_starts,
+            batch_size=batch_size,
+            segment_length=segment_length,
+            memory=sizes,
+            before=memory,
+            reading=reading,
+            precision=precision,
+            each=each,
+            progress=(lambda n: progress(n, len(ids))) if progress else _ignore,
+        )
     return Evaluation(
         **vars(scores),
         run=str(run.folder),
@@ -212,6 +219,47 @@ def evaluate(
         precision=precision.products,
         matmul_precision=precision.matmul,
     )
+
+
+Losses = Callable[[Segment, Tensor], None]
+"""Takes a segment and its losses ``[B, T]``."""
+
+
+@contextmanager
+def _losses_to(path: str | Path | None, rows: np.ndarray) -> Iterator[Losses | None]:
+    """What writes every token's loss to a new file; the streams begin at the positions ``rows [B]``."""
+    if path is None:
+        yield None
+        return
+    with _created(Path(path)) as file:
+        first = torch.from_numpy(rows)[:, None]
+
+        def each(segment: Segment, losses: Tensor) -> None:
+            nonlocal first
+            positions = first + torch.arange(losses.shape[1])
+            first = positions[:, -1:] + 1
+            scored = (segment.targets != NOT_SCORED).cpu()
+            columns = [t.cpu()[scored].tolist() for t in (positions, segment.targets, losses)]
+            for position, token, nats in zip(*columns, strict=True):
+                print(
+                    f'{{"position": {position}, "token": {token}, "nats": {nats:.6g}}}', file=file
+                )
+
+        try:
+            yield each
+        finally:
+            if not file.tell():
+                # Refused before the first token: the same command may follow.
+                Path(path).unlink()
+
+
+def _created(path: Path) -> TextIO:
+    try:
+        return path.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise MemspanError(f"{path} exists: give --per-token another path") from None
+    except OSError as error:
+        raise MemspanError(f"cannot write {path} ({error.strerror}): check --per-token") from None
 
 
 def _before(
@@ -343,10 +391,11 @@ def score_tokens(
     before: Memory | None = None,
     reading: dict[str, object] | None = None,
     precision: Precision | None = None,
+    each: Losses | None = None,
     progress: Callable[[int], None] = _ignore,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D). Twelve parameters: :func:`evaluate` is the interface for users.
+    """Score ``tokens`` (1-D). Thirteen parameters: :func:`evaluate` is the interface for users.
 
     Args:
         model: in evaluation mode.
@@ -362,6 +411,7 @@ def score_tokens(
         reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
             "clamp_length": 400}`` (None: as in training).
         precision: of matrix products (None: as torch is set).
+        each: called with this process's rows of every segment and their losses (None: nothing is).
         progress: called with the number of tokens scored so far.
         processes: processes that share the streams; each returns the score of all streams.
 
@@ -377,7 +427,7 @@ def score_tokens(
         before = _empty(model, rows.stop - rows.start, memory)
     reader = _reader(model, before, reading, precision)
     start = time.perf_counter()
-    nats, scored = _read_all(reader, segments, rows, batch_size, progress, processes)
+    nats, scored = _read_all(reader, segments, rows, batch_size, each, progress, processes)
     text = tokenizer.decode(tokens)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(
@@ -414,6 +464,7 @@ def _read_all(
     segments: Iterable[Segment],
     rows: slice,
     batch_size: int,
+    each: Losses | None,
     progress: Callable[[int], None],
     processes: Processes,
 ) -> tuple[float, int]:
@@ -430,6 +481,8 @@ def _read_all(
                 # Processes that share the model must make the same calls, so that none may leave early.
                 if processes.size == 1:
                     break
+            if each is not None:
+                each(own, losses)
             scored += int((segment.targets != NOT_SCORED).sum())
             progress(scored)
     except NonFiniteError as error:

@@ -163,3 +163,24 @@ def test_a_text_from_standard_input_is_scored(
     assert "standard input is empty" in refused(capsys, *scored, "-")
     monkeypatch.setattr(sys, "stdin", None)
     assert "standard input is closed: give --corpus a file" in refused(capsys, *scored, "-")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_losses_of_all_tokens_are_written(
+    run: Path, capsys: pytest.CaptureFixture[str], batch_size: int
+) -> None:
+    capsys.readouterr()
+    how = ["--split", "train", "--tokens", "50", "--batch-size", str(batch_size)]
+    command = ["evaluate", "run", *how, "--segment-length", "1", "--per-token", "losses.jsonl"]
+    cli.main([*command, "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    lines = [json.loads(line) for line in Path("losses.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda line: line["position"])
+    assert [line["position"] for line in lines] == list(range(50))
+    assert bytes(line["token"] for line in lines) == Path("text.txt").read_bytes()[:50]
+    assert sum(line["nats"] for line in lines) == pytest.approx(scores["nats"], rel=1e-4)
+    assert "losses.jsonl exists: give --per-token another path" in refused(capsys, *command)
+    impossible = ["--batch-size", "999", "--per-token", "none.jsonl"]
+    assert "lower" in refused(capsys, "evaluate", "run", "--tokens", "50", *impossible)
+    assert not Path("none.jsonl").exists()
+    assert "cannot write" in refused(capsys, *command[:-1], "no/folder.jsonl")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from memspan.checks import at_least
 from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
@@ -42,6 +42,8 @@ class EvaluateArguments(ReadingArguments):
     learned positions)."""
     memory: Path | None = None
     """Start from this saved memory (generate --save-memory) instead of an empty one. For one stream."""
+    per_token: Path | None = None
+    """Write each token's loss to this new file, in JSON Lines: position, token (its id) and nats."""
     json: bool = False
     """Print the scores as one JSON object."""
 
@@ -55,7 +57,8 @@ def evaluate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     kind = with_architectures(EvaluateArguments, memory_and_reader)
     options = parsed(kind, arguments, "memspan evaluate")
-    own = given_to(load_config(options.run).model, options, EvaluateArguments, memory_and_reader)
+    trained = load_config(options.run).model
+    own: dict[str, Any] = given_to(trained, options, EvaluateArguments, memory_and_reader)
     with readable(options.corpus) as corpus:
         import memspan
 
@@ -70,6 +73,7 @@ def evaluate(arguments: list[str]) -> None:
                 batch_size=options.batch_size,
                 segment_length=options.segment_length,
                 memory=options.memory,
+                per_token=options.per_token,
                 precision=precision,
                 progress=progress,
                 **own,
