@@ -1,0 +1,324 @@
+"""Models of transformers with gated-delta layers, on our operations on a CPU.
+
+Layers of Qwen3-Next, Qwen3.5 and OLMo Hybrid call four functions by names of their module: two for the
+gated delta rule, two for the convolution before it. These are kernels of fla and causal-conv1d where
+those are installed, which need a GPU, else plain PyTorch. Here a layer's forward pass is the same code
+with other functions under these names. All else is theirs as before: hooks, adapters and caches.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, update_wrapper, wraps
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.utils import is_torchdynamo_exporting
+
+from memspan.errors import MemspanError
+from memspan.models.gated_delta_net.model import unit
+from memspan.ops.delta_rule.rules import delta_rule
+from memspan.ops.short_convolution import short_convolution
+
+Function = Callable[..., Any]
+
+
+class Acceleration:
+    """What :func:`accelerate` did to a model; :meth:`remove` or the end of a ``with`` undoes it."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self._layers = dict(layers)
+
+    def __repr__(self) -> str:
+        return f"Acceleration({', '.join(self._layers)})"
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Give the layers their own functions back. A second call does nothing.
+
+        Raises:
+            MemspanError: a layer's forward pass was replaced after :func:`accelerate`.
+        """
+        for name, layer in self._layers.items():
+            if not _is_plain(layer) and not _is_accelerated(layer):
+                raise MemspanError(
+                    f"the forward pass of {name} was replaced after accelerate(): undo that first"
+                )
+        for layer in self._layers.values():
+            vars(layer).pop("forward", None)
+
+
+def accelerate(model: nn.Module) -> Acceleration:
+    """Put our operations into the gated-delta layers of a model of transformers on a CPU.
+
+    Logits and gradients stay what they were, to rounding. State dicts, hooks, adapters and caches are
+    not touched. Accelerating a model, or a copy of one, again changes nothing.
+
+    Args:
+        model: with layers of Qwen3-Next, Qwen3.5 or OLMo Hybrid, wrapped by PEFT or not.
+
+    Returns:
+        A handle; ``handle.remove()``, or leaving a ``with`` block, undoes it.
+
+    Raises:
+        MemspanError: there is no such layer, or one is not on a CPU or not as it is known here. Then
+            nothing is changed.
+    """
+    layers = {
+        name: module for name, module in model.named_modules() if _is_gated_delta(type(module))
+    }
+    if not layers:
+        raise MemspanError(
+            f"{type(model).__name__} has no gated-delta layers, as Qwen3-Next, Qwen3.5 and OLMo Hybrid "
+            "have: there is nothing to accelerate"
+        )
+    for name, layer in layers.items():
+        _refuse_unknown(name, layer)
+    for layer in layers.values():
+        layer.forward = MethodType(_accelerated(type(layer).forward), layer)
+    return Acceleration(layers)
+
+
+# ----- Layers
+
+
+def _is_gated_delta(kind: type) -> bool:
+    """By the name of the class, or of one that it inherits from."""
+    return any(base.__name__.endswith("GatedDeltaNet") for base in kind.__mro__)
+
+
+def _refuse_unknown(name: str, layer: nn.Module) -> None:
+    what = f"{name} ({type(layer).__name__})"
+    devices = {p.device.type for p in layer.parameters()} - {"cpu"}
+    if devices:
+        raise MemspanError(
+            f"{what} is on {devices.pop()}, and accelerate() serves CPUs: call it after model.to('cpu')"
+        )
+    if not _is_plain(layer) and not _is_accelerated(layer):
+        raise MemspanError(
+            f"the forward pass of {what} has been replaced, perhaps by hooks of the library "
+            "accelerate: undo that first"
+        )
+    forward = inspect.unwrap(type(layer).forward)
+    missing = _SIGNATURES.keys() - {*forward.__code__.co_names}
+    if missing:
+        raise MemspanError(
+            f"{what} does not call {', '.join(sorted(missing))}: accelerate() knows layers of "
+            "transformers 5.16 or newer, and subclasses with their forward pass"
+        )
+    for function in _SIGNATURES:
+        if not _is_known(function, forward.__globals__[function]):
+            raise MemspanError(
+                f"{function} of {what} is not what it is known to be: this transformers is newer "
+                "than accelerate(), so use the model without"
+            )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    own = vars(layer).get("forward")
+    # A layer that was pickled while accelerated has its class's as its own.
+    return own is None or getattr(own, "__func__", None) is type(layer).forward
+
+
+def _is_accelerated(layer: nn.Module) -> bool:
+    own = getattr(vars(layer).get("forward"), "__func__", None)
+    return own is not None and own is _accelerated(type(layer).forward)
+
+
+@cache
+def _accelerated(forward: Function) -> Function:
+    """The forward pass of a class of layers with our functions."""
+    names = inspect.unwrap(forward).__globals__
+    return _with_names(forward, {name: _OURS[name](names[name]) for name in _SIGNATURES})
+
+
+def _with_names(function: Any, names: Mapping[str, Function]) -> Function:
+    """The same code where global ``names`` are others; in a decorated function, in the inner one."""
+    inner = getattr(function, "__wrapped__", None)
+    cells = function.__closure__
+    if inner is None:
+        found = function.__globals__ | names
+        # torch.compile would look names up in the module of this name.
+        del found["__name__"]
+    else:
+        found = function.__globals__
+        cells = tuple(
+            CellType(_with_names(inner, names)) if cell.cell_contents is inner else cell
+            for cell in cells
+        )
+    copy = FunctionType(function.__code__, found, function.__name__, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return update_wrapper(copy, function)
+
+
+# ----- Their functions, and ours with the same arguments and results
+
+
+def _served(x: Tensor, others: Mapping[str, object]) -> bool:
+    """Else theirs are called: elsewhere than on CPUs, for packed documents and in exports."""
+    packed = any(others.get(name) is not None for name in ("cu_seqlens", "seq_idx"))
+    return x.device.type == "cpu" and not packed and not is_torchdynamo_exporting()
+
+
+def _gated_delta_rule(theirs: Function) -> Function:
+    @wraps(theirs)
+    def ours(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if not _served(query, others):
+            return theirs(  # type: ignore[no-any-return]
+                query,
+                key,
+                value,
+                g=g,
+                beta=beta,
+                initial_state=initial_state,
+                output_final_state=output_final_state,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                **others,
+            )
+        # In float32 whatever they are, like theirs.
+        q, k, v, decay, strength = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
+        if initial_state is None:
+            before = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
+        else:
+            before = initial_state.float()
+        with torch.autocast("cpu", enabled=False):
+            if use_qk_l2norm_in_kernel:
+                q, k = unit(q), unit(k)
+            q = q * k.shape[-1] ** -0.5
+            y, after = delta_rule(q, k, v, strength, before, log_decay=decay)
+        return y.transpose(1, 2).to(query.dtype), after if output_final_state else None
+
+    return ours
+
+
+def _convolution(theirs: Function) -> Function:
+    @wraps(theirs)
+    def ours(
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **others: Any,
+    ) -> Tensor:
+        if not _served(hidden_states, others):
+            return theirs(hidden_states, weight, bias, activation=activation, **others)  # type: ignore[no-any-return]
+        x, weights = _at_least_float32(hidden_states.transpose(1, 2), weight)
+        y, _ = short_convolution(x, weights, x.new_zeros(len(x), weight.shape[1] - 1, x.shape[2]))
+        return _finished(y, bias, activation).transpose(1, 2).to(hidden_states.dtype)
+
+    return ours
+
+
+def _convolution_of_a_token(theirs: Function) -> Function:
+    @wraps(theirs)
+    def ours(
+        hidden_states: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        if not _served(hidden_states, {}) or hidden_states.shape[-1] != 1:
+            return theirs(hidden_states, conv_state, weight, bias, activation)  # type: ignore[no-any-return]
+        x, weights = _at_least_float32(torch.cat([conv_state, hidden_states], -1), weight)
+        conv_state.copy_(x[..., -conv_state.shape[-1] :])
+        y = torch.linalg.vecdot(x[..., -weight.shape[-1] :], weights)
+        return _finished(y, bias, activation).unsqueeze(-1).to(hidden_states.dtype)
+
+    return ours
+
+
+def _at_least_float32(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return x.to(dtype), weight.to(dtype)
+
+
+def _finished(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """With channels last."""
+    y = y if bias is None else y + bias
+    return y if activation is None else ACT2FN[activation](y)
+
+
+_OURS: dict[str, Callable[[Function], Function]] = {
+    "torch_chunk_gated_delta_rule": _gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": _gated_delta_rule,
+    "causal_conv1d_fn": _convolution,
+    "causal_conv1d_update": _convolution_of_a_token,
+}
+_RULE = (
+    "query", "key", "value", "g", "beta", "initial_state", "output_final_state",
+    "use_qk_l2norm_in_kernel", "kwargs",
+)  # fmt: skip
+_SIGNATURES = {
+    "torch_chunk_gated_delta_rule": {*_RULE, "chunk_size"},
+    "torch_recurrent_gated_delta_rule": {*_RULE},
+    "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation", "kwargs"},
+    "causal_conv1d_update": {"hidden_states", "conv_state", "weight", "bias", "activation"},
+}
+"""Arguments of transformers' own functions: what is not among them, ours would not see."""
+
+
+@cache
+@torch.no_grad()
+def _is_known(name: str, theirs: Function) -> bool:
+    """Whether transformers' own function, not fla's in its place, computes what ours does."""
+    plain = inspect.unwrap(theirs)
+    if {*inspect.signature(plain).parameters} != _SIGNATURES[name]:
+        return False
+    sides = plain, _OURS[name](plain)
+    if not _agree(*sides, _example(name, key_heads=4)):
+        return False
+    try:
+        return _agree(*sides, _example(name, key_heads=2))
+    except RuntimeError:
+        # Some versions have layers repeat their keys first.
+        return True
+
+
+def _agree(theirs: Function, ours: Function, given: Mapping[str, Any]) -> bool:
+    sides = []
+    for function in (theirs, ours):
+        own = {k: x.clone() if isinstance(x, Tensor) else x for k, x in given.items()}
+        found = function(**own)
+        sides.append([*(found if isinstance(found, tuple) else [found]), own.get("conv_state")])
+    return all(
+        a is b or torch.allclose(a, b, rtol=2e-5, atol=2e-5) for a, b in zip(*sides, strict=True)
+    )
+
+
+def _example(name: str, key_heads: int) -> dict[str, Any]:
+    """Arguments, of two rows; for a rule over two of their chunks and from a state."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(2, *shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    if "gated_delta_rule" in name:
+        given = {"query": random(70, key_heads, 8), "key": random(70, key_heads, 8)}
+        given |= {"value": random(70, 4, 6), "beta": random(70, 4).sigmoid()}
+        given |= {"g": -random(70, 4).exp(), "initial_state": random(4, 8, 6)}
+        return given | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    if name == "causal_conv1d_update":
+        given = {"hidden_states": random(5, 1), "conv_state": random(5, 4)}
+    else:
+        given = {"hidden_states": random(5, 9)}
+    return given | {"weight": random(5, 4)[0], "activation": "silu"}

@@ -1,0 +1,183 @@
+"""Weights of transformers' gated-delta layers as :class:`GatedDeltaRule`'s, and back.
+
+Both compute the same; only names differ, and which products are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError
+from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.gated_delta_net.model import GatedDeltaRule
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a class of layers holds its weights."""
+
+    products: Mapping[str, tuple[str, ...]]
+    """For each of their modules, ours whose rows it holds, one after the other."""
+    by_key_head: bool = False
+    """One after the other for each head of keys, not for all together."""
+
+
+_QWEN_3_5 = _Layout(
+    {
+        "in_proj_qkv": ("query", "key", "value"),
+        "in_proj_z": ("output_gate",),
+        "in_proj_b": ("beta",),
+        "in_proj_a": ("step",),
+        "norm": ("norm",),
+        "out_proj": ("output",),
+    }
+)
+_LAYOUTS = {
+    "Qwen3NextGatedDeltaNet": _Layout(
+        {
+            "in_proj_qkvz": ("query", "key", "value", "output_gate"),
+            "in_proj_ba": ("beta", "step"),
+            "norm": ("norm",),
+            "out_proj": ("output",),
+        },
+        by_key_head=True,
+    ),
+    "Qwen3_5GatedDeltaNet": _QWEN_3_5,
+    "Qwen3_5MoeGatedDeltaNet": _QWEN_3_5,
+    "OlmoHybridGatedDeltaNet": _Layout(
+        {
+            "q_proj": ("query",),
+            "k_proj": ("key",),
+            "v_proj": ("value",),
+            "a_proj": ("step",),
+            "b_proj": ("beta",),
+            "g_proj": ("output_gate",),
+            "o_norm": ("norm",),
+            "o_proj": ("output",),
+        }
+    ),
+}
+_SAME = ("A_log", "dt_bias")
+
+
+def to_gated_delta_rule(layer: nn.Module) -> GatedDeltaRule:
+    """A layer of ours with copies of the weights of one of transformers.
+
+    Args:
+        layer: of Qwen3-Next, Qwen3.5 or OLMo Hybrid.
+
+    Returns:
+        What computes the same, on the same device and of the same type.
+
+    Raises:
+        MemspanError: the layer is none of these, or has other parts or options.
+    """
+    rule = _empty(layer)
+    rule.load_state_dict(to_our_names(layer, layer.state_dict()), assign=True)
+    for parameter in rule.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    return rule
+
+
+@torch.no_grad()
+def from_gated_delta_rule(rule: GatedDeltaRule, layer: nn.Module) -> None:
+    """Copy the weights of a layer of ours into one of transformers, which then computes the same.
+
+    Raises:
+        MemspanError: the layer is none of those, has other parts, or other sizes and options than
+            ours. Then nothing is copied.
+    """
+    expected = _empty(layer)
+    for what, ours, theirs in (
+        *((n, getattr(rule.config, n), getattr(expected.config, n)) for n in _OPTIONS),
+        ("the epsilon of its norm", rule.norm.eps, expected.norm.eps),
+    ):
+        if ours != theirs:
+            raise MemspanError(
+                f"{type(layer).__name__} has {theirs} as {what}, and our layer {ours}: make one with "
+                "the same"
+            )
+    layer.load_state_dict(_to_their_names(layer, rule.state_dict()))
+
+
+def to_our_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
+    """A layer's tensors, weights or gradients, under the names that they have in ours, as views."""
+    layout, groups = _LAYOUTS[type(layer).__name__], _groups(layer)
+    sizes = {name: len(t) for name, t in _empty(layer).state_dict().items()}
+    ours = {name: tensors[name] for name in _SAME}
+    ours["convolution"] = tensors["conv1d.weight"].squeeze(1)
+    for their_name, names in layout.products.items():
+        whole = tensors[f"{their_name}.weight"]
+        if len(names) == 1:
+            ours[f"{names[0]}.weight"] = whole
+            continue
+        shares = [sizes[f"{name}.weight"] // groups for name in names]
+        parts = whole.unflatten(0, (groups, -1)).split(shares, 1)
+        ours |= {f"{n}.weight": t.flatten(0, 1) for n, t in zip(names, parts, strict=True)}
+    return ours
+
+
+def _to_their_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
+    layout, groups = _LAYOUTS[type(layer).__name__], _groups(layer)
+    theirs = {name: tensors[name] for name in _SAME}
+    theirs["conv1d.weight"] = tensors["convolution"].unsqueeze(1)
+    for their_name, names in layout.products.items():
+        parts = [tensors[f"{name}.weight"] for name in names]
+        if len(parts) > 1:
+            parts = [torch.cat([t.unflatten(0, (groups, -1)) for t in parts], 1).flatten(0, 1)]
+        theirs[f"{their_name}.weight"] = parts[0]
+    return theirs
+
+
+_OPTIONS = (
+    "d_model", "n_heads", "value_heads", "head_width", "value_width", "convolution",
+    "negative_eigenvalues",
+)  # fmt: skip
+
+
+def _groups(layer: Any) -> int:
+    return layer.num_k_heads if _LAYOUTS[type(layer).__name__].by_key_head else 1
+
+
+def _empty(layer: Any) -> GatedDeltaRule:
+    """A layer of ours of the same sizes and options, without weights."""
+    kind = type(layer).__name__
+    if kind not in _LAYOUTS:
+        raise MemspanError(
+            f"{kind} is no layer that can be converted: these are {', '.join(_LAYOUTS)}"
+        )
+    layout = _LAYOUTS[kind]
+    known = {*_SAME, "conv1d.weight", *(f"{name}.weight" for name in layout.products)}
+    other = {name for name, _ in layer.named_parameters()} ^ known
+    if other:
+        raise MemspanError(
+            f"parameters of this {kind} are not those that are known, as {sorted(other)[0]!r}: merge "
+            "adapters, or undo what changed it"
+        )
+    if layer.activation not in ("silu", "swish"):
+        raise MemspanError(
+            f"the convolutions of this {kind} are followed by {layer.activation}, ours by silu: it "
+            "cannot be converted"
+        )
+    config = GatedDeltaNetConfig(
+        n_layers=1,
+        d_model=layer.hidden_size,
+        n_heads=layer.num_k_heads,
+        n_value_heads=layer.num_v_heads,
+        d_head=layer.head_k_dim,
+        d_value=layer.head_v_dim,
+        convolution=layer.conv_kernel_size,
+        negative_eigenvalues=getattr(layer, "allow_neg_eigval", False),
+    )
+    with torch.device("meta"):
+        rule = GatedDeltaRule(config)
+    (norm,) = (name for name, ours in layout.products.items() if ours == ("norm",))
+    rule.norm.eps = getattr(layer, norm).variance_epsilon
+    return rule

@@ -1,0 +1,457 @@
+"""Our operations in the gated-delta layers of transformers' models: nothing changes but the time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.olmo_hybrid import modeling_olmo_hybrid
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+
+import memspan
+from golden import assert_same
+from memspan.errors import MemspanError
+from memspan.integrations.transformers import accelerate
+from memspan.stateful.recipes import build
+from pages import blocks
+
+TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
+every_type = pytest.mark.parametrize(
+    "model_type", [pytest.param(t, marks=[pytest.mark.smoke][: t == "qwen3_5_text"]) for t in TYPES]
+)
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def fallbacks_warn() -> None:
+    """transformers says in every process once that its own functions are slow."""
+    warnings.filterwarnings("ignore", message=".*falling back to its reference.*")
+
+
+def made(model_type: str = "qwen3_5_text") -> Any:
+    module: Any = build(model_type).module
+    for name, parameter in module.named_parameters():
+        if name.endswith("A_log"):
+            # Beside stronger decays their differences of sums over a chunk are less exact than 2e-5.
+            parameter.data.uniform_(-3, 0)
+    return module
+
+
+def mixer(model: Any) -> Any:
+    return model.model.layers[0].linear_attn
+
+
+def tokens(model: Any, length: int = 150, rows: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(model.config.vocab_size, (rows, length), generator=generator)
+
+
+def learned(model: Any, ids: Tensor) -> Tensors:
+    """Logits, and the gradient of every parameter."""
+    model.zero_grad()
+    output = model(ids, labels=ids)
+    output.loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return {"logits": output.logits.detach(), **gradients}
+
+
+def assert_equal(found: Tensors, expected: Tensors, tolerance: float = 2e-5) -> None:
+    """Where a gradient is small beside all others, by those."""
+    assert found.keys() == expected.keys()
+    least = 1e-3 * max(float(t.abs().max()) for n, t in expected.items() if n != "logits")
+    for name, t in expected.items():
+        if name == "logits":
+            assert_same(found[name], t, tolerance, name)
+        else:
+            assert (found[name] - t).abs().max() <= 5 * tolerance * max(t.abs().max(), least), name
+
+
+@every_type
+def test_logits_and_gradients(model_type: str) -> None:
+    """Over three chunks of theirs."""
+    model = made(model_type)
+    ids = tokens(model)
+    before, names = learned(model, ids), model.state_dict().keys()
+    with accelerate(model) as handle:
+        assert "forward" in vars(mixer(model))
+        assert "layers.0" in repr(handle)
+        assert_equal(learned(model, ids), before)
+        assert model.state_dict().keys() == names
+    after = learned(model, ids)
+    assert all(torch.equal(after[name], t) for name, t in before.items())
+    handle.remove()
+
+
+@every_type
+def test_generation(model_type: str) -> None:
+    """Single tokens of a batch that is padded on the left, and beams."""
+    model = made(model_type).eval()
+    ids = tokens(model, 20, 3)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+
+    def texts() -> list[Any]:
+        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+        options |= {"output_logits": True, "return_dict_in_generate": True}
+        return [model.generate(ids, attention_mask=mask, num_beams=n, **options) for n in (1, 2)]
+
+    before = texts()
+    accelerate(model)
+    for found, expected in zip(texts(), before, strict=True):
+        assert torch.equal(found.sequences, expected.sequences)
+        for a, b in zip(found.logits, expected.logits, strict=True):
+            assert_same(a, b, 2e-5, "logits")
+
+
+def test_a_text_in_pieces() -> None:
+    """After the first, a piece of several tokens, one, and several."""
+    model = made().eval()
+    ids = tokens(model, 100)
+    with torch.no_grad(), accelerate(model):
+        expected, cache, pieces = model(ids).logits, None, []
+        for piece in ids.split([2, 70, 1, 27], 1):
+            output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            pieces.append(output.logits)
+    assert_same(torch.cat(pieces, 1), expected, 2e-5, "logits")
+
+
+def test_the_laws_hold_as_before() -> None:
+    laws = ("cuts", "rows", "padding-left")
+    verdicts = []
+    for act in (lambda module: None, accelerate):
+        model = build("qwen3_next")
+        act(model.module)
+        report = memspan.check(model, laws, budget=120)
+        verdicts.append({f.law: f.outcome for f in report.findings})
+    assert verdicts[0] == verdicts[1]
+    assert "holds" in verdicts[0].values()
+
+
+class WithLowRank(nn.Module):
+    """A linear layer and a trained product of low rank beside it, as an adapter's."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def low_rank(model: Any) -> None:
+    mixer(model).in_proj_qkv = WithLowRank(mixer(model).in_proj_qkv)
+
+
+def hooks(model: Any) -> None:
+    mixer(model).in_proj_z.register_forward_hook(lambda module, inputs, y: y * 1.5)
+    mixer(model).norm.register_forward_hook(lambda module, inputs, y: y - 0.1)
+    mixer(model).register_forward_hook(lambda module, inputs, y: y.tanh())
+    mixer(model).register_forward_pre_hook(lambda module, inputs: None)
+
+
+def parametrisation(model: Any) -> None:
+    class Half(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 2
+
+    nn.utils.parametrize.register_parametrization(mixer(model).conv1d, "weight", Half())
+
+
+def checkpointing(model: Any) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    (enable or model.gradient_checkpointing_enable)()
+    model.train()
+
+
+def subclass(model: Any) -> None:
+    class Own(type(mixer(model))):  # type: ignore[misc]
+        pass
+
+    mixer(model).__class__ = Own
+
+
+@pytest.mark.parametrize("change", [low_rank, hooks, parametrisation, checkpointing, subclass])
+@pytest.mark.parametrize("first", [True, False])
+def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first: bool) -> None:
+    model = made()
+    plain = learned(model, tokens(model))["logits"]
+    (change if first else accelerate)(model)
+    if first:
+        expected = learned(model, tokens(model))
+        accelerate(model)
+        found = learned(model, tokens(model))
+    else:
+        change(model)
+        found = learned(model, tokens(model))
+        accelerate(model).remove()
+        expected = learned(model, tokens(model))
+    assert_equal(found, expected)
+    changed = not torch.allclose(plain, expected["logits"], atol=1e-3)
+    assert changed == (change not in (checkpointing, subclass))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_adapters_of_peft() -> None:
+    peft = pytest.importorskip("peft")
+    model = made()
+    config = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=4)
+    adapted = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+    expected = learned(adapted, tokens(model))
+    with accelerate(adapted):
+        assert_equal(learned(adapted, tokens(model)), expected)
+        merged = adapted.merge_and_unload()
+        assert_same(merged(tokens(model)).logits, expected["logits"], 2e-5, "merged")
+
+
+def test_training() -> None:
+    """The same losses with the same steps."""
+    losses = []
+    for act in (lambda model: None, accelerate):
+        torch.manual_seed(0)
+        model = made().train()
+        act(model)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        own = []
+        for _ in range(10):
+            loss = model(tokens(model, 80), labels=tokens(model, 80)).loss
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            own.append(loss.item())
+        losses.append(own)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@torch.no_grad()
+def test_bfloat16(autocast: bool) -> None:
+    """No further from float32 than theirs."""
+    model = made().eval()
+    exact = model(tokens(model)).logits
+    model = model if autocast else model.bfloat16()
+    errors = []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logits = model(tokens(model)).logits
+        assert logits.dtype == torch.bfloat16
+        errors.append(float((logits - exact).norm()))
+        accelerate(model)
+    assert 0 < errors[1] < 1.2 * errors[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+def test_compiled() -> None:
+    """As one graph, with our functions in it."""
+    layer = mixer(made())
+    x = torch.randn(2, 70, layer.hidden_size)
+    expected, graphs = layer(x), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    accelerate(layer)
+    found = torch.compile(layer, backend=backend, fullgraph=True)(x)
+    assert_same(found, expected, 2e-5, "output")
+    (graph,) = graphs
+    assert "autograd_function_apply" in str(graph.graph)
+
+
+def test_copies_and_files(tmp_path: Path) -> None:
+    model = made()
+    expected = model(tokens(model)).logits
+    model.save_pretrained(tmp_path / "before")
+    accelerate(model)
+    other = copy.deepcopy(model)
+    assert mixer(other).forward.__self__ is mixer(other)
+    pickled = pickle.loads(pickle.dumps(model))
+    model.save_pretrained(tmp_path / "after")
+    for name in ("model.safetensors", "config.json"):
+        before, after = (tmp_path / folder / name for folder in ("before", "after"))
+        assert before.read_bytes() == after.read_bytes()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    for module in (other, pickled):
+        assert_same(module(tokens(model)).logits, expected, 2e-5, "copy")
+        accelerate(accelerate(module) and module).remove()
+        assert "forward" not in vars(mixer(module))
+        assert torch.equal(module(tokens(model)).logits, expected)
+    assert "forward" in vars(mixer(model))
+
+
+def test_not_finite_stays_not_finite() -> None:
+    for name, parameter in mixer(made()).named_parameters():
+        model = made().eval()
+        layer = mixer(model)
+        accelerate(model)
+        for length in (1, 70):
+            with torch.no_grad():
+                layer.get_parameter(name).view(-1)[0] = torch.nan
+                assert layer(torch.randn(1, length, layer.hidden_size)).isnan().any(), name
+        assert parameter.isfinite().all()
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "accelerate.md"
+
+
+def test_the_guide(own_folders: Path) -> None:
+    made().save_pretrained("path/to/model")
+    names: dict[str, Any] = {}
+    for _, block in blocks(GUIDE):
+        exec(compile(block, str(GUIDE), "exec"), names)
+    assert "forward" in vars(mixer(names["model"]))
+    names["handle"].remove()
+
+
+def test_the_guide_shows_what_was_measured() -> None:
+    results = GUIDE.parents[2] / "benchmarks" / "results" / "gated-delta-models.json"
+    ratios = [row["ratio"] for row in json.loads(results.read_text())["rows"]]
+    known = {"{middle:.2f} ({low:.2f}\N{EN DASH}{high:.2f})".format(**r) for r in ratios}
+    shown = re.findall(r"[\d.]+ \([\d.]+\N{EN DASH}[\d.]+\)", GUIDE.read_text(encoding="utf-8"))
+    assert {*shown} == known
+
+
+# ----- What is refused
+
+
+def refused(model: nn.Module) -> str:
+    before = {name: vars(m).get("forward") for name, m in model.named_modules()}
+    with pytest.raises(MemspanError) as caught:
+        accelerate(model)
+    assert before == {name: vars(m).get("forward") for name, m in model.named_modules()}
+    return str(caught.value)
+
+
+def test_models_without_such_layers() -> None:
+    assert "LlamaForCausalLM has no gated-delta layers" in refused(build("llama").module)
+    assert "has no gated-delta layers" in refused(build("kimi_linear").module)
+
+
+def test_other_devices() -> None:
+    assert "layers.0.linear_attn (Qwen3_5GatedDeltaNet) is on meta" in refused(made().to("meta"))
+
+
+def test_another_forward_pass() -> None:
+    class Own(Qwen3NextGatedDeltaNet):
+        def forward(self, *inputs: Any, **others: Any) -> Any:
+            return 2 * super().forward(*inputs, **others)
+
+    model = made("qwen3_next")
+    mixer(model).__class__ = Own
+    assert "(Own) does not call causal_conv1d_fn" in refused(model)
+    model = made()
+    mixer(model).forward = lambda *inputs, **others: None
+    assert "has been replaced, perhaps by hooks" in refused(model)
+    model = made()
+    handle = accelerate(model)
+    mixer(model).forward = lambda *inputs, **others: None
+    with pytest.raises(MemspanError, match="was replaced after accelerate"):
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("causal_conv1d_fn", lambda f: lambda x, w, **k: 2 * f(x, w, **k)),
+        ("torch_chunk_gated_delta_rule", lambda f: lambda *x, scale=None, **k: f(*x, **k)),
+    ],
+)
+def test_other_functions(
+    name: str, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later version of transformers may compute otherwise."""
+    model = made("olmo_hybrid")
+    function = getattr(modeling_olmo_hybrid, name)
+    monkeypatch.setattr(modeling_olmo_hybrid, name, change(function))
+    assert f"{name} of model.layers.0.linear_attn" in refused(model)
+
+
+def test_packed_documents_are_refused_as_before() -> None:
+    layer = mixer(made())
+    x, cuts = torch.randn(1, 9, layer.hidden_size), torch.tensor([0, 4, 9])
+    for _ in range(2):
+        for packed in ({"cu_seq_lens_q": cuts}, {"seq_idx": cuts}):
+            with pytest.raises(ValueError, match="can't keep packed sequences apart"):
+                layer(x, **packed)
+        accelerate(layer)
+
+
+def test_elsewhere_theirs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = mixer(made())
+    accelerate(layer)
+    layer.to("meta")
+    assert layer(torch.randn(2, 9, layer.hidden_size, device="meta")).shape == (
+        2,
+        9,
+        layer.hidden_size,
+    )
+
+
+TRITON = """
+import sys, types, warnings
+
+def kernel(*given, **options):
+    raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+def package(name, *functions):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    module.__spec__ = types.SimpleNamespace(name=name, submodule_search_locations=[], origin=None)
+    for function in functions:
+        setattr(module, function, kernel)
+    return module
+
+package("fla").ops = package("fla.ops")
+rule = package(
+    "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
+)
+sys.modules["fla.ops"].gated_delta_rule = rule
+package("causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update")
+
+import torch
+from memspan.integrations.transformers import accelerate
+from memspan.stateful.recipes import DELTA, SIZES
+from transformers import AutoConfig, AutoModelForCausalLM
+
+for model_type in ("qwen3_5_text", "olmo_hybrid"):
+    config = AutoConfig.for_model(model_type, vocab_size=64, **SIZES, **DELTA)
+    model = AutoModelForCausalLM.from_config(config)
+    ids = torch.arange(20)[None]
+    try:
+        model(ids)
+        raise SystemExit("the kernels did not stop it")
+    except RuntimeError as error:
+        assert "0 active drivers" in str(error)
+    accelerate(model)
+    assert model(ids, labels=ids).loss.backward() is None
+    assert model.generate(ids, max_new_tokens=4).shape == (1, 24)
+print("served")
+"""
+
+
+@pytest.mark.processes
+def test_without_a_gpu_kernels_are_not_called() -> None:
+    """fla and causal-conv1d are installed, and there is no GPU: Triton finds no driver."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TRITON)], capture_output=True, text=True, timeout=900
+    )
+    assert ended.stdout.strip() == "served", ended.stderr[-2000:]
