@@ -3,8 +3,8 @@
     python benchmarks/figures.py        # writes docs/figures/NAME.json; `make figures` draws them, too
 
 Each run reads the passage in segments of 24 tokens, with a memory of 24 slots. That is less than in
-training, so that all of it can be drawn: what each token attends to, and for Fast Weights what one head
-writes to its matrix. The span figure has curves of docs/recall/recall.json.
+training, so that all of it can be drawn: what each token attends to, and for Fast Weights and Gated
+DeltaNet what one head writes to its matrix. The span figure has curves of docs/recall/recall.json.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 import memspan
+from memspan.models.gated_delta_net import model as gated_delta_net
 
 FORM = 1
 """Of the files; docs/docsite/figures.py has the same number."""
@@ -35,6 +37,8 @@ SEGMENT = 24
 """Tokens of a segment, slots of memory, and what a line of the figures has."""
 LAYER, HEAD = 0, 5
 """Whose matrix is drawn, from 0."""
+GATED = (2, 3)
+"""The same of Gated DeltaNet."""
 CHUNK = (42, 8)
 """The delta rule's chunk: its first token and its length."""
 CURVES = ("transformer-xl", "compressive-convolution", "feedback", "transformer")
@@ -107,20 +111,39 @@ def head_inputs(name: str = "shakespeare-fast-weights") -> dict[str, Tensor]:
     return {part: of_heads[0, HEAD] for part, of_heads in heads.items()}
 
 
-def writes(k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+@torch.no_grad()
+def gated_inputs(layer: int, head: int) -> dict[str, Tensor]:
+    """What a head of Gated DeltaNet is given: keys ``[T, K]``, values, betas, and its decays."""
+    run = memspan.load("shakespeare-gated-delta-net")
+    rule = gated_delta_net.delta_rule
+    with mock.patch.object(gated_delta_net, "delta_rule", wraps=rule) as called:
+        run.model.backbone(run.model.embedding(tokens_of(run)))
+    call = called.call_args_list[layer]
+    _, k, v, beta, _ = call.args
+    heads = {"k": k, "v": v, "beta": beta, "decay": call.kwargs["log_decay"].exp()}
+    return {part: of_heads[0, head] for part, of_heads in heads.items()}
+
+
+def writes(
+    k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What each token writes ``[T, V]``, and the matrix after it ``[T, F, V]``."""
     matrix, written, after = v.new_zeros(k.shape[1], v.shape[1]), [], []
-    for k_t, v_t, beta_t in zip(k, v, beta, strict=True):
+    decay = torch.ones_like(beta) if decay is None else decay
+    for k_t, v_t, beta_t, decay_t in zip(k, v, beta, decay, strict=True):
+        matrix = decay_t * matrix
         written.append(beta_t * (v_t - k_t @ matrix))
         matrix = matrix + k_t[:, None] * written[-1]
         after.append(matrix)
     return torch.stack(written), torch.stack(after)
 
 
-def kept(k: Tensor, beta: Tensor) -> list[list[int]]:
+def kept(k: Tensor, beta: Tensor, decay: Tensor | None = None) -> list[list[int]]:
     """Of what each token wrote so far, the percentage that its key reads, after each token."""
     left, rows = k.new_zeros(0, k.shape[1]), []
-    for t, (k_t, beta_t) in enumerate(zip(k, beta, strict=True)):
+    decay = torch.ones_like(beta) if decay is None else decay
+    for t, (k_t, beta_t, decay_t) in enumerate(zip(k, beta, decay, strict=True)):
+        left = decay_t * left
         left = torch.cat([left - beta_t * (left @ k_t)[:, None] * k_t, k_t[None]])
         share = (left * k[: t + 1]).sum(1) / (k[: t + 1] ** 2).sum(1)
         rows.append((100 * share).round().int().tolist())
@@ -139,6 +162,22 @@ def fast_weights() -> dict[str, Any]:
         "keys": rounded(inputs["k"]),
         "written": rounded(written),
         "kept": kept(inputs["k"], inputs["beta"]),
+    }
+
+
+def gated() -> dict[str, Any]:
+    """The same with a decay."""
+    k, v, beta, decay = gated_inputs(*GATED).values()
+    written, _ = writes(k, v, beta, decay)
+    return {
+        "kind": "matrix",
+        "text": PASSAGE,
+        "line": SEGMENT,
+        "shown": {"token": 115},
+        "keys": rounded(k),
+        "written": rounded(written),
+        "decay": [round(x, 4) for x in decay.tolist()],
+        "kept": kept(k, beta, decay),
     }
 
 
@@ -196,6 +235,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
         "shakespeare-feedback", {"token": 94, "layer": 2}, memory_length=SEGMENT
     ),
     "fast-weights": fast_weights,
+    "gated-delta-net": gated,
     "delta-rule": delta_rule,
 }
 

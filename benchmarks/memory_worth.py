@@ -163,15 +163,17 @@ def main() -> None:
         if side not in TRANSFORMER_XL_SIDES or model == "transformer-xl"
     ]
     found = earlier()
+    # Of runs that do not name their own.
+    first = {"machine": json.loads(RESULTS.read_text())["machine"] if found else machine()}
     done = [{key: each[key] for key in jobs[0]} for each in found]
     waiting = [job | {"text": str(options.text)} for job in jobs if job not in done]
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         for row in pool.imap_unordered(run, waiting):
             print(json.dumps(row), flush=True)
             # Read again: another call may have added its own.
-            found = [*earlier(), row]
+            found = [*earlier(), row | {"machine": machine()}]
             found.sort(key=lambda r: (names.index(r["model"]), r["side"], r["seed"]))
-            RESULTS.write_text(json.dumps({"runs": found, "machine": machine()}, indent=1) + "\n")
+            RESULTS.write_text(json.dumps({"runs": found} | first, indent=1) + "\n")
     print(table(found))
 
 

@@ -40,6 +40,7 @@ NAMES = {
     "compressive": ("Compressive", "compressive-convolution"),
     "feedback": ("Feedback", "feedback"),
     "fast-weights": ("Fast Weights", "fast-weights-delta"),
+    "gated-delta-net": ("Gated DeltaNet", "gated-delta-net"),
     "lstm": ("LSTM", "lstm"),
     "transformer": ("Transformer, no memory", "transformer"),
 }
@@ -116,6 +117,8 @@ def recalled(model: str, distance: int) -> str:
     """Right answers, in %, to questions about something so many tokens back, to half an octave."""
     rows = json.loads((ROOT / "docs" / "recall" / "recall.json").read_text())
     rows = [r for r in rows if r["panel"] == "time" and r["model"] == NAMES[model][1]]
+    if not rows:
+        return "not measured"
     nearest = [min(r["curve"], key=lambda point: abs(point[0] - distance))[1] for r in rows]
     return f"{100 * mean(nearest):.0f} %"
 

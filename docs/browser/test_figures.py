@@ -16,6 +16,7 @@ PAGES = {
     "compressive": "annotated/compressive.html",
     "feedback": "annotated/feedback.html",
     "fast-weights": "annotated/fast_weights.html",
+    "gated-delta-net": "annotated/gated_delta_net.html",
     "delta-rule": "annotated/delta_rule.html",
     "span": "recall.html",
 }

@@ -46,6 +46,23 @@ TABLES = (
         },
     ),
     Table(
+        "gated-delta-net.json",
+        "Gated DeltaNet beside layers of transformers",
+        "rows",
+        {
+            "work": "work",
+            "size": "size",
+            "precision": "precision",
+            "ratio": "times as fast",
+            "low": "lowest",
+            "high": "highest",
+            "tokens_per_second": "tokens/s",
+            "peer_tokens_per_second": "its tokens/s",
+            "peak_megabytes": "peak MB",
+            "peer_peak_megabytes": "its peak MB",
+        },
+    ),
+    Table(
         "no-compiler.json",
         "Without a C compiler",
         "rows",

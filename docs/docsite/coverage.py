@@ -14,6 +14,7 @@ COVERED = (
     "src/memspan/models/fast_weights/attention.py",
     "src/memspan/models/fast_weights/model.py",
     "src/memspan/models/feedback/model.py",
+    "src/memspan/models/gated_delta_net/model.py",
     "src/memspan/models/transformer_xl/model.py",
     "src/memspan/ops/delta_rule/chunked.py",
     "src/memspan/ops/delta_rule/feature_maps.py",
@@ -24,6 +25,7 @@ COVERED = (
     "src/memspan/ops/feedback/recurrence.py",
     "src/memspan/ops/feedback/steps.py",
     "src/memspan/ops/relative_attention.py",
+    "src/memspan/ops/short_convolution.py",
 )
 """Files that a page must cover: the papers' models and their operations."""
 

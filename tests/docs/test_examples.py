@@ -21,7 +21,7 @@ from pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OTHERS = {DOCS / "guides" / "lm-eval.md", DOCS / "guides" / "transformers.md"}
+OTHERS = {DOCS / "guides" / f"{name}.md" for name in ("accelerate", "lm-eval", "transformers")}
 """Guides whose code has a test in tests/integrations."""
 PAGES = [
     ROOT / "README.md",
@@ -37,6 +37,7 @@ NOT_RUN = {
     r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",
     r"memspan check ": "tests/commands/test_check.py and tests/integrations have it",
     r"memspan export runs/book --to transformers": "tests/integrations has it",
+    r"python examples/serve.py": "test_serve.py runs it",
     r".*--nproc": "starts processes: tests/distributed has it",
     r".*enwik8": "a download, and days of training",
 }
@@ -86,7 +87,7 @@ def small(arguments: list[str]) -> list[str]:
     elif arguments[0] == "evaluate":
         sizes = {"--tokens": "64"}
     elif arguments[0] == "measure":
-        sizes = {"--longest": "16", "--budget": "1"}
+        sizes = {"--longest": "16", "--budget": "3"}
     kept = list(arguments)
     for flag in sizes:
         if flag in kept:

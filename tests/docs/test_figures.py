@@ -61,6 +61,20 @@ def test_the_writes_sum_up_to_the_models_matrix() -> None:
     torch.testing.assert_close(matrix, expected, atol=0.05, rtol=0)
 
 
+def test_with_a_decay_too() -> None:
+    data = figures.load("gated-delta-net")
+    run = memspan.load("shakespeare-gated-delta-net")
+    with torch.no_grad():
+        memory = run.model.backbone(run.model.embedding(written.tokens_of(run))).memory
+    decay = torch.tensor([*data["decay"], 1.0])
+    left = decay.flip(0).cumprod(0).flip(0)[1:]
+    matrix = torch.tensor(data["keys"]).T @ (left[:, None] * torch.tensor(data["written"]))
+    layer, head = written.GATED
+    expected = memory.weights[0, layer, head]
+    assert expected.abs().max() > 0.5
+    torch.testing.assert_close(matrix, expected, atol=0.05, rtol=0)
+
+
 @dataclass
 class Read:
     """What a token attends to: for each slot its first token, and its weight by layer."""
@@ -105,6 +119,13 @@ def test_what_the_pages_say_of_them() -> None:
     old = [share(full, layer, compressed) for layer in (2, 4)]
     kept = figures.load("fast-weights")["kept"]
     left = [statistics.mean(row[-1 - lag] for row in kept[lag:]) for lag in (1, 10, 40)]
+    gated = figures.load("gated-delta-net")
+    fading = [statistics.mean(row[-1 - lag] for row in gated["kept"][lag:]) for lag in (1, 3, 10)]
+    pairs = [*zip(gated["text"], gated["decay"], strict=True)]
+    decays = [
+        100 * statistics.mean(decay for letter, decay in pairs if is_one(letter))
+        for is_one in (str.isalpha, " ".__eq__, ",".__eq__, ".!:".__contains__)
+    ]
     for page, sentence, numbers in (
         (
             "transformer_xl",
@@ -119,6 +140,17 @@ def test_what_the_pages_say_of_them() -> None:
             "reads {} % of what it wrote after one more token, {} % after ten, {} %",
             left,
         ),
+        (
+            "gated_delta_net",
+            "reads {} % of what it wrote after one more token, {} % after three, {} % after ten",
+            fading,
+        ),
+        (
+            "gated_delta_net",
+            "leaves {} % of the matrix in the mean, a space {} %, a comma {} %",
+            decays,
+        ),
+        ("gated_delta_net", "or a colon, {3} %", decays),
     ):
         text = (figures.ROOT / f"docs/annotated/{page}.md").read_text(encoding="utf-8")
         assert sentence.format(*(f"{number:.0f}" for number in numbers)) in " ".join(text.split())

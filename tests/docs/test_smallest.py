@@ -18,6 +18,8 @@ from memspan.models import (
     FastWeightsConfig,
     Feedback,
     FeedbackConfig,
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
     TransformerXL,
     TransformerXLConfig,
 )
@@ -171,6 +173,27 @@ def test_fast_weights() -> None:
     torch.testing.assert_close(weights, memory.weights[0], atol=1e-5, rtol=1e-5)
 
 
+def test_gated_delta_net() -> None:
+    """Four segments, so that matrices and convolutions begin empty and are then read on with."""
+    torch.manual_seed(0)
+    config = GatedDeltaNetConfig(n_layers=2, d_model=8, n_heads=2, d_value=6, d_ff=12)
+    model = GatedDeltaNet(config)
+    _draw(model)
+    layers = [_gated_delta_net_layer(layer) for layer in model.stack()]
+    memory, empty = None, model.initial_memory(1)
+    own: Any = _by_head(config, empty.weights[0], empty.inputs[0])
+    version = smallest("gated_delta_net")
+    with torch.no_grad():
+        for n_tokens in (3, 1, 4, 6):
+            x = torch.randn(n_tokens, config.d_model)
+            output = model(x[None], memory)
+            memory = output.memory
+            hidden, own = version.read(x, own, layers)
+            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
+    expected = _by_head(config, memory.weights[0], memory.inputs[0])
+    torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_delta_rule() -> None:
     """Chunks of 3 tokens, the last one shorter, from a memory that is not empty."""
     torch.manual_seed(0)
@@ -219,6 +242,38 @@ def _fast_weights_layer(layer: Any) -> dict[str, Any]:
         "heads": heads,
         "output": attention.output.weight.T,
         "output_bias": attention.output.bias,
+        **_feed_forward(layer.feed_forward),
+    }
+
+
+def _by_head(config: GatedDeltaNetConfig, weights: Tensor, inputs: Tensor) -> list[list[Any]]:
+    """For each layer and head its matrix and the inputs of its convolutions."""
+    return [
+        [[own, of_heads.T] for own, of_heads in zip(matrices, _channels(config, x.T), strict=True)]
+        for matrices, x in zip(weights, inputs, strict=True)
+    ]
+
+
+def _channels(config: GatedDeltaNetConfig, x: Tensor) -> list[Tensor]:
+    """Queries, keys and values side by side, ``[C, ...]``, head by head."""
+    parts = (part.chunk(config.n_heads) for part in x.split(config.widths))
+    return [torch.cat(of_head) for of_head in zip(*parts, strict=True)]
+
+
+def _gated_delta_net_layer(layer: Any) -> dict[str, Any]:
+    mixer, n = layer.mixer, layer.mixer.config.n_heads
+    names = {"query": "query", "key": "key", "value": "value", "gate": "output_gate"}
+    per_head = {own: getattr(mixer, name).weight.T.chunk(n, 1) for own, name in names.items()}
+    per_head |= {
+        "taps": _channels(mixer.config, mixer.convolution),
+        "step": mixer.step.weight,
+        "beta": mixer.beta.weight,
+        "A_log": mixer.A_log,
+        "dt_bias": mixer.dt_bias,
+    }
+    return {
+        "heads": [{name: parts[h] for name, parts in per_head.items()} for h in range(n)],
+        "output": mixer.output.weight.T,
         **_feed_forward(layer.feed_forward),
     }
 

@@ -123,9 +123,16 @@ function cells(matrix, x, y, size, most = largest(matrix)) {
   return [frame, filled.flat().filter(Boolean)]
 }
 
-/** The matrix after a token: the sum of what was written, ``[V, F]``. */
-const matrixAfter = (data, token) =>
-  multiply(transposed(data.written.slice(0, token + 1)), data.keys.slice(0, token + 1))
+/** The matrix after a token: the sum of what was written, less what decayed since, ``[V, F]``. */
+function matrixAfter(data, token) {
+  let left = 1
+  const written = range(0, token).map(i => token - i).map(i => {
+    const row = data.written[i].map(x => x * left)
+    left *= data.decay ? data.decay[i] : 1
+    return row
+  })
+  return multiply(transposed(written.reverse()), data.keys.slice(0, token + 1))
+}
 
 function drawMatrix(data, { token }) {
   const y = below(data)
@@ -136,14 +143,14 @@ function drawMatrix(data, { token }) {
   })
   const matrix = matrixAfter(data, token)
   const most = largest(matrixAfter(data, data.text.length - 1))
-  const [left, top, size] = [92, y + 64, 11]
+  const [left, top, size] = [92, y + 64, Math.min(14, Math.floor(308 / matrix[0].length))]
   const right = left + size * matrix[0].length + 8
   return svg(top + size * matrix.length + 12, [
     shaded,
     letters(data, token, () => ""),
     now(data, token),
     write("small", 12, y + 10, "shaded: how much of what the token wrote its key still reads"),
-    write("small", left, y + 36, `the key’s ${data.keys[0].length} features`),
+    write("small", left, y + 36, `the key’s ${data.keys[0].length} ${data.decay ? "numbers" : "features"}`),
     cells([data.keys[token]], left, y + 42, size),
     write("small", 12, top + 12, "what is"),
     write("small", 12, top + 28, "written"),
@@ -151,6 +158,7 @@ function drawMatrix(data, { token }) {
     cells(matrix, left, top, size, most),
     write("small", right, top + 12, "matrix"),
     write("small", right, top + 28, "after it"),
+    data.decay ? [write("small", right, top + 60, "left before:"), write("small", right, top + 76, percent(100 * data.decay[token]))] : [],
   ])
 }
 
@@ -158,7 +166,8 @@ function tellMatrix(data, { token }) {
   const half = data.kept[token].slice(0, -1).filter(share => share >= 50).length
   return (
     `After token ${token + 1}, “${letter(data.text[token])}”: of the ${token} tokens before it, ` +
-    `the keys of ${half} still read at least half of what they wrote.`
+    `the keys of ${half} still read at least half of what they wrote.` +
+    (data.decay ? ` It left ${percent(100 * data.decay[token])} of the matrix before it wrote.` : "")
   )
 }
 

@@ -1,0 +1,58 @@
+"""Gated DeltaNet in its smallest form: one text, token by token, one head after another.
+
+It computes what `memspan.models.GatedDeltaNet` computes, as a test checks.
+"""
+
+import torch
+from torch.nn.functional import layer_norm, relu, rms_norm, silu, softplus
+
+
+def convolve(x, before, taps):
+    """A weight for each number of x [C] and of the three inputs before it, `taps` [C, 4]."""
+    inputs = torch.cat([before, x[None]])
+    return silu((inputs * taps.T).sum(0)), inputs[1:]
+
+
+def unit(x):
+    """x [K] divided by its length."""
+    return x * torch.rsqrt(x @ x + 1e-6)
+
+
+def write(S, k, v, alpha, beta):
+    """The gated delta rule: S [K, V] decays, then a share beta of what k reads gives way to v."""
+    S = alpha * S
+    return S + beta * torch.outer(k, v - k @ S)
+
+
+def head(x, S, before, w):
+    """One head, one token x [D]: decay, write, read."""
+    qkv = torch.cat([x @ w["query"], x @ w["key"], x @ w["value"]])
+    qkv, before = convolve(qkv, before, w["taps"])
+    K, V = S.shape
+    q, k, v = qkv.split([K, K, V])
+    alpha = torch.exp(-torch.exp(w["A_log"]) * softplus(x @ w["step"] + w["dt_bias"]))
+    S = write(S, unit(k), v, alpha, torch.sigmoid(x @ w["beta"]))
+    y = rms_norm(unit(q) / K**0.5 @ S, [V], eps=1e-6)
+    return y * silu(x @ w["gate"]), S, before
+
+
+def layer(x, memory, w):
+    """Heads and feed-forward, each after its norm and added to its input."""
+    u = layer_norm(x, x.shape)
+    done = [head(u, *own, each) for own, each in zip(memory, w["heads"], strict=True)]
+    x = x + torch.cat([y for y, _, _ in done]) @ w["output"]
+    inner = relu(layer_norm(x, x.shape) @ w["inner"] + w["inner_bias"])
+    return x + inner @ w["outer"] + w["outer_bias"], [own for _, *own in done]
+
+
+def read(text, memory, layers):
+    """Read a text [T, D]; a memory has a matrix and three inputs for every layer and head."""
+    outputs = []
+    for x in text:
+        after = []
+        for own, w in zip(memory, layers, strict=True):
+            x, own = layer(x, own, w)
+            after.append(own)
+        memory = after
+        outputs.append(layer_norm(x, x.shape))
+    return torch.stack(outputs), memory
