@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures journeys bench bench-learning chaos fuzz constraints soak clean
+.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures journeys bench bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -74,6 +74,9 @@ bench: ## measure speed and memory against peers, in an environment of its own
 bench-learning: ## measure learning on Tiny Shakespeare against a plain GPT
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
 	.bench-venv/bin/python benchmarks/learning.py $(ARGS)
+
+gpu: .venv ## run laws, golden tests and benchmarks on a GPU; where there is none, say so and fail
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 chaos: .venv ## kill, starve and damage training runs, and see what is left of them (minutes)
 	$(BIN)/python benchmarks/chaos.py $(ARGS)

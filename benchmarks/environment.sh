@@ -4,11 +4,11 @@
 # the labml that pip picks: so its packages are pinned and installed without their dependencies.
 set -eu
 cd "$(dirname "$0")/.."
-if [ ! -e .bench-venv/.installed ]; then
+if [ ! -e .bench-venv/.installed ] || [ benchmarks/environment.sh -nt .bench-venv/.installed ]; then
     "${PYTHON:-python3}" -m venv .bench-venv
     pip="./.bench-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt"
     $pip -e '.[plot]'
     $pip --no-deps labml-nn==0.5.1 labml==0.4.168 labml-helpers==0.4.89
-    $pip gitpython pyyaml einops x-transformers==2.31.10
+    $pip gitpython pyyaml einops x-transformers==2.31.10 transformers
     touch .bench-venv/.installed
 fi

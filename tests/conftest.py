@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import torch
 
+import device
 from memspan.models.registry import MODELS
 from memspan.ops.delta_rule import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
@@ -23,6 +24,8 @@ from memspan.ops.relative_step import compiled as relative_step
 from memspan.training import metrics
 
 torch.set_num_threads(1)
+if device.CHOSEN is not None:
+    device.run_tests_on(device.CHOSEN)
 # A shell ignores interrupts in what it starts in the background, nohup hang-ups; tests need both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import device
+
 ROOT = Path(__file__).resolve().parent.parent
 MIXED = ("fb_feedback", "lucidrains")
 """Sets with several architectures."""
@@ -54,7 +56,8 @@ class Golden:
     def __init__(self, path: Path) -> None:
         self.json: dict[str, Any] = json.loads(path.read_text())
         self.config: dict[str, Any] = self.json["config"]
-        self.tensors: dict[str, Tensor] = load_file(path.with_name(self.json["file"]))
+        tensors = load_file(path.with_name(self.json["file"]))
+        self.tensors = {name: t.to(device.CHOSEN or "cpu") for name, t in tensors.items()}
         self._seen: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -93,8 +96,9 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float, what: str) -> No
     assert ours.shape == theirs.shape, f"{what}: {tuple(ours.shape)} != {tuple(theirs.shape)}"
     if theirs.numel() == 0:
         return
-    scale = theirs.abs().max().double()
-    difference = (ours.detach().double() - theirs.double()).abs().max()
+    ours, theirs = ours.detach().cpu().double(), theirs.detach().cpu().double()
+    scale = theirs.abs().max()
+    difference = (ours - theirs).abs().max()
     # Not `>`: a NaN has to fail.
     assert difference <= tolerance * scale, (
         f"{what}: off by {difference:.3e}, largest entry {scale:.3e}"

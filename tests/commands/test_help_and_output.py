@@ -65,7 +65,7 @@ def test_presets_trained_runs_and_sources_in_c_are_in_the_wheel() -> None:
     needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]
     assert len(needed) >= 8
     needed += [p for p in (source / "memspan" / "trained").rglob("*") if p.is_file()]
-    assert sum(p.suffix == ".safetensors" for p in needed) == 4
+    assert sum(p.suffix == ".safetensors" for p in needed) == 5
     assert {p.relative_to(source).as_posix() for p in needed} <= files
 
 

@@ -66,6 +66,7 @@ def test_every_pair_is_travelled() -> None:
         "shakespeare-compressive",
         "shakespeare-fast-weights",
         "shakespeare-feedback",
+        "shakespeare-gated-delta-net",
         "tiny-shakespeare-lstm",
         "tiny-shakespeare-transformer",
     ],

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import device
 from architectures import CASES, VOCABULARY, Case
 from golden import assert_same
 from memspan.models import MODELS
@@ -197,8 +198,10 @@ def test_reset_is_fresh(
 def test_no_memory_is_an_empty_memory(case: Case) -> None:
     model = case.shared_model()
     out, expected = model(text(2, 5)), model(text(2, 5), model.initial_memory(2))
-    assert torch.equal(out.logits, expected.logits)
-    assert_memories_equal(out.memory, expected.memory)
+    # Elsewhere how many slots are in use is not looked at: masked ones take part in sums.
+    tolerance = 0.0 if device.CHOSEN in (None, "cpu") else 1e-12
+    assert_same(out.logits, expected.logits, tolerance, "logits")
+    assert_memories_equal(out.memory, expected.memory, tolerance)
 
 
 # ----- 5. Bounded memory

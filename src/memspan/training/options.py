@@ -88,9 +88,8 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Products = "auto"
-    """Precision of matrix products: auto is bfloat16 on CUDA and float32 elsewhere. A resumed run keeps
-    its own. On a CPU without AVX-512 bfloat16 is many times slower. Scores are always computed in
-    float32."""
+    """Precision of matrix products: auto is float32. A resumed run keeps its own. On a CPU without
+    AVX-512 bfloat16 is many times slower. Scores are always computed in float32."""
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed, as in torch.set_float32_matmul_precision: auto is highest.
     medium, with AVX-512, uses another library of products; on processors with matrix units (AMX) it

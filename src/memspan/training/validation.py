@@ -13,7 +13,8 @@ from torch import Tensor
 from memspan.data.streams import evaluation_segments
 from memspan.distributed.processes import ALONE
 from memspan.evaluation import Scores, score_tokens
-from memspan.generation import draw_tokens, read_prompt
+from memspan.generation.drawing import draw_tokens
+from memspan.generation.prompts import read_prompt
 from memspan.memory import Memory
 from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
@@ -93,7 +94,7 @@ class Validation:
             reader, [tokenizer.encode(self.prompt())], state.config.train.segment_length
         )
         drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
-        return "".join(decoder.push(ids[0]) for ids in drawn)
+        return "".join(decoder.push(ids[0]) for ids, _ in drawn)
 
     @torch.no_grad()
     def statistics(self) -> Mapping[str, Tensor]:
