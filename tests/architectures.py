@@ -59,15 +59,31 @@ class Case:
 
     def shared_model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """One model for all tests that do not change it: making one takes as long as a forward."""
-        model, state = _made(self, dtype)
-        assert _state(model) == state, "an earlier test has changed the model that tests share"
+        model = _made(self, dtype)
+        _lent.setdefault(model, _state(model))
         return model
 
 
+_lent: dict[LanguageModel, list[Any]] = {}
+"""The shared models that the running test has asked for, as they were then."""
+
+
+def shared_models_are_back() -> None:
+    """After each test: those that it was lent are what they were.
+
+    Raises:
+        AssertionError: It has changed one, which other tests would be lent.
+    """
+    changed = [model for model, state in _lent.items() if _state(model) != state]
+    _lent.clear()
+    if changed:
+        _made.cache_clear()
+    assert not changed, "the test has changed the model that tests share"
+
+
 @functools.cache
-def _made(case: Case, dtype: torch.dtype) -> tuple[LanguageModel, list[Any]]:
-    model = case.model(dtype)
-    return model, _state(model)
+def _made(case: Case, dtype: torch.dtype) -> LanguageModel:
+    return case.model(dtype)
 
 
 def _state(model: LanguageModel) -> list[Any]:

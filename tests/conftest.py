@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import torch
 
+import architectures
 import device
 from memspan.models.registry import MODELS
 from memspan.ops.delta_rule import compiled as delta_rule_loop
@@ -50,6 +51,13 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 def same_draws() -> None:
     """A test draws the same numbers alone, in another order and among other workers."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def shared_models_stay() -> Iterator[None]:
+    """Named by the test that changes one, not by another that comes upon it later."""
+    yield
+    architectures.shared_models_are_back()
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_all_laws_hold(name: str, part: str) -> None:
 
 
 def test_without_memory_nothing_is_known_of_it() -> None:
-    report = check(CarriesMemory(CASES["transformer"].shared_model()), ["rows", "values"])
+    report = check(CarriesMemory(CASES["transformer"].model()), ["rows", "values"])
     assert {f.outcome for f in report.findings} == {"inconclusive"}
 
 
