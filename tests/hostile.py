@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import memspan
 import transfo_xl_folder as peers
-from memspan.commands import train
+from memspan.commands.beginning import new_folder as new_run
 from memspan.converters import authors, torch_files, transfo_xl
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.corpora import load_corpus
@@ -329,7 +329,7 @@ def new_folder(corpus: str) -> Path:
     options: RunConfig[Any] = RunConfig(
         model=MODELS["transformer-xl"], data=DataConfig(corpus=corpus)
     )
-    return train.new_folder(options)
+    return new_run(options)
 
 
 def json_of(content: bytes) -> Any:

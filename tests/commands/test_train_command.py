@@ -19,7 +19,7 @@ from rich.console import Console
 import memspan
 from command_line import SMALL, TEXT, pipe, refused
 from memspan import cli
-from memspan.commands import train
+from memspan.commands import beginning
 from memspan.data.options import DataConfig
 from memspan.invocation import command
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -166,7 +166,7 @@ def test_flags_override_a_preset() -> None:
 )
 def test_a_runs_folder_is_named_after_its_text(corpus: str, name: str) -> None:
     config = RunConfig(model=TransformerXLConfig(), data=DataConfig(corpus=corpus))
-    assert train.new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
+    assert beginning.new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
 
 
 UNCHANGEABLE = [

@@ -80,6 +80,11 @@ def small(arguments: list[str]) -> list[str]:
         sizes = SMALL | ({} if own or "--preset" in arguments else SMALL_MODEL)
         if "--data.corpus" not in arguments and "--preset" not in arguments:
             sizes = sizes | {"--data.corpus": "book.txt"}
+        for budget, few in {"--train.epochs": "0.02", "--train.max-tokens": "32"}.items():
+            if budget in arguments:
+                sizes = {n: size for n, size in sizes.items() if n != "--train.steps"} | {
+                    budget: few
+                }
         if "lstm" in arguments:
             sizes = {flag: size for flag, size in sizes.items() if flag not in NOT_OF_LSTM}
     elif arguments[0] == "generate" and "--tokens" not in arguments:

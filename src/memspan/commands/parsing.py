@@ -93,10 +93,10 @@ def _line(event: events.ParseErrorEvent) -> str:
         if event.argument is None:
             return event.message
         name = event.argument.display_name()
-        what, _, value = event.message.partition(": ")
-        # Python's messages.
+        # Python's messages; of an option that may be None, among what was tried.
         for start, kind in (("invalid literal", "an integer"), ("could not convert", "a number")):
-            if what.startswith(start):
+            if start in event.message:
+                value = event.message.partition(start)[2].partition(": ")[2]
                 return f"{name} takes {kind}, not {value}"
         return f"{name}: {event.message}"
     return f"these options cannot be parsed ({type(event).__name__})"

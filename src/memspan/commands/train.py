@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import tyro
 
 from memspan.checks import at_least
+from memspan.commands.beginning import begin_with, keep_text, new_folder, with_one_budget
 from memspan.commands.output import settle_output
-from memspan.commands.parsing import Modules, first_look, parsed
-from memspan.commands.standard_input import STDIN, keep_input
+from memspan.commands.parsing import Modules, parsed
+from memspan.commands.standard_input import STDIN
 from memspan.distributed import reports
 from memspan.distributed.cores import cores
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
-from memspan.models.registry import MODELS
-from memspan.runs.config_files import PRESETS, load_config, preset_file, read_config
-from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
+from memspan.runs.config_files import PRESETS
+from memspan.runs.options import RunConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,12 +82,12 @@ class TrainArguments(Generic[M]):
 
 def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    begun = _begin_with(arguments)
+    begun, arguments = begin_with(arguments), with_one_budget(arguments)
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     launched = reports.is_worker() and reports.BY_US in os.environ
     if options.config.data.corpus == STDIN and not launched:
-        kept = _keep_input(options)
+        kept = keep_text(options.config, options.out, options.resume)
         # Of two equal flags the second counts, for processes that are started, too.
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
@@ -141,50 +140,8 @@ def _dry_run(options: TrainArguments[Any], console: Console, processes: Processe
     if options.init_from is not None:
         trained(options.init_from)
     found = estimate(options.config, n_processes=options.nproc, processes=processes)
-    console.print(report(found, options.config.train), highlight=False)
+    console.print(report(found), highlight=False)
     found.refuse_too_large()
-
-
-def _keep_input(options: TrainArguments[BackboneConfig]) -> Path:
-    """Write the text of standard input beside the run's folder, so that the run can be resumed."""
-    if options.resume is not None or reports.is_worker():
-        raise MemspanError(
-            "a text from standard input is for a new run without torchrun: give --data.corpus a file"
-        )
-    folder = options.out or new_folder(options.config)
-    kept = folder.with_name(folder.name + ".txt")
-    taken = MemspanError(
-        f"{kept}, where the text of standard input would be kept, exists: remove it, give another "
-        f"--out, or train on it with --data.corpus {kept}"
-    )
-    if kept.exists():
-        raise taken
-    try:
-        keep_input(kept, "--data.corpus")
-    except FileExistsError:
-        # Another training has kept its text there while this one read.
-        raise taken from None
-    print(f"standard input is kept in {kept}", flush=True)
-    return kept
-
-
-def _begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
-    """The options that flags change: those of the run to resume, of the preset, or the defaults."""
-    given = first_look(arguments)
-    if given.model is not None and given.model not in MODELS:
-        raise MemspanError(f"there is no --model {given.model}: use one of {', '.join(MODELS)}")
-    if given.resume is not None:
-        config = load_config(Path(given.resume))
-        if given.model not in (None, config.architecture):
-            raise MemspanError(
-                f"{given.resume} is a {config.architecture}: drop --model {given.model}, or start a "
-                "new run"
-            )
-        return config
-    if given.preset is not None:
-        return read_config(preset_file(given.preset), given.model)
-    architecture = given.model or DEFAULT_ARCHITECTURE
-    return RunConfig(MODELS[architecture](), architecture)
 
 
 def _launch(arguments: list[str], n_processes: int) -> None:
@@ -203,15 +160,3 @@ def _launch(arguments: list[str], n_processes: int) -> None:
     except RunEndedError as error:
         print(error.line, file=sys.stderr)
         sys.exit(error.status)
-
-
-def new_folder(config: RunConfig[BackboneConfig]) -> Path:
-    """An unused folder in ``runs/``, named after the architecture and the text."""
-    # The last part of the path with letters in it: of a glob, often the folder.
-    parts = [Path(part).stem for part in reversed(Path(config.data.corpus).parts)]
-    names = [re.sub(r"[^\w-]+", "-", part).strip("-")[:60] for part in parts]
-    corpus = next(filter(None, names), "text")
-    number = 1
-    while (folder := Path("runs") / f"{config.architecture}-{corpus}-{number}").exists():
-        number += 1
-    return folder

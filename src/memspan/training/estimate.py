@@ -29,7 +29,6 @@ from memspan.models.options import BackboneConfig
 from memspan.models.sizes import memory_of
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import MakeOptimiser, with_optimiser
-from memspan.training.options import TrainConfig
 from memspan.training.sample import line, made_up_tokens, resident_bytes, shallow
 from memspan.training.sizes import (
     Needs,
@@ -41,7 +40,7 @@ from memspan.training.sizes import (
     sizes_of,
 )
 from memspan.training.start import refuse_fsdp_alone
-from memspan.training.state import TrainingState, refuse_sharing
+from memspan.training.state import TrainingState, refuse_sharing, streams_of
 from memspan.training.updates import Updater
 
 LONGEST_UPDATE = 3.0
@@ -73,6 +72,8 @@ class Estimate:
     """Of all processes together."""
     probe: str
     """What was timed."""
+    steps: int
+    """Updates of the run."""
     tokens: int
     """That the run reads."""
 
@@ -128,6 +129,7 @@ def estimate(
     )
     process = resident_bytes(device) or 0
     vocab_size = processes.in_turn(lambda: vocabulary(config.data))
+    steps = processes.in_turn(lambda: updates(config))
     # First: refuses what cannot even be counted.
     parameters = sizes_of(config, vocab_size, 1, optimiser).parameters
     n_rows = config.train.batch_size // n_processes
@@ -155,18 +157,19 @@ def estimate(
         n_processes=n_processes,
         tokens_per_second=speed * (n_processes // processes.size),
         probe=probe,
-        tokens=options.batch_size * options.tokens_read(options.steps),
+        steps=steps,
+        tokens=options.batch_size * options.tokens_read(steps),
     )
 
 
-def report(found: Estimate, options: TrainConfig) -> str:
+def report(found: Estimate) -> str:
     """An estimate in a few lines, for people."""
     n, needed = found.n_processes, found.needs
     parts = needed.parts()
     if needed.activations is None:
         parts += "; activations cannot be measured on this system"
     each = f" in each of {n} processes" if n > 1 else ""
-    tokens = f"{options.steps:,} steps, {found.tokens:,} tokens"
+    tokens = f"{found.steps:,} steps, {found.tokens:,} tokens"
     return "\n".join(
         [
             f"{found.architecture}, {found.parameters:,} parameters, vocabulary {found.vocab_size:,}",
@@ -201,18 +204,37 @@ def vocabulary(data: DataConfig) -> int:
         return read_tokenizer(Path(os.path.expanduser(data.tokenizer))).vocab_size
     if data.vocab_size is not None:
         return data.vocab_size
+    remedy = "give its size with --data.vocab-size, or "
+    if data.tokenizer not in ("words", "subwords"):
+        remedy = ""
+    what = f"the vocabulary of {data.tokenizer} in {data.corpus}"
+    return _prepared_here(data, what, remedy).tokenizer.vocab_size
+
+
+def updates(config: Run) -> int:
+    """Updates of the run, without a download.
+
+    Raises:
+        MemspanError: it would take one to know how many an epoch has.
+    """
+    if config.train.steps is not None:
+        return config.train.steps
+    row_length = 0
+    if config.train.epochs is not None:
+        what = f"the length of {config.data.corpus}, and so of an epoch,"
+        prepared = _prepared_here(config.data, what, "give --train.max-tokens, or ")
+        row_length = streams_of(config, prepared).row_length
+    return config.train.updates(row_length)
+
+
+def _prepared_here(data: DataConfig, what: str, remedy: str) -> Prepared:
+    """The text where that takes no download; ``what`` is otherwise unknown, and what would help."""
     source = CORPORA[data.corpus].source if data.corpus in CORPORA else None
     absent = source is not None and not source.path.exists()
     if not is_there(data.corpus) or absent or data.corpus.startswith(PREFIX):
-        remedy = command("data", "prepare", data.corpus, "--tokenizer", data.tokenizer)
-        if data.tokenizer in ("words", "subwords"):
-            remedy = f"give its size with --data.vocab-size, or run {remedy}"
-        raise MemspanError(
-            f"the vocabulary of {data.tokenizer} in {data.corpus} is not known before the text is "
-            f"here: {remedy}"
-        )
-    prepared = prepare(data.corpus, data.tokenizer, data.vocab_size, field=data.field)
-    return prepared.tokenizer.vocab_size
+        prepare_it = command("data", "prepare", data.corpus, "--tokenizer", data.tokenizer)
+        raise MemspanError(f"{what} is not known before the text is here: {remedy}run {prepare_it}")
+    return prepare(data.corpus, data.tokenizer, data.vocab_size, field=data.field)
 
 
 @dataclass(frozen=True)
@@ -302,6 +324,9 @@ def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processe
     config, device = shallow(room.config, layers), room.device
     options = dataclasses.replace(
         config.train,
+        steps=1 + TIMED_UPDATES,
+        max_tokens=None,
+        epochs=None,
         batch_size=rows * processes.size,
         accumulate=config.train.gradient_segments,
         accumulate_later=None,

@@ -54,7 +54,7 @@ class Journal:
             losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
             short = f"{nats:.3f}" if bits is None else f"{nats:.3f}  {bits:.3f} bits/byte"
         mean = {name: state.processes.mean(values) for name, values in statistics.items()}
-        rate = learning_rate(state.step - 1, state.config)
+        rate = learning_rate(state.step - 1, state.config.optim, state.steps)
         self._log(
             losses
             | dataclasses.asdict(state.health)

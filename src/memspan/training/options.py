@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
-from memspan.checks import at_least, check_types
+from memspan.checks import MOST, at_least, check_types
 from memspan.errors import MemspanError
 from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
 
@@ -48,14 +51,21 @@ class OptimConfig:
 
 MOST_SEGMENTS = 1 << 16
 """Segments to one update at most."""
+BUDGETS = ("steps", "max_tokens", "epochs")
+"""Options that say how long a run trains, of which it has one."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Training loop."""
 
-    steps: int = 1000
-    """Updates to make."""
+    steps: int | None = None
+    """Updates to make. A run has one budget: this, max_tokens or epochs. One that is given replaces
+    that of a preset or of the run to resume."""
+    max_tokens: int | None = None
+    """Instead of steps: training tokens to read, at most, over all rows."""
+    epochs: float | None = None
+    """Instead of steps: times to read the training text, rounded up to whole updates."""
     batch_size: int = 12
     """Parallel streams of text, each with its own memory, B."""
     segment_length: int = 64
@@ -127,6 +137,25 @@ class TrainConfig:
             for (first, length), end in zip(stages, ends, strict=True)
         )
 
+    def updates(self, row_length: int) -> int:
+        """Updates that the budget is worth.
+
+        Args:
+            row_length: tokens of each stream until the text starts again.
+        """
+        if self.steps is not None:
+            return self.steps
+
+        def read(step: int) -> int:
+            return self.batch_size * self.tokens_read(step)
+
+        if self.max_tokens is not None:
+            return bisect_right(range(MOST), self.max_tokens, key=read) - 1
+        assert self.epochs is not None
+        # What is left of a row after its last whole segment is not read.
+        whole = self.batch_size * (row_length - row_length % self.segment_length)
+        return bisect_left(range(MOST), math.ceil(Fraction(self.epochs) * whole), key=read)
+
     def segments_per_update(self, step: int) -> int:
         """Segments that the update after ``step`` updates averages."""
         later = self.accumulate_later
@@ -145,6 +174,14 @@ class TrainConfig:
         check_types(self)
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")
         object.__setattr__(self, "tracker", tuple(trackers))
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise MemspanError(
+                f"{' and '.join(budgets)} are different budgets, and a run has one: drop all but one "
+                "(None in its place drops one)"
+            )
+        if not budgets:
+            object.__setattr__(self, "steps", 1000)
         at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
         at_least(1, self, "gradient_segments", "accumulate_later")
         for name in ("accumulate", "accumulate_later"):
@@ -179,3 +216,10 @@ class TrainConfig:
             0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens", "seed"
         )
         refuse_contradictory_precision(self.precision, self.matmul_precision)
+        if self.epochs is not None and self.epochs <= 0:
+            raise MemspanError(f"epochs must be more than 0, not {self.epochs}")
+        first = self.batch_size * self.tokens_read(1)
+        if self.max_tokens is not None and self.max_tokens < first:
+            raise MemspanError(
+                f"max_tokens {self.max_tokens} is less than one update reads, {first:,}: raise it"
+            )

@@ -6,13 +6,11 @@ import math
 
 import torch
 
-from memspan.models.options import BackboneConfig
-from memspan.runs.options import RunConfig
+from memspan.training.options import OptimConfig
 
 
-def learning_rate(step: int, config: RunConfig[BackboneConfig]) -> float:
-    """Learning rate of the update after ``step`` updates: linear warm-up, then the schedule."""
-    optim, steps = config.optim, config.train.steps
+def learning_rate(step: int, optim: OptimConfig, steps: int) -> float:
+    """Learning rate of the update after ``step`` of ``steps``: linear warm-up, then the schedule."""
     if step < optim.warmup_steps:
         return optim.learning_rate * (step + 1) / optim.warmup_steps
     if optim.schedule == "inverse-sqrt":

@@ -33,10 +33,11 @@ from memspan.training.changes import Changes, changes, describe, refuse_fixed
 from memspan.training.environment import difference as environments_differ
 from memspan.training.loggers import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, with_optimiser
+from memspan.training.options import BUDGETS
 from memspan.training.precision import precision_of, without_auto
 from memspan.training.saves import Saves
 from memspan.training.schedule import learning_rate
-from memspan.training.state import TrainingState
+from memspan.training.state import TrainingState, streams_of
 from memspan.training.trainer import Trainer
 
 
@@ -178,15 +179,10 @@ def _resume(
     saved = latest.load() if processes.size == 1 else None
     if processes.first:
         checkpoints.recover(folder, state)
-    if state["step"] >= config.train.steps:
-        raise MemspanError(
-            f"{folder} is finished: it has made {state['step']:,} steps, and train.steps is "
-            f"{config.train.steps:,}; to go on: "
-            + command("train", "--resume", folder, "--train.steps", 2 * state["step"])
-        )
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
     _check_corpus(state, prepared, config, folder, console)
+    _refuse_finished(state["step"], config, prepared, folder)
     if saved is not None:
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if (used := recorded_precision(state.get("environment"))) is not None:
@@ -199,7 +195,7 @@ def _resume(
     training.restore(saved, folder)
     console.print(f"resuming {folder} at step {training.step:,}")
     if changed:
-        _report_changes(changed, before, config, training.step, folder, console)
+        _report_changes(changed, before, training, folder, console)
     if claimed is not None:
         history.record(claimed, training.step, changed, to_toml(config).encode())
     _report_differences(saved, training.environment(), folder, console)
@@ -262,15 +258,32 @@ def _check_corpus(
         )
 
 
+def _refuse_finished(
+    step: int, config: RunConfig[BackboneConfig], prepared: Prepared, folder: Path
+) -> None:
+    """Refuse to go on where the budget is not worth more than ``step`` updates."""
+    steps = config.train.updates(streams_of(config, prepared).row_length)
+    if step < steps:
+        return
+    budget = next(name for name in BUDGETS if getattr(config.train, name) is not None)
+    value = getattr(config.train, budget)
+    more = value * -(-2 * step // steps)
+    raise MemspanError(
+        f"{folder} is finished: it has made {step:,} steps, and train.{budget} is {value:,}; to go on: "
+        + command("train", "--resume", folder, f"--train.{budget.replace('_', '-')}", more)
+    )
+
+
 def _report_changes(
     changed: Changes,
     before: RunConfig[BackboneConfig],
-    config: RunConfig[BackboneConfig],
-    step: int,
+    training: TrainingState,
     folder: Path,
     console: Console,
 ) -> None:
-    old, new = (learning_rate(step, options) for options in (before, config))
+    steps = before.train.updates(training.streams.row_length)
+    old = learning_rate(training.step, before.optim, steps)
+    new = learning_rate(training.step, training.config.optim, training.steps)
     rates = f"; learning rate here {old:.3g} -> {new:.3g}" if old != new else ""
     console.print(f"changed, and recorded in {folder / history.NAME}: {describe(changed)}{rates}")
 

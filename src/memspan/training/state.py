@@ -40,6 +40,17 @@ def refuse_sharing(config: RunConfig[BackboneConfig], processes: Processes) -> N
         raise MemspanError(reason)
 
 
+def streams_of(config: RunConfig[BackboneConfig], prepared: Prepared) -> Streams:
+    """The training text in rows, as the run reads it.
+
+    Raises:
+        MemspanError: it is too short for them.
+    """
+    text = prepared.splits["train"]
+    starts = text.document_starts if config.data.document_reset else None
+    return Streams(text.tokens, config.train.batch_size, config.train.segment_length, starts)
+
+
 class TrainingState:
     """Weights, memory, optimiser, place in the text, random numbers and counts of a run."""
 
@@ -72,14 +83,10 @@ class TrainingState:
         self.config, self.prepared, self.device = config, prepared, device
         self.precision = precision_of(options, device)
         torch.manual_seed(options.seed)
-        text = prepared.splits["train"]
         # First: refuses more rows than the text has before memory is made for them.
-        self.streams = Streams(
-            text.tokens,
-            options.batch_size,
-            options.segment_length,
-            text.document_starts if config.data.document_reset else None,
-        )
+        self.streams = streams_of(config, prepared)
+        self.steps = options.updates(self.streams.row_length)
+        """Updates that the run is to make in all."""
         vocab_size = prepared.tokenizer.vocab_size
         n_rows = self.rows.stop - self.rows.start
         refuse_oversized_training(config, vocab_size, n_rows, device, processes.size, optimiser)

@@ -28,7 +28,7 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
     text, config = state.prepared.splits["train"], state.config
     n_parameters = sum(p.numel() for p in state.model.parameters())
     options = config.train
-    passes = options.batch_size * options.tokens_read(options.steps) / len(text.tokens)
+    passes = options.batch_size * options.tokens_read(state.steps) / len(text.tokens)
     kind = state.prepared.tokenizer.kind
     if state.unknown_share:
         kind += f", {percent(state.unknown_share)} unknown"
@@ -36,7 +36,7 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
         f"{config.architecture}, {n_parameters:,} parameters, on {state.device} in "
         f"{state.precision}\n"
         f"corpus {config.data.corpus}: {len(text.tokens):,} training tokens ({kind}), read "
-        f"{passes:.2f} times in {options.steps:,} steps\nrun folder {folder}",
+        f"{passes:.2f} times in {state.steps:,} steps\nrun folder {folder}",
         highlight=False,
     )
     for line in state.precision.notices(state.device, state.model.float32_part()):

@@ -40,11 +40,11 @@ class Trainer:
         writes = state.processes.first
         logged = loggers(saves.folder, options.tracker, state.step) if writes else []
         journal, stopped = Journal(state, logged, self.console), False
-        with stoppable(self.stop), progress(self.console, options.steps) as show:
+        with stoppable(self.stop), progress(self.console, state.steps) as show:
             show(completed=state.step)
-            while state.step < options.steps and not (stopped := self._is_stopping()):
+            while state.step < state.steps and not (stopped := self._is_stopping()):
                 journal.add(self._update())
-                last = state.step == options.steps
+                last = state.step == state.steps
                 if last or state.step % LOG_EVERY == 0:
                     journal.record_training(self.updater.statistics, show)
                 if last or _is_due(options.evaluate_every, state.step):
@@ -80,7 +80,7 @@ class Trainer:
             if state.processes.first or state.passes.sharded:
                 reports = bool(self.updater.statistics)
                 journal.record_validation(scores, self.validation.statistics() if reports else {})
-                if options.sample_tokens and state.step < options.steps:
+                if options.sample_tokens and state.step < state.steps:
                     text = self.validation.sample(min(options.sample_tokens, 80))
                     self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
         journal.restart_clock()

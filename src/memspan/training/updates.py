@@ -61,7 +61,7 @@ class Updater:
         for group, norm in zip(groups, norms, strict=True):
             limit = config.optim.clip_norm or math.inf
             torch.nn.utils.clip_grads_with_norm_(group, limit, norm)
-        state.optimiser.step(learning_rate(state.step - 1, config))
+        state.optimiser.step(learning_rate(state.step - 1, config.optim, state.steps))
         state.model.zero_grad()
         return loss
 
