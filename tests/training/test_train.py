@@ -36,7 +36,6 @@ from memspan.training.loggers import Record, Wandb, loggers
 from memspan.training.optimisers import Optimiser
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.saves import Saves
-from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState
 from memspan.training.summary import prompt_from
 from warm import Child
@@ -237,16 +236,6 @@ def test_load_gives_model_and_tokenizer() -> None:
     assert not run.model.training
     # Tied weights are one tensor still.
     assert run.model.head.tables[0] is run.model.embedding.tables[0]
-
-
-def test_learning_rate_follows_its_schedule() -> None:
-    options = config(steps=105)
-    rates = [learning_rate(step, options.optim, 105) for step in range(105)]
-    assert rates[:5] == pytest.approx([2e-3 * (i + 1) / 5 for i in range(5)])
-    assert rates[55] == pytest.approx((2e-3 + 1e-4) / 2)
-    assert min(rates[5:]) >= 1e-4
-    slow = OptimConfig(schedule="inverse-sqrt", warmup_steps=4)
-    assert learning_rate(15, slow, 105) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("model", [MODEL, COMPRESSIVE], ids=["transformer-xl", "compressive"])

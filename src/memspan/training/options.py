@@ -24,11 +24,16 @@ class OptimConfig:
     learning_rate: float = 2e-3
     """Peak learning rate, reached after warm-up."""
     min_learning_rate: float = 1e-4
-    """Learning rate at the end of the cosine schedule."""
-    schedule: Literal["cosine", "inverse-sqrt", "constant"] = "cosine"
-    """Shape of the learning rate after warm-up."""
+    """Learning rate at the end of the schedules cosine, linear and warmup-stable-decay."""
+    schedule: Literal["cosine", "linear", "warmup-stable-decay", "inverse-sqrt", "constant"] = (
+        "cosine"
+    )
+    """Shape of the learning rate after warm-up. warmup-stable-decay: constant, then linear decay in the
+    last decay_steps."""
     warmup_steps: int = 100
     """Steps of linear warm-up."""
+    decay_steps: int | None = None
+    """Steps of warmup-stable-decay in which the learning rate falls (None: a fifth of all)."""
     weight_decay: float = 0.1
     """Decoupled weight decay, on matrices only; sgd adds it to their gradient."""
     beta1: float = 0.9
@@ -45,6 +50,12 @@ class OptimConfig:
         check_types(self)
         at_least(0, self, "learning_rate", "min_learning_rate", "warmup_steps")
         at_least(0, self, "weight_decay", "clip_norm", "compression_learning_rate")
+        at_least(1, self, "decay_steps")
+        if self.decay_steps is not None and self.schedule != "warmup-stable-decay":
+            raise MemspanError(
+                f"decay_steps is for the schedule warmup-stable-decay, not {self.schedule}: drop it, "
+                "or change the schedule"
+            )
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise MemspanError("beta1 and beta2 must lie in [0, 1)")
 
