@@ -33,7 +33,8 @@ from torch import Tensor
 
 from memspan.data.synthetic.recall import Recall
 from memspan.models import LanguageModel
-from recall_models import CONTESTANTS, PANELS, SEGMENT, Panel, config_of, in_reach, model_of
+from recall_models import CONTESTANTS, PANELS, SEGMENT, Panel, in_reach, made
+from recall_peers import Peer
 from recall_pictures import pictures
 
 ROWS = 16
@@ -55,13 +56,13 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     name, panel, seconds = job["model"], PANELS.get(job["panel"], PANELS["time"]), job["seconds"]
     torch.manual_seed(job["seed"])
     vocab_size = panel.task.vocab_size
-    model = model_of(config_of(name, vocab_size), vocab_size)
+    model = made(name, vocab_size)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=job["rate"], betas=(0.9, 0.99), weight_decay=0.01, fused=True
     )
     live = [panel.live[row % len(panel.live)] for row in range(ROWS)]
     stream = panel.task.stream(ROWS, job["seed"], live)
-    memory = model.initial_memory(ROWS)
+    memory: Any = model.initial_memory(ROWS)
     last: deque[Tensor] = deque()
     clock, step = 0.0, 0
     while clock < seconds:
@@ -103,7 +104,7 @@ def learned(name: str, distances: Tensor, losses: Tensor | None, last: deque[Ten
 
 
 @torch.no_grad()
-def score(model: LanguageModel, name: str, panel: Panel) -> dict[str, Any]:
+def score(model: LanguageModel | Peer, name: str, panel: Panel) -> dict[str, Any]:
     """Accuracy by distance, or by the number of live keys where that varies; and within reach."""
     model.eval()
     curve, within = [], []
@@ -124,10 +125,11 @@ def score(model: LanguageModel, name: str, panel: Panel) -> dict[str, Any]:
     return {"level": round(torch.cat(within).mean().item(), 4), "curve": curve}
 
 
-def answers(model: LanguageModel, task: Recall, live: int) -> tuple[Tensor, Tensor, Tensor]:
+def answers(model: LanguageModel | Peer, task: Recall, live: int) -> tuple[Tensor, Tensor, Tensor]:
     """Distance, place in the segment, and 1.0 where the answer is right, of all questions."""
     stream = task.stream(TEST_ROWS, TEST_SEED, live)
-    memory, found = None, []
+    memory: Any = None
+    found = []
     for first in range(0, 2 * task.longest, SEGMENT):
         segment = stream.next(SEGMENT)
         out = model(segment.tokens, memory)

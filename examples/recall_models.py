@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memspan.data.synthetic.recall import Recall
 from memspan.models import (
@@ -18,11 +18,13 @@ from memspan.models import (
     EmbeddingConfig,
     FastWeightsConfig,
     FeedbackConfig,
+    GatedDeltaNetConfig,
     LanguageModel,
     LSTMConfig,
     TransformerConfig,
     TransformerXLConfig,
 )
+from recall_peers import Peer, mamba2, sliding_llama
 
 N_LAYERS, WIDTH = 2, 64
 SEGMENT, MEMORY, COMPRESSED, RATE = 64, 128, 128, 4
@@ -34,7 +36,8 @@ UNLIMITED = math.inf
 class Contestant:
     """A model to be made with any inner width, and what theory says about it."""
 
-    config: Callable[[int], BackboneConfig]
+    config: Callable[[int], Any]
+    """A backbone's config, or that of a model of transformers."""
     colour: str
     label: str
     reach: float
@@ -44,6 +47,8 @@ class Contestant:
     line: str = "-"
     main: bool = True
     """Whether its line is a thick one."""
+    decays: bool = True
+    """False: matrices of Gated DeltaNet never decay."""
 
 
 def _sizes(width: int) -> dict[str, Any]:
@@ -95,6 +100,11 @@ def _fast_weights(rule: str, nu: int) -> Contestant:
     return Contestant(config, "#D55E00", label, UNLIMITED, False, line, main=line == "-")
 
 
+def _gated(width: int) -> GatedDeltaNetConfig:
+    """With matrices of as many numbers as those of Fast Weights, 64 x 16 there."""
+    return GatedDeltaNetConfig(**_sizes(width), d_head=WIDTH // 2)
+
+
 CONTESTANTS = {
     "transformer-xl": Contestant(
         lambda width: TransformerXLConfig(
@@ -113,6 +123,18 @@ CONTESTANTS = {
     "fast-weights-delta": _fast_weights("delta", 2),
     "fast-weights-sum": _fast_weights("sum", 2),
     "fast-weights-delta-32": _fast_weights("delta", 1),
+    "gated-delta-net": Contestant(_gated, "#7A4FB5", "Gated DeltaNet", UNLIMITED, False),
+    "gated-delta-net-no-decay": Contestant(
+        _gated, "#7A4FB5", "the same, no decay", UNLIMITED, False, "--", main=False, decays=False
+    ),
+    "mamba-2": Contestant(
+        lambda width: mamba2(N_LAYERS, 2 * round(width / 2)),
+        "#8C6D1F", "Mamba-2", UNLIMITED, False,
+    ),
+    "sliding-llama": Contestant(
+        lambda width: sliding_llama(N_LAYERS, WIDTH, width, MEMORY),
+        "#1B8A8F", "sliding-window Llama", MEMORY, False,
+    ),
     "transformer": Contestant(
         lambda width: TransformerConfig(**_sizes(width)),
         "#666666", "Transformer, no memory", 0, True,
@@ -160,32 +182,43 @@ PANELS = {
     "keys": Panel(
         Recall(n_keys=128, n_values=4, longest=512),
         ("transformer-xl", "compressive-mean", "feedback", "fast-weights-delta",
-         "fast-weights-delta-32", "fast-weights-sum", "lstm"),
+         "fast-weights-delta-32", "fast-weights-sum", "gated-delta-net",
+         "gated-delta-net-no-decay", "mamba-2", "lstm"),
         (4, 8, 16, 32, 64, 128),
         (64, 128),
     ),
 }  # fmt: skip
 
 
-def model_of(config: BackboneConfig, vocab_size: int) -> LanguageModel:
+def model_of(name: str, width: int, vocab_size: int) -> LanguageModel | Peer:
+    """The contestant with that inner width."""
+    contestant = CONTESTANTS[name]
+    config = contestant.config(width)
+    if not isinstance(config, BackboneConfig):
+        return Peer(config, vocab_size)
     # What is read is never an answer: with tied tables, all that is read would be pushed away from
     # answers alike, and become alike.
-    return LanguageModel(vocab_size, config, EmbeddingConfig(tie=False))
+    model = LanguageModel(vocab_size, config, EmbeddingConfig(tie=False))
+    if not contestant.decays:
+        for each, parameter in model.named_parameters():
+            if each.endswith("A_log"):
+                nn.init.constant_(parameter, -torch.inf).requires_grad_(False)
+    return model
 
 
-def n_parameters(config: BackboneConfig, vocab_size: int) -> int:
+def n_parameters(name: str, width: int, vocab_size: int) -> int:
     with torch.device("meta"):
-        return sum(p.numel() for p in model_of(config, vocab_size).parameters())
+        return sum(p.numel() for p in model_of(name, width, vocab_size).parameters())
 
 
-def config_of(name: str, vocab_size: int) -> BackboneConfig:
+def made(name: str, vocab_size: int) -> LanguageModel | Peer:
     """The contestant with as many parameters as Transformer-XL with the usual inner width."""
-    make = CONTESTANTS[name].config
-    wanted = n_parameters(CONTESTANTS["transformer-xl"].config(4 * WIDTH), vocab_size)
+    wanted = n_parameters("transformer-xl", 4 * WIDTH, vocab_size)
     widths = range(8, 8 * WIDTH)
-    at = bisect_left(widths, wanted, key=lambda width: n_parameters(make(width), vocab_size))
-    near = [make(width) for width in widths[max(at - 1, 0) : at + 1]]
-    return min(near, key=lambda config: abs(n_parameters(config, vocab_size) - wanted))
+    at = bisect_left(widths, wanted, key=lambda width: n_parameters(name, width, vocab_size))
+    near = widths[max(at - 1, 0) : at + 1]
+    width = min(near, key=lambda width: abs(n_parameters(name, width, vocab_size) - wanted))
+    return model_of(name, width, vocab_size)
 
 
 def in_reach(name: str, distances: Tensor, places: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ def pictures(rows: list[dict[str, Any]], folder: Path) -> None:
             _picture(folder / f"recall-{name}.png", name, found)
             continue
         main = [row for row in found if CONTESTANTS[row["model"]].main]
-        varied = [row for row in found if row["model"].startswith(("compressive", "fast-weights"))]
+        families = ("compressive", "fast-weights", "gated-delta-net")
+        varied = [row for row in found if row["model"].startswith(families)]
         _picture(folder / f"recall-{name}.png", name, main)
         _picture(folder / f"recall-{name}-variants.png", name, varied)
 

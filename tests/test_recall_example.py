@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import deque
 
 import pytest
@@ -14,9 +15,11 @@ from memspan.data.synthetic.recall import Recall
 
 def test_all_models_have_as_many_parameters() -> None:
     vocab_size = recall.PANELS["time"].task.vocab_size
+    there = importlib.util.find_spec("transformers") is not None
     sizes = [
-        recall_models.n_parameters(recall.config_of(name, vocab_size), vocab_size)
+        sum(parameter.numel() for parameter in recall_models.made(name, vocab_size).parameters())
         for name in recall.PANELS["time"].models
+        if there or name not in ("mamba-2", "sliding-llama")
     ]
     assert max(sizes) < 1.02 * min(sizes)
 
