@@ -5,7 +5,8 @@
 
 A language model of 256 tokens, width 128 and 6 layers, with a memory of 64 slots (Compressive: and
 64 compressed ones, one for four), reads one token per row and call. `read`: rows of the same age,
-memory full. `serve`: a stream leaves after 16 tokens, its memory is saved, and another goes on from
+memory full. `write`: a continuation is written in each row, as `memspan.generate` does for as many
+prompts. `serve`: a stream leaves after 16 tokens, its memory is saved, and another goes on from
 its own, of 1 to 256 tokens; rows change at different times. `reset`, `replace` and `save`
 (`reader.select`) of one row are given as a share of one read of all rows. CPU time on one
 thread, median of interleaved rounds. Written: results/many-streams.json.
@@ -23,9 +24,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.generation import Writer
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
+from memspan.runs.options import RunConfig
+from memspan.runs.run import Run
 from timing import interleaved, write
 
 SIZE = {"n_layers": 6, "d_model": 128}
@@ -63,9 +68,12 @@ def waiting(model: LanguageModel) -> list[Memory]:
     return memories
 
 
-def works(model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
+def works(architecture: str, model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
     """What is measured: one call each."""
     tokens, memory, streams = text(rows, 1), full(model, rows), waiting(model)
+    options = RunConfig(model=model.backbone.config, architecture=architecture)
+    run = Run(Path(), options, ByteTokenizer(), model, 0, {})
+    writer = iter(Writer(run, [" "] * rows, tokens=10**9, memory=memory))
     readers = {name: model.reader(memory) for name in ("read", "serve", "reset", "replace", "save")}
     mask = torch.arange(rows) == rows // 2
     step = 0
@@ -83,6 +91,7 @@ def works(model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
 
     return {
         "read": lambda: readers["read"].read(tokens),
+        "write": lambda: next(writer),
         "serve": serve,
         "reset": lambda: readers["reset"].reset(mask),
         "replace": lambda: readers["replace"].replace([rows // 2], streams[-1]),
@@ -98,7 +107,7 @@ def joined(memories: list[Memory]) -> Memory:
 def measure(architecture: str, rows: int, rounds: int) -> dict[str, object]:
     torch.manual_seed(1)
     model = LanguageModel(256, MODELS[architecture](**SIZES[architecture])).eval()
-    times = interleaved(works(model, rows), rounds)
+    times = interleaved(works(architecture, model, rows), rounds)
     read, serve = median(times["read"]), median(times["serve"])
     shares = {
         name: round(median(a / b for a, b in zip(times[name], times["read"], strict=True)), 3)
@@ -110,6 +119,7 @@ def measure(architecture: str, rows: int, rounds: int) -> dict[str, object]:
         "bytes_per_stream": model.initial_memory(1).nbytes,
         "tokens_per_second": round(rows / read, 1),
         "tokens_per_second_per_row": round(1 / read, 1),
+        "writing_tokens_per_second": round(rows / median(times["write"]), 1),
         "serving_tokens_per_second": round(rows / serve, 1),
         **{f"{name}_of_a_read": share for name, share in shares.items()},
     }
@@ -135,7 +145,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console, found = Console(), []
     table = Table(title="Tokens per second, one token per row and call, one thread")
-    for column in ("architecture", "rows", "bytes per stream", "read", "per row", "serve"):
+    for column in ("architecture", "rows", "bytes per stream", "read", "per row", "write", "serve"):
         table.add_column(column, justify="right")
     for column in ("reset", "replace", "save"):
         table.add_column(f"{column} / read", justify="right")

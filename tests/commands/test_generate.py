@@ -20,7 +20,7 @@ from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.generation import Writer, generate
-from memspan.generation.drawing import draw_tokens, probabilities
+from memspan.generation.drawing import draw, draw_tokens, probabilities
 from memspan.generation.prompts import read_prompt
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -57,6 +57,16 @@ def model() -> LanguageModel:
 )
 def test_filters(sampling: Sampling, expected: list[float]) -> None:
     assert probabilities(LOGITS, sampling)[0].tolist() == pytest.approx(expected)
+
+
+def test_draws_have_their_probabilities() -> None:
+    p = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    drawn = draw(p.expand(20_000, -1), torch.Generator().manual_seed(0))
+    assert drawn.shape == (20_000, 1)
+    shares = drawn[:, 0].bincount(minlength=6) / len(drawn)
+    # Never what has none, at either end; the others to four standard errors.
+    assert shares.tolist() == pytest.approx(p.tolist(), abs=0.015)
+    assert not shares[p == 0].any()
 
 
 def test_half_a_surrogate_pair_in_a_prompt_is_refused() -> None:
