@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.data.corpora import has_fields, is_there
+from memspan.data.corpora import has_fields, missing
 from memspan.data.identity import difference, identity, is_whole
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Segment, evaluation_segments
@@ -156,8 +156,8 @@ def evaluate(
     Args:
         run: the run, or its folder.
         corpus: a named corpus, file, folder or glob (None: the run's own).
-        field: the field or column with the corpus's text, in JSON Lines, Parquet and data sets (None:
-            as in training).
+        field: the field or column with the corpus's text, in JSON Lines, CSV, Parquet and data sets
+            (None: as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         tokens: score only the first N tokens (0: all).
         batch_size: parallel streams. 1 is the exact protocol; more are faster and cut the text.
@@ -306,8 +306,8 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
         MemspanError: there is no such text, field or split.
     """
     log = logging.getLogger("memspan")
-    name = corpus or run.config.data.corpus
-    prepared = _prepared(run, corpus, field, progress)
+    prepared = _prepared(run, corpus, field, split, progress)
+    name = prepared.record["name"]
     for line in prepared.notices():
         log.warning(line)
     tokens, starts = split_of(prepared, name, split)
@@ -324,22 +324,29 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
     return RunText(name, tokens, starts if run.config.data.document_reset else None, as_in_training)
 
 
-def _prepared(run: Run, corpus: str | None, field: str | None, progress: bool) -> Prepared:
-    """The text in the run's tokens."""
+def _prepared(
+    run: Run, corpus: str | None, field: str | None, split: str, progress: bool
+) -> Prepared:
+    """The text in the run's tokens; of its own no more than the split takes. Of one for training the
+    others may be cut."""
     data = run.config.data
+    texts = corpus or data.texts
+    if not isinstance(texts, str) and split != "train" and split in texts:
+        texts = {split: texts[split]}
     if corpus is None and field is not None:
         raise MemspanError(
             f"field {field!r} is that of another corpus than the run's own: name the corpus, or drop it"
         )
     if corpus is not None:
         check_field(corpus, field)
-    if corpus is None and not is_there(data.corpus):
+    if corpus is None and (option := missing(texts)):
+        whole = "" if option == "corpus" else " --split all"
         raise MemspanError(
-            f"the corpus of {run.folder} is not at {data.corpus}: say where it is with --corpus "
-            "PATH, or the argument corpus"
+            f"the {option} text of {run.folder} is not at {getattr(data, option)}: say where it is "
+            f"with --corpus PATH{whole}, or the argument corpus"
         )
     return prepare(
-        corpus or data.corpus,
+        texts,
         data.tokenizer,
         data.vocab_size,
         field=field or data.field,
@@ -356,7 +363,8 @@ def check_field(corpus: str, field: str | None) -> None:
     """
     if field is not None and not has_fields(corpus):
         raise MemspanError(
-            f"field {field!r} is for JSON Lines, Parquet and data sets, and {corpus} is none: drop it"
+            f"field {field!r} is for JSON Lines, CSV, Parquet and data sets, and {corpus} is none: "
+            "drop it"
         )
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from memspan.data import corpora, hugging_face
 from memspan.data.corpora import CORPORA, list_corpora, load_corpus
+from memspan.data.splits import by_position
 from memspan.data.texts import Text, encoding_of
 from memspan.errors import MemspanError
 
@@ -30,7 +31,7 @@ def _whole(name: Path) -> bytes:
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=12))
 def test_position_splits_lose_no_byte_of_any_text(documents: list[bytes]) -> None:
-    splits = corpora._by_position([Text.of(d) for d in documents])
+    splits = by_position([Text.of(d) for d in documents])
     assert b"".join(t.read() for split in splits.values() for t in split) == b"".join(documents)
     # A cut moves by at most one character, so the shares hold for every encoding.
     total = sum(map(len, documents))
@@ -40,7 +41,7 @@ def test_position_splits_lose_no_byte_of_any_text(documents: list[bytes]) -> Non
 
 @pytest.mark.parametrize("byte", [b"\x80", b"\xbf", b"\xe9", b"a"])
 def test_text_of_one_repeated_byte_is_split_like_any_other(byte: bytes) -> None:
-    splits = corpora._by_position([Text.of(byte * 1000)])
+    splits = by_position([Text.of(byte * 1000)])
     sizes = {name: sum(map(len, documents)) for name, documents in splits.items()}
     assert sizes == {"train": 900, "validation": 50, "test": 50}
 
@@ -216,7 +217,7 @@ def test_a_text_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=30))
 def test_position_splits_cut_no_character(texts: list[str]) -> None:
     documents = [t.encode() for t in texts]
-    splits = corpora._by_position([Text.of(d) for d in documents])
+    splits = by_position([Text.of(d) for d in documents])
     for split in splits.values():
         for document in split:
             document.read().decode()

@@ -132,9 +132,44 @@ def test_a_file_unpacks_to_no_more_than_its_size_justifies(
     assert sorted((tmp_path / "cache").rglob("*")) == before
 
 
-def test_tables_are_said_to_be_read_as_text(tmp_path: Path) -> None:
-    for name, n_lines in {"t.csv": 1, "T.TSV": 1, "t.txt": 0}.items():
-        (tmp_path / name).write_text("id,text\n" * 40)
-        assert len(prepare(str(tmp_path / name), "bytes").notices()) == n_lines
-    (line,) = prepare(str(tmp_path / "t.csv"), "bytes").notices()
-    assert "t.csv is read as plain text" in line
+TABLE = 'id,body\n1,"said ""no"", twice"\n\n2,"two\nlines"\n3,\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"), [("t.csv", ","), ("t.csv", ";"), ("T.CSV.gz", "\t"), ("t.tsv", "\t")]
+)
+def test_each_row_of_a_table_is_a_document(tmp_path: Path, name: str, separator: str) -> None:
+    # With a byte order mark and line breaks as spreadsheets write them.
+    content = b"\xef\xbb\xbf" + TABLE.replace(",", separator).replace("\n", "\r\n").encode()
+    packed = gzip.compress(content) if name.endswith(".gz") else content
+    (tmp_path / name).write_bytes(packed)
+    said = f'said "no"{separator} twice\n'.encode()
+    (split,) = load_corpus({"test": str(tmp_path / name)}, "body").splits.values()
+    assert [document.read() for document in split] == [said, b"two\r\nlines\n", b""]
+
+
+def test_a_field_of_a_table_may_be_large(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text\n" + "word " * 100_000 + "\n")
+    assert len(_documents(tmp_path / "t.csv")[0]) == 450_000
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            b"id,body\n1,a\n",
+            "t.csv has no 'text'; it has id, body: .*--data.field.*, or call it .txt",
+        ),
+        (b"id,text\n1,a,b\n", "line 2 has 3 columns, and the first line 2: quote texts with ','"),
+        (b"text,id\n1\n", "line 2 has 1 columns"),
+        (b'text\n"a"b\n', r"line 2 is no CSV \(.*\): double the quotes"),
+        (b'text\n"a\n', r"is no CSV \(unexpected end of data\)"),
+        (b"text\ncaf\xe9\n", "t.csv is not UTF-8"),
+        (b"", "t.csv has no 'text'; it has none"),
+    ],
+)
+def test_tables_that_are_none_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(MemspanError, match=says) as refusal:
+        load_corpus(str(tmp_path / "t.csv"))
+    assert "\n" not in str(refusal.value)

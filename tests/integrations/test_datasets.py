@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memspan.data.corpora import is_there, load_corpus, located
+from memspan.data.corpora import load_corpus, located, missing
 from memspan.errors import MemspanError
 
 TEXTS = [f"Once, {n} ducks.\n" + "quack " * (n % 5) + "\n" for n in range(600)]
@@ -107,7 +107,7 @@ def test_what_is_no_text_is_refused_unread(tmp_path: Path) -> None:
 def test_a_name_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert is_there("hf:me/ducks")
+    assert not missing("hf:me/ducks")
     assert located("hf:me/ducks") == "hf:me/ducks"
     asked: list[tuple[str, ...]] = []
 

@@ -6,6 +6,7 @@ where that line is expected says :func:`refusal_of`. All else is a fault.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from texts import TEXTS, corpus
+from texts import TEXTS, corpus, prose
 from twins import CONVERTED, OF_WORDS, options_of
 
 import memspan
@@ -184,8 +185,25 @@ def resume(journey: Journey) -> None:
     assert "best weights in" in journey.calls("export", folder)
 
 
+def own_files(journey: Journey) -> None:
+    """Trained on one column of a table, validated with this text."""
+    options, out = options_of(journey.name, journey.run, journey.folder), journey.folder / "new"
+    with open(journey.folder / "table.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("id", "body"), *enumerate(prose(3000).splitlines(True))])
+    journey.calls(
+        "train", "--preset", options, "--data.train", journey.folder / "table.csv", "--data.field",
+        "body", "--data.validation", journey.corpus(), "--out", out, *SMALL,
+        "--train.evaluate-tokens", 32, "--train.segment-length", 16, "--train.steps", 2,
+    )  # fmt: skip
+    scores = json.loads(journey.calls("evaluate", out, "--json"))
+    tokenizer = memspan.load(out).tokenizer
+    n = sum(len(ids) for part in TEXTS[journey.text] for ids in tokenizer.encode_stream([part]))
+    assert scores["tokens"] == n
+
+
 VERBS: dict[str, Callable[[Journey], None]] = {
-    verb.__name__: verb for verb in (generate, evaluate, memory, python, train, resume, measure)
+    verb.__name__: verb
+    for verb in (generate, evaluate, memory, python, train, own_files, resume, measure)
 }
 
 

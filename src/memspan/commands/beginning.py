@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from memspan.commands.parsing import first_look
 from memspan.commands.standard_input import keep_input
+from memspan.data.options import SPLITS
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
@@ -37,18 +39,38 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
 
 def with_one_budget(arguments: list[str]) -> list[str]:
     """``arguments``, less the budget of a preset or of the run to resume where they give another."""
-    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    given = _flags(arguments)
     flags = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
     others = [flag for flag in flags if flag not in given]
     if len(others) == len(flags):
         return arguments
-    return [*arguments, *(word for flag in others for word in (flag, "None"))]
+    return [*arguments, *_none(others)]
+
+
+def with_one_text(arguments: list[str]) -> list[str]:
+    """Likewise the corpus where they give a text for each split, and the reverse."""
+    given = _flags(arguments)
+    own = [f"--data.{split}" for split in SPLITS]
+    if "--data.train" in given and "--data.corpus" not in given:
+        return [*arguments, *_none(["--data.corpus"])]
+    if "--data.corpus" in given and not given.intersection(own):
+        return [*arguments, *_none(own)]
+    return arguments
+
+
+def _flags(arguments: list[str]) -> set[str]:
+    return {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+
+
+def _none(flags: list[str]) -> Iterator[str]:
+    return (word for flag in flags for word in (flag, "None"))
 
 
 def new_folder(config: RunConfig[BackboneConfig]) -> Path:
     """An unused folder in ``runs/``, named after the architecture and the text."""
     # The last part of the path with letters in it: of a glob, often the folder.
-    parts = [Path(part).stem for part in reversed(Path(config.data.corpus).parts)]
+    text = config.data.train or config.data.corpus or ""
+    parts = [Path(part).stem for part in reversed(Path(text).parts)]
     names = [re.sub(r"[^\w-]+", "-", part).strip("-")[:60] for part in parts]
     corpus = next(filter(None, names), "text")
     number = 1

@@ -21,16 +21,20 @@ usage: memspan data list [--json]
 
   list     the named corpora: size, splits, and where each is or comes from
   prepare  put a corpus and its tokens into the cache, and print the number of tokens in each split;
-           training with the same tokeniser then begins at once. CORPUS is a named corpus; a file, a
-           folder or a quoted glob of text, JSON Lines or Parquet; or hf:NAME, a data set on the hub
+           training with the same tokeniser then begins at once. CORPUS is a named corpus; a file,
+           a folder or a quoted glob of text, JSON Lines, CSV or Parquet; or hf:NAME, a data set on
+           the hub
 
 options of prepare; memspan data prepare --help explains each:
 
+  --train TEXT [--validation TEXT] [--test TEXT]      instead of CORPUS, a text for each split
   --tokenizer bytes|characters|words|subwords|PATH    what a token is
   --vocab-size N                                      largest vocabulary, for words and subwords
   --field NAME                                        the field or column with a record's text
 
   memspan data prepare tiny-shakespeare
+  memspan data prepare stories.csv --field body
+  memspan data prepare --train 'train/*.txt' --validation validation.txt
   memspan data prepare 'books/*.txt' --tokenizer subwords --vocab-size 4096
 """
 
@@ -47,8 +51,14 @@ class ListArguments:
 class PrepareArguments:
     """Download a corpus into the cache and tokenise it."""
 
-    corpus: Annotated[str, tyro.conf.Positional]
+    corpus: Annotated[str | None, tyro.conf.Positional] = None
     """A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."""
+    train: str | None = None
+    """Instead of CORPUS, the text to train on; as of memspan train."""
+    validation: str | None = None
+    """The text to validate with, which goes with --train."""
+    test: str | None = None
+    """A text for later, which goes with --train."""
     field: Annotated[str, tyro.conf.arg(help=FIELD_HELP)] = "text"
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
@@ -81,8 +91,10 @@ def _list(options: ListArguments) -> None:
 def _prepare(options: PrepareArguments) -> None:
     from memspan.data.prepared import prepare
 
-    config = DataConfig(options.corpus, options.tokenizer, options.vocab_size, field=options.field)
-    prepared = prepare(config.corpus, config.tokenizer, config.vocab_size, field=config.field)
+    if options.corpus is None and options.train is None:
+        raise MemspanError("corpus is missing: name one, or a text with --train")
+    config = DataConfig(**vars(options))
+    prepared = prepare(config.texts, config.tokenizer, config.vocab_size, field=config.field)
     for line in prepared.notices():
         logging.getLogger("memspan").warning(line)
     for name, split in prepared.splits.items():

@@ -29,8 +29,8 @@ class EvaluateArguments(ReadingArguments):
     corpus: str | None = None
     """A named corpus, file, folder or glob; -: standard input (None: the run's own)."""
     field: str | None = None
-    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
-    training)."""
+    """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
+    as in training)."""
     split: Literal["train", "validation", "test", "all"] = "validation"
     """Part of the corpus; all: the whole text in order."""
     tokens: int = 0

@@ -37,8 +37,8 @@ class MeasureArguments(DeviceArguments):
     """A named corpus, file, folder or glob; -: standard input (None: each run's own; of other models
     tiny-shakespeare-held-out, which comes with memspan)."""
     field: str | None = None
-    """Field or column that holds each record's text, in JSON Lines, Parquet and data sets (None: as in
-    training)."""
+    """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
+    as in training)."""
     split: Literal["train", "validation", "test", "all"] = "validation"
     """Part of the corpus; all: the whole text in order."""
     longest: int = 2048

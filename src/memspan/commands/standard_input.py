@@ -43,7 +43,7 @@ def readable(corpus: str | None) -> Iterator[str | None]:
     Raises:
         MemspanError: there is no such corpus; it is said before torch is imported.
     """
-    from memspan.data.corpora import is_there, load_corpus
+    from memspan.data.corpora import load_corpus, missing
 
     if corpus == STDIN:
         with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
@@ -51,6 +51,6 @@ def readable(corpus: str | None) -> Iterator[str | None]:
             keep_input(path, "--corpus")
             yield str(path)
         return
-    if corpus is not None and not is_there(corpus):
+    if corpus is not None and missing(corpus):
         load_corpus(corpus)
     yield corpus

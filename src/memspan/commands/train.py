@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import tyro
 
 from memspan.checks import at_least
-from memspan.commands.beginning import begin_with, keep_text, new_folder, with_one_budget
+from memspan.commands.beginning import (
+    begin_with,
+    keep_text,
+    new_folder,
+    with_one_budget,
+    with_one_text,
+)
 from memspan.commands.output import settle_output
 from memspan.commands.parsing import Modules, parsed
 from memspan.commands.standard_input import STDIN
+from memspan.data.options import title
 from memspan.distributed import reports
 from memspan.distributed.cores import cores
 from memspan.errors import MemspanError
@@ -82,7 +89,7 @@ class TrainArguments(Generic[M]):
 
 def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    begun, arguments = begin_with(arguments), with_one_budget(arguments)
+    begun, arguments = begin_with(arguments), with_one_text(with_one_budget(arguments))
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     launched = reports.is_worker() and reports.BY_US in os.environ
@@ -107,7 +114,7 @@ def train(arguments: list[str]) -> None:
         stack.enter_context(unbreakable_output())
         if os.environ.get("RANK", "0") == "0":
             # PyTorch takes seconds to import, and tokenising a new text longer.
-            what = options.resume or options.config.data.corpus
+            what = options.resume or title(options.config.data.texts)
             print("measuring" if options.dry_run else f"preparing {what}", flush=True)
         from memspan.distributed.processes import joined
         from memspan.training import start

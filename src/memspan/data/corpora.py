@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import hashlib
@@ -9,7 +10,7 @@ import itertools
 import os
 import platform
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -17,13 +18,12 @@ from typing import Any
 
 from memspan.data import hugging_face
 from memspan.data.download import fetch, read_member
+from memspan.data.options import Texts, title
+from memspan.data.splits import Splits, by_document, by_file, by_position
 from memspan.data.texts import Text, encoding_of
 from memspan.data.unpacked import documents_in, holds_records
 from memspan.errors import MemspanError
 from memspan.files.cache import cache_folder
-
-Splits = dict[str, list[Text]]
-"""Split name -> documents."""
 
 
 @dataclass(frozen=True)
@@ -124,39 +124,46 @@ HELD_OUT = Path(
 """The last tenth of Tiny Shakespeare."""
 
 
-def load_corpus(name: str, field: str = "text") -> Corpus:
-    """The corpus of that name, or the text at that path.
+def load_corpus(texts: Texts, field: str = "text") -> Corpus:
+    """The corpus of that name, or the text at that path; or one of a text for each split.
 
     Args:
-        name: one of :data:`CORPORA`; a file, folder or glob; ``hf:NAME``, a data set on Hugging Face's
-            hub.
-        field: the field or column that holds the text, in JSON Lines, Parquet and data sets.
+        texts: one of :data:`CORPORA`; a file, folder or glob; ``hf:NAME``, a data set on Hugging Face's
+            hub. Or split to text: each is all of what it names or, of what has splits of its own, the
+            split of that name, or with ``NAME#SPLIT`` another.
+        field: the field or column that holds the text, in JSON Lines, CSV, Parquet and data sets.
 
     Raises:
-        MemspanError: no such name or path; an empty, missing or damaged file; a folder without text; a
-            download that fails; records without the field; a package that is not installed.
+        MemspanError: no such name, path or split; an empty, missing or damaged file; a folder without
+            text; a download that fails; records without the field; a package that is not installed; a
+            text that is for training and for another split.
     """
-    if name in CORPORA:
-        try:
-            splits = CORPORA[name].read()
-        except OSError as error:
-            raise MemspanError(
-                f"cannot read {error.filename or name} ({error.strerror}): check its permissions"
-            ) from None
-        source = CORPORA[name].source
+    record: dict[str, Any] = {}
+    skipped: list[Skipped] = []
+    if not isinstance(texts, str):
+        splits, skipped = _of_parts(texts, field)
+    elif texts in CORPORA:
+        splits, source = _named(texts), CORPORA[texts].source
         record = {"url": source.url} if source else {"python": platform.python_version()}
-        skipped: list[Skipped] = []
     else:
-        splits, skipped = _read_path(name, field)
-        record = {}
+        splits, skipped = _read_path(texts, field)
     first = next((text for documents in splits.values() for text in documents if len(text)), None)
     return Corpus(
-        name,
+        title(texts),
         splits,
-        record | {"name": name, "sha256": digest(splits)},
+        record | {"name": title(texts), "sha256": digest(splits)},
         tuple(skipped),
         encoding_of(_start(first)) if first else None,
     )
+
+
+def _named(name: str) -> Splits:
+    try:
+        return CORPORA[name].read()
+    except OSError as error:
+        raise MemspanError(
+            f"cannot read {error.filename or name} ({error.strerror}): check its permissions"
+        ) from None
 
 
 def digest(splits: Splits) -> str:
@@ -172,18 +179,45 @@ def digest(splits: Splits) -> str:
 
 
 def located(name: str) -> str:
-    """A file, folder or glob as an absolute path; anything else unchanged."""
-    if name in CORPORA or name.startswith(hugging_face.PREFIX) or not is_there(name):
+    """A file, folder or glob, perhaps with ``#SPLIT``, as an absolute path; anything else unchanged."""
+    source, _ = _of_split(name)
+    if source in CORPORA or source.startswith(hugging_face.PREFIX) or missing(source):
         return name
     return os.path.abspath(os.path.expanduser(name))
 
 
-def is_there(name: str) -> bool:
-    """Whether there is a corpus of that name, or a file at that path; the hub is not asked."""
+def missing(texts: Texts) -> str | None:
+    """The option, ``corpus`` or a split's, whose text is not there (None: all are; the hub is not
+    asked)."""
+    if isinstance(texts, str):
+        return None if _is_there(texts) else "corpus"
+    absent = (split for split, name in texts.items() if not _is_there(_of_split(name)[0]))
+    return next(absent, None)
+
+
+def is_local(texts: Texts) -> bool:
+    """Whether it can be read without a network."""
+    names = [texts] if isinstance(texts, str) else [_of_split(name)[0] for name in texts.values()]
+    sources = [CORPORA[name].source for name in names if name in CORPORA]
+    return (
+        not missing(texts)
+        and not any(name.startswith(hugging_face.PREFIX) for name in names)
+        and all(source is None or source.path.exists() for source in sources)
+    )
+
+
+def _is_there(name: str) -> bool:
     path = os.path.expanduser(name)
     if name in CORPORA or name.startswith(hugging_face.PREFIX):
         return True
     return os.path.exists(path) or bool(glob.glob(path, recursive=True))
+
+
+def _of_split(name: str) -> tuple[str, str]:
+    """``NAME#SPLIT`` as its two parts; a path may have a # of its own."""
+    source, _, split = name.rpartition("#")
+    hub = name.startswith(hugging_face.PREFIX)
+    return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
 
 
 def list_corpora() -> list[CorpusRow]:
@@ -215,7 +249,7 @@ def _python_stdlib() -> Splits:
             f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
         )
     # Each file's split depends only on its own name: a new file moves no other.
-    return _by_file([(name, [Text.of(path)]) for name, path in files])
+    return by_file([(name, [Text.of(path)]) for name, path in files])
 
 
 def _tiny_shakespeare() -> Splits:
@@ -247,7 +281,7 @@ def _held_out() -> Splits:
 
 
 def _two_plays() -> Splits:
-    return _by_position([Text.of(HELD_OUT)])
+    return by_position([Text.of(HELD_OUT)])
 
 
 CORPORA = {
@@ -286,16 +320,25 @@ CORPORA = {
 
 
 def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
+    if _is_dataset(name):
+        return _of_dataset(name, field)
+    contents, skipped = _read_files(name, field)
+    documents = [text for _, texts in contents for text in texts]
+    if len(contents) >= 20:
+        return by_file(contents), skipped
+    if has_fields(name):
+        return by_document(documents), skipped
+    return by_position(documents), skipped
+
+
+def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
+    """The documents of each file of a file, folder or glob, and what is left out."""
     if not name:
         # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
     # Not Path.expanduser, which raises for an unknown user.
     path = Path(os.path.expanduser(name))
-    if name.startswith(hugging_face.PREFIX):
-        return _of_dataset(name, field)
     try:
-        if hugging_face.is_saved(path):
-            return _of_dataset(str(path), field)
         texts = _find_texts(path)
         contents = [(n, documents_in(p, field)) for n, p in texts]
     except OSError as error:
@@ -315,27 +358,71 @@ def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
         reasons = [_why_not(documents) for _, documents in contents]
         skipped = [Skipped(n, why) for (n, _), why in zip(contents, reasons, strict=True) if why]
         contents = [named for named, why in zip(contents, reasons, strict=True) if not why]
-    documents = [text for _, texts in contents for text in texts]
-    if not any(map(len, documents)):
+    if not any(len(text) for _, texts in contents for text in texts):
         what = "is empty" if path.is_file() else "holds no text"
         raise MemspanError(f"{name} {what}: give a file or folder with text in it")
-    if len(contents) >= 20:
-        return _by_file(contents), skipped
-    if any(holds_records(p) for _, p in texts):
-        return _by_document(documents), skipped
-    return _by_position(documents), skipped
+    return contents, skipped
+
+
+def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[Skipped]]:
+    splits: Splits = {}
+    skipped: list[Skipped] = []
+    for split, name in texts.items():
+        splits[split], left_out = _part(split, name, field)
+        skipped += left_out
+    # Such as a file of a folder or glob that is a split of its own.
+    trained = set(splits.get("train", []))
+    for split in splits.keys() - {"train"}:
+        if both := trained.intersection(splits[split]):
+            raise MemspanError(
+                f"{both.pop().source!s} is both in train, {texts['train']}, and in {split}, "
+                f"{texts[split]}: leave it out of one of them"
+            )
+    return _with_validation(splits), skipped
+
+
+def _part(split: str, name: str, field: str) -> tuple[list[Text], list[Skipped]]:
+    """The documents of a text that is one split."""
+    source, wanted = _of_split(name)
+    if source not in CORPORA and not _is_dataset(source):
+        if wanted:
+            raise MemspanError(f"{source} is there, but has no splits of its own: drop #{wanted}")
+        contents, skipped = _read_files(name, field)
+        return [text for _, texts in contents for text in texts], skipped
+    found = _named(source) if source in CORPORA else hugging_face.read_dataset(source, field)
+    names = [wanted] if wanted else [n for n in found if hugging_face.SPLITS.get(n) == split]
+    if not names and len(found) == 1:
+        # Nothing to choose from.
+        names = [*found]
+    chosen = next((name for name in names if name in found), None)
+    if chosen is None:
+        raise MemspanError(
+            f"{source} has no split {wanted or split}: name one of its own, such as "
+            f"{source}#{next(iter(found), 'train')} ({', '.join(found)})"
+        )
+    if not any(found[chosen]):
+        raise MemspanError(f"the split {chosen} of {source} is empty: choose another")
+    return found[chosen], []
+
+
+def _is_dataset(name: str) -> bool:
+    if not name or name.startswith(hugging_face.PREFIX):
+        return bool(name)
+    # What no path can be is refused where files are looked for.
+    with contextlib.suppress(OSError):
+        return hugging_face.is_saved(Path(os.path.expanduser(name)))
+    return False
 
 
 def has_fields(name: str) -> bool:
-    """Whether a corpus's text is a field of records: JSON Lines, Parquet, a data set. True where it
-    cannot be told, because the corpus is not there."""
+    """Whether a corpus's text is a field of records: JSON Lines, CSV, Parquet, a data set. True where
+    it cannot be told, because the corpus is not there."""
     if name in CORPORA:
         return False
-    path = Path(os.path.expanduser(name))
-    if name.startswith(hugging_face.PREFIX) or hugging_face.is_saved(path):
+    if _is_dataset(name):
         return True
     try:
-        texts = _find_texts(path)
+        texts = _find_texts(Path(os.path.expanduser(name)))
     except OSError:
         return True
     return not texts or any(holds_records(file) for _, file in texts)
@@ -360,14 +447,19 @@ def _of_dataset(name: str, field: str) -> tuple[Splits, list[Skipped]]:
         raise MemspanError(
             f"{name} has no text in splits named {', '.join(ours)}: name one of them so"
         )
-    if "train" in splits and "validation" not in splits:
-        cut = _by_document(splits["train"])
-        if "test" in splits:
-            # Its own test is kept: the last tenth of the training text is for validation.
-            held_out = cut["validation"] + cut["test"]
-            cut = {"train": cut["train"], "validation": held_out, "test": splits["test"]}
-        splits = cut
-    return splits, skipped
+    return _with_validation(splits), skipped
+
+
+def _with_validation(splits: Splits) -> Splits:
+    """The same splits; without one for validation, training text is cut for it."""
+    if "train" not in splits or "validation" in splits:
+        return splits
+    cut = by_document(splits["train"])
+    if "test" in splits:
+        # Its own test is kept: the last tenth of the training text is for validation.
+        held_out = cut["validation"] + cut["test"]
+        cut = {"train": cut["train"], "validation": held_out, "test": splits["test"]}
+    return cut
 
 
 def _why_not(documents: list[Text]) -> str | None:
@@ -396,59 +488,3 @@ def _find_texts(path: Path) -> list[tuple[str, Path]]:
     fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
     root = Path(*fixed)
     return [(p.relative_to(root).as_posix(), p) for p in found_by_glob if p.is_file()]
-
-
-def _by_file(files: list[tuple[str, list[Text]]]) -> Splits:
-    """About 90/5/5 of the files, by a hash of their names."""
-    splits: Splits = {"train": [], "validation": [], "test": []}
-    for name, documents in files:
-        bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
-        splits[{0: "validation", 1: "test"}.get(bucket, "train")] += filter(len, documents)
-    if all(splits.values()):
-        return splits
-    return _by_position([text for _, documents in files for text in documents])
-
-
-def _by_document(documents: list[Text]) -> Splits:
-    """About 90/5/5 of the bytes in order, whole documents; cut where a split would have none."""
-    total = sum(map(len, documents))
-    splits: Splits = {"train": [], "validation": [], "test": []}
-    start = 0
-    for document in filter(len, documents):
-        share = 100 * start // total
-        splits["train" if share < 90 else "validation" if share < 95 else "test"].append(document)
-        start += len(document)
-    return splits if all(splits.values()) else _by_position(documents)
-
-
-def _by_position(documents: list[Text]) -> Splits:
-    """90/5/5 of the concatenated bytes; a document may be cut between two splits."""
-    total = sum(map(len, documents))
-    edges = (0, total * 90 // 100, total * 95 // 100, total)
-    splits: Splits = {"train": [], "validation": [], "test": []}
-    start = 0
-    for document in documents:
-        for split, low, high in zip(splits, edges, edges[1:], strict=False):
-            # No split starts inside a UTF-8 character.
-            piece = document.part(
-                _character_start(document, low - start), _character_start(document, high - start)
-            )
-            if len(piece):
-                splits[split].append(piece)
-        start += len(document)
-    return splits
-
-
-def _character_start(document: Text, position: int) -> int:
-    """``position``, or up to three bytes later where a UTF-8 character begins."""
-    if position <= 0:
-        # The document begins here, whatever its first byte is.
-        return 0
-    if position >= len(document):
-        return len(document)
-    following = document.part(position, position + 4).read()
-    for n, byte in enumerate(following):
-        if byte & 0xC0 != 0x80:
-            return position + n
-    # No character is longer, so this is not UTF-8, unless the text ends before.
-    return position if len(following) == 4 else len(document)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Annotated
 
 import tyro
@@ -18,21 +20,45 @@ TOKENIZER_HELP = (
     "tokenizers that is a byte-level BPE, such as GPT-2's. Words and characters outside the "
     "vocabulary become one unknown token; a text that contains it is not scored in bits per byte."
 )
-FIELD_HELP = "Field or column that holds each record's text, in JSON Lines, Parquet and data sets."
+FIELD_HELP = (
+    "Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets."
+)
+DEFAULT_CORPUS = "two-plays"
+SPLITS = ("train", "validation", "test")
+TEXTS = ("corpus", *SPLITS)
+"""Options that name a text."""
 MOST_TOKENS = 1 << 24
 """Maximum size of a vocabulary."""
+
+Texts = str | Mapping[str, str]
+"""A corpus, or a text for each split."""
+
+
+def title(texts: Texts) -> str:
+    """What texts are called in messages: ``book.txt``, or ``train a.txt, validation b.txt``."""
+    if isinstance(texts, str):
+        return texts
+    return ", ".join(f"{split} {name}" for split, name in texts.items())
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """The text, and what its tokens are."""
 
-    corpus: str = "two-plays"
+    corpus: str | None = None
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
-    compressed (.gz); records with a text each in JSON Lines (.jsonl, .jsonl.gz) or Parquet (which
-    needs pyarrow); a folder that Hugging Face's datasets saved, or hf:NAME, a data set on its hub
-    (both need datasets). -: standard input, for a new run, which is kept in a file beside the
-    run's folder."""
+    compressed (.gz); records with a text each in JSON Lines (.jsonl), CSV (.csv, .tsv, with column
+    names in the first line), both also compressed, or Parquet (which needs pyarrow); a folder that
+    Hugging Face's datasets saved, or hf:NAME, a data set on its hub (both need datasets). It is split
+    for training, validation and test. -: standard input, for a new run, which is kept in a file
+    beside the run's folder. None: two-plays, or what train names."""
+    train: str | None = dataclass_field(default=None, kw_only=True)
+    """Instead of the corpus, the text to train on: all of what is named as a corpus is or, of a named
+    corpus or data set, its split train, or with NAME#SPLIT another."""
+    validation: str | None = dataclass_field(default=None, kw_only=True)
+    """The text to validate with, which goes with train (None: the end of train's text)."""
+    test: str | None = dataclass_field(default=None, kw_only=True)
+    """A text for later, as `memspan evaluate --split test`, which goes with train."""
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
@@ -43,6 +69,21 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        own = {split: getattr(self, split) for split in SPLITS}
+        if self.train is None and (extra := [split for split in own if own[split] is not None]):
+            raise MemspanError(
+                f"{' and '.join(extra)} go{'es' * (len(extra) == 1)} with train, in place of a corpus: "
+                "name the text to train on, with --data.train"
+            )
+        if self.train is not None and self.corpus is not None:
+            raise MemspanError(
+                f"corpus {self.corpus} would be split, and train {self.train} is a split: drop one of "
+                "them"
+            )
+        if "-" in own.values():
+            raise MemspanError("standard input can be the corpus, not a split: give a file")
+        if self.train is self.corpus is None:
+            object.__setattr__(self, "corpus", DEFAULT_CORPUS)
         if self.tokenizer not in TOKENIZERS and not self.tokenizer.endswith(".json"):
             raise MemspanError(
                 f"there is no tokenizer {self.tokenizer!r}: use {', '.join(TOKENIZERS)}, or the path "
@@ -57,15 +98,21 @@ class DataConfig:
                     "drop one of them"
                 )
         # Control characters would reach the terminal; TOML cannot hold half a surrogate pair.
-        for what, name in (
-            ("corpus", self.corpus),
-            ("field", self.field),
-            ("tokenizer", self.tokenizer),
-        ):
-            if any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name):
+        names = {"corpus": self.corpus, **own, "field": self.field, "tokenizer": self.tokenizer}
+        for what, name in names.items():
+            if name is not None and any(
+                ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name
+            ):
                 raise MemspanError(
                     f"the {what}'s name {name!r} has control characters or is no Unicode: rename it"
                 )
+
+    @property
+    def texts(self) -> Texts:
+        """The corpus, or the text of each split that has one."""
+        if self.corpus is not None:
+            return self.corpus
+        return {name: text for name in SPLITS if (text := getattr(self, name)) is not None}
 
 
 def refuse_oversized_vocabulary(vocab_size: int) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from memspan.data.corpora import Corpus, Skipped, digest, load_corpus
+from memspan.data.options import Texts
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
 from memspan.data.tokenizers.base import Tokenizer
@@ -48,12 +49,6 @@ class Prepared:
             more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
             files = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
             lines.append(f"{files} left out: {shown}{more}")
-        name = self.record["name"]
-        if name.lower().removesuffix(".gz").endswith((".csv", ".tsv")):
-            lines.append(
-                f"{name} is read as plain text, separators and quotes included: for the text of one "
-                'column, write JSON Lines (.jsonl), {"text": ...} to a row'
-            )
         if self.encoding is not None:
             lines.append(encoding_hint("the text", self.encoding))
         return lines
@@ -69,7 +64,7 @@ def encoding_hint(what: str, encoding: str) -> str:
 
 
 def prepare(
-    corpus: str,
+    texts: Texts,
     kind: str,
     vocab_size: int | None = None,
     *,
@@ -80,10 +75,10 @@ def prepare(
     """The tokenised corpus, from the cache if it is there.
 
     Args:
-        corpus: a name or a path, see :func:`memspan.data.corpora.load_corpus`.
+        texts: a name or a path, or one for each split, see :func:`memspan.data.corpora.load_corpus`.
         kind: which tokeniser to make from the training split, or the path of a ``tokenizer.json``.
         vocab_size: maximum size of its vocabulary, for words and sub-words.
-        field: the field or column that holds the text, in JSON Lines, Parquet and data sets.
+        field: the field or column that holds the text, in JSON Lines, CSV, Parquet and data sets.
         with_tokenizer: use this one, a run's, instead.
         progress: show a bar on a terminal's standard error.
 
@@ -92,7 +87,7 @@ def prepare(
     """
     if with_tokenizer is None and kind.endswith(".json"):
         with_tokenizer = read_tokenizer(Path(os.path.expanduser(kind)))
-    text = load_corpus(corpus, field)
+    text = load_corpus(texts, field)
     if with_tokenizer is None:
         recipe = {"corpus": text.record["sha256"], "kind": kind, "vocab_size": vocab_size}
     else:

@@ -5,8 +5,10 @@ Whatever follows reads parts of a plain file, so that a corpus need not fit into
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import zlib
@@ -43,16 +45,17 @@ Documents = Iterator[Iterable[bytes]]
 
 
 def holds_records(path: Path) -> bool:
-    """Whether a file has one document per record, by its name: JSON Lines or Parquet."""
-    return path.name.lower().endswith((".jsonl", ".jsonl.gz", ".parquet"))
+    """Whether a file has one document per record, by its name: JSON Lines, CSV or Parquet."""
+    return _reader(path) not in (None, _gzip)
 
 
 def documents_in(path: Path, field: str) -> list[Text]:
     """The documents of a file: the file itself, or what it holds if its name says how it is packed.
 
     Args:
-        path: the file; ``.gz``, ``.jsonl``, ``.jsonl.gz`` and ``.parquet`` are unpacked.
-        field: the field or column with the text, in JSON Lines and Parquet.
+        path: the file; ``.gz``, ``.jsonl``, ``.csv``, ``.tsv``, the last three also with ``.gz``, and
+            ``.parquet`` are unpacked.
+        field: the field or column with the text, in JSON Lines, CSV and Parquet.
 
     Raises:
         MemspanError: it is damaged or cut short, it lacks the field, a package is missing, or the
@@ -126,10 +129,12 @@ def record_bytes(value: object, field: str, where: str) -> bytes:
     return text if text.endswith(b"\n") or not text else text + b"\n"
 
 
-def missing_field(where: str, field: str, known: Iterable[object]) -> MemspanError:
+def missing_field(
+    where: str, field: str, known: Iterable[object], instead: str = ""
+) -> MemspanError:
     """The refusal of records without the field."""
     names = ", ".join(str(name)[:60] for name in list(known)[:20]) or "none"
-    return MemspanError(f"{where} has no {field!r}; it has {names}: {NAME_IT}")
+    return MemspanError(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
 
 
 def _joined(documents: Documents, ends: array[int], sums: hashlib._Hash) -> Iterator[bytes]:
@@ -148,6 +153,8 @@ def _reader(path: Path) -> Callable[[Path, str], Documents] | None:
     name = path.name.lower()
     if name.endswith((".jsonl", ".jsonl.gz")):
         return _json_lines
+    if name.removesuffix(".gz").endswith((".csv", ".tsv")):
+        return _csv
     if name.endswith(".parquet"):
         return _parquet
     # An archive holds files, not a text.
@@ -186,9 +193,12 @@ def _bounded(path: Path, documents: Documents) -> Documents:
     return (pieces(document) for document in documents)
 
 
+def _unzipped(path: Path) -> Any:
+    return (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb")
+
+
 def _json_lines(path: Path, field: str) -> Documents:
-    unzipped = gzip.open if path.name.lower().endswith(".gz") else open
-    with unzipped(path, "rb") as file:
+    with _unzipped(path) as file:
         number = 0
         while line := _reported(path, lambda: file.readline(LINE_LIMIT + 1)):
             number += 1
@@ -216,6 +226,46 @@ def _json_text(line: bytes, field: str, where: str) -> bytes:
     if field not in record:
         raise missing_field(where, field, record)
     return record_bytes(record[field], field, where)
+
+
+def _csv(path: Path, field: str) -> Documents:
+    """RFC 4180; the first line names the columns. Between them is a tab or, in a ``.csv``, whichever of
+    comma, semicolon and tab is the most frequent there."""
+    # The library's own is 131,072 characters, and can only be set for all readers together.
+    csv.field_size_limit(LINE_LIMIT)
+    tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    with _unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+        first = ""
+        try:
+            first = lines.readline(LINE_LIMIT)
+            separator = "\t" if tabs else max(",;\t", key=first.count)
+            rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
+            columns = next(rows, [])
+            if field not in columns:
+                raise missing_field(
+                    str(path), field, columns, ", or call it .txt to read it as it is"
+                )
+            at = columns.index(field)
+            for row in rows:
+                where = f"{path}, line {rows.line_num:,}"
+                if len(row) not in (0, len(columns)):
+                    raise MemspanError(
+                        f"{where} has {len(row):,} columns, and the first line {len(columns):,}: quote "
+                        f"texts with {separator!r}, quotes or line breaks"
+                    )
+                if row:
+                    yield [record_bytes(row[at], field, where)]
+        except csv.Error as error:
+            raise MemspanError(
+                f"{path}, line {rows.line_num:,} is no CSV ({error}): double the quotes inside quotes, "
+                'and quote texts that begin with "'
+            ) from None
+        except UnicodeDecodeError as error:
+            raise MemspanError(
+                f"{path} is not UTF-8 ({error.reason}): convert it, with iconv for instance"
+            ) from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise _damaged(path, error) from None
 
 
 def _parquet(path: Path, field: str) -> Documents:

@@ -110,8 +110,8 @@ def measure(
             :func:`memspan.check` takes.
         corpus: a named corpus, file, folder or glob (None: the run's own; for other models
             ``tiny-shakespeare-held-out``, which comes with memspan).
-        field: the field or column with the corpus's text, in JSON Lines, Parquet and data sets (None:
-            as in training).
+        field: the field or column with the corpus's text, in JSON Lines, CSV, Parquet and data sets
+            (None: as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         longest: tokens, the longest distance to measure; a short text allows less.
         budget: CPU seconds to spend on measuring, of all threads together.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from memspan.data.options import TEXTS
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
@@ -18,7 +19,7 @@ FIXED = {
     "train.seed": "the random numbers continue from it",
 }
 """Options that cannot change once training has begun, and why."""
-MOVABLE = ("data.corpus", "data.field")
+MOVABLE = (*(f"data.{name}" for name in TEXTS), "data.field")
 """Where the text is: it may move, since its content is compared."""
 
 

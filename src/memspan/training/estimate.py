@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memspan.data.corpora import CORPORA, is_there
-from memspan.data.hugging_face import PREFIX
-from memspan.data.options import DataConfig
+from memspan.data.corpora import is_local
+from memspan.data.options import DataConfig, title
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.token_files import TokenFile
 from memspan.data.tokenizers.bytes import ByteTokenizer
@@ -207,7 +206,7 @@ def vocabulary(data: DataConfig) -> int:
     remedy = "give its size with --data.vocab-size, or "
     if data.tokenizer not in ("words", "subwords"):
         remedy = ""
-    what = f"the vocabulary of {data.tokenizer} in {data.corpus}"
+    what = f"the vocabulary of {data.tokenizer} in {title(data.texts)}"
     return _prepared_here(data, what, remedy).tokenizer.vocab_size
 
 
@@ -221,7 +220,7 @@ def updates(config: Run) -> int:
         return config.train.steps
     row_length = 0
     if config.train.epochs is not None:
-        what = f"the length of {config.data.corpus}, and so of an epoch,"
+        what = f"the length of {title(config.data.texts)}, and so of an epoch,"
         prepared = _prepared_here(config.data, what, "give --train.max-tokens, or ")
         row_length = streams_of(config, prepared).row_length
     return config.train.updates(row_length)
@@ -229,12 +228,11 @@ def updates(config: Run) -> int:
 
 def _prepared_here(data: DataConfig, what: str, remedy: str) -> Prepared:
     """The text where that takes no download; ``what`` is otherwise unknown, and what would help."""
-    source = CORPORA[data.corpus].source if data.corpus in CORPORA else None
-    absent = source is not None and not source.path.exists()
-    if not is_there(data.corpus) or absent or data.corpus.startswith(PREFIX):
-        prepare_it = command("data", "prepare", data.corpus, "--tokenizer", data.tokenizer)
+    if not is_local(data.texts):
+        text = data.train or data.corpus or ""
+        prepare_it = command("data", "prepare", text, "--tokenizer", data.tokenizer)
         raise MemspanError(f"{what} is not known before the text is here: {remedy}run {prepare_it}")
-    return prepare(data.corpus, data.tokenizer, data.vocab_size, field=data.field)
+    return prepare(data.texts, data.tokenizer, data.vocab_size, field=data.field)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ import dataclasses
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from memspan.data.corpora import is_there, located
+from memspan.data.corpora import located, missing
 from memspan.data.identity import difference, identity, is_whole, recorded
+from memspan.data.options import TEXTS, DataConfig, title
 from memspan.data.prepared import Prepared, prepare
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
@@ -93,7 +95,7 @@ def train(
     if processes.first:
         refuse_missing(config.train.tracker)
     # Absolute, so that the run can be resumed from any working directory.
-    config = _with_texts(config, located(config.data.corpus), _absolute(config.data.tokenizer))
+    config = _with_absolute_paths(config)
     prepared = _prepared(config, processes)
     for line in prepared.notices():
         console.print(line, highlight=False)
@@ -210,13 +212,8 @@ def _merged(
     before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
 ) -> RunConfig[BackboneConfig]:
     """``wanted`` with absolute paths, and the run's own precision where it says ``auto``."""
-    corpus, tokenizer = wanted.data.corpus, wanted.data.tokenizer
-    if corpus != before.data.corpus:
-        corpus = located(corpus)
-    if tokenizer != before.data.tokenizer:
-        tokenizer = _absolute(tokenizer)
     options = without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
-    return dataclasses.replace(_with_texts(wanted, corpus, tokenizer), train=options)
+    return dataclasses.replace(_with_absolute_paths(wanted, before.data), train=options)
 
 
 def _refuse_changes(
@@ -230,10 +227,10 @@ def _refuse_changes(
             f"{folder} has learned positions for segments of at most {longest} tokens: lower "
             f"--train.segment-length {segment_length}"
         )
-    if not is_there(config.data.corpus):
+    if option := missing(config.data.texts):
         raise MemspanError(
-            f"the corpus of {folder} is not at {config.data.corpus}: say where it is now with "
-            "--data.corpus PATH"
+            f"the {option} text of {folder} is not at {getattr(config.data, option)}: say where it is "
+            f"now with --data.{option} PATH"
         )
 
 
@@ -248,8 +245,8 @@ def _check_corpus(
     known = recorded(state["corpus"])
     if how := difference(known, identity(prepared.splits)):
         raise MemspanError(
-            f"the corpus {config.data.corpus} is not what this run was trained on ({how}): restore "
-            "its files (for python-stdlib: the same Python version), or start a new run"
+            f"the corpus {title(config.data.texts)} is not what this run was trained on ({how}): "
+            "restore its files (for python-stdlib: the same Python version), or start a new run"
         )
     if known and not is_whole(known):
         console.print(
@@ -310,11 +307,16 @@ def refuse_fsdp_alone(config: RunConfig[BackboneConfig], n_processes: int) -> No
         )
 
 
-def _with_texts(
-    config: RunConfig[BackboneConfig], corpus: str, tokenizer: str
+def _with_absolute_paths(
+    config: RunConfig[BackboneConfig], but: DataConfig | None = None
 ) -> RunConfig[BackboneConfig]:
-    data = dataclasses.replace(config.data, corpus=corpus, tokenizer=tokenizer)
-    return dataclasses.replace(config, data=data)
+    """``config`` with the paths of its texts and tokeniser absolute, except those that ``but`` has."""
+    found: dict[str, Any] = {}
+    for name, absolute in {**dict.fromkeys(TEXTS, located), "tokenizer": _absolute}.items():
+        path = getattr(config.data, name)
+        if path is not None and (but is None or path != getattr(but, name)):
+            found[name] = absolute(path)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 
 
 def _absolute(tokenizer: str) -> str:
@@ -330,7 +332,7 @@ def _prepared(
     data = config.data
     prepared = processes.in_turn(
         lambda: prepare(
-            data.corpus,
+            data.texts,
             data.tokenizer,
             data.vocab_size,
             field=data.field,
@@ -339,7 +341,7 @@ def _prepared(
     )
     for split, use in {"train": "train on", "validation": "validate with"}.items():
         if split not in prepared.splits:
-            raise MemspanError(f"{data.corpus} has no text to {use}: choose another corpus")
+            raise MemspanError(f"{title(data.texts)} has no text to {use}: choose another corpus")
     return prepared
 
 

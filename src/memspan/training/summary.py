@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from memspan.data.options import title
 from memspan.errors import MemspanError
 from memspan.evaluation import Scores, percent
 from memspan.invocation import command
@@ -35,7 +36,7 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
     console.print(
         f"{config.architecture}, {n_parameters:,} parameters, on {state.device} in "
         f"{state.precision}\n"
-        f"corpus {config.data.corpus}: {len(text.tokens):,} training tokens ({kind}), read "
+        f"corpus {title(config.data.texts)}: {len(text.tokens):,} training tokens ({kind}), read "
         f"{passes:.2f} times in {state.steps:,} steps\nrun folder {folder}",
         highlight=False,
     )

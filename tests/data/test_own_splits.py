@@ -1,0 +1,150 @@
+"""A text for each split, in place of a corpus that is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import memspan
+from command_line import SMALL, refused
+from memspan import cli
+from memspan.data import hugging_face
+from memspan.data.corpora import load_corpus, located, missing
+from memspan.data.options import DataConfig, Texts
+from memspan.data.texts import Text
+from memspan.errors import MemspanError
+from memspan.runs.config_files import load_config
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+OWN = ["--data.train", "a.txt", "--data.validation", "v/*.txt"]
+
+
+@pytest.fixture(autouse=True)
+def _texts(own_folders: Path) -> None:
+    Path("a.txt").write_text("to train on. " * 100)
+    Path("v").mkdir()
+    Path("v/1.txt").write_text("to validate with. " * 10)
+    Path("v/2.txt").write_text("and more. " * 10)
+    Path("t.txt").write_text("for later. " * 10)
+
+
+def _sizes(texts: Texts) -> dict[str, int]:
+    return {name: sum(map(len, split)) for name, split in load_corpus(texts).splits.items()}
+
+
+def test_each_split_is_all_of_its_text() -> None:
+    texts = {"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"}
+    assert _sizes(texts) == {"train": 1300, "validation": 280, "test": 110}
+    assert load_corpus(texts).name == "train a.txt, validation v/*.txt, test t.txt"
+
+
+def test_without_validation_the_end_of_the_training_text_serves_as_one() -> None:
+    assert _sizes({"train": "a.txt"}) == {"train": 1170, "validation": 65, "test": 65}
+    later = {"train": "a.txt", "test": "t.txt"}
+    assert _sizes(later) == {"train": 1170, "validation": 130, "test": 110}
+
+
+def test_of_what_has_splits_the_one_of_that_name_or_another() -> None:
+    named = load_corpus("two-plays").splits
+    found = load_corpus({"train": "two-plays", "validation": "two-plays#test"}).splits
+    assert found == {"train": named["train"], "validation": named["test"]}
+    # It has no other.
+    assert _sizes({"train": "tiny-shakespeare-held-out", "validation": "t.txt"})["train"] > 100_000
+
+
+def test_a_name_may_have_a_hash() -> None:
+    Path("a#b.txt").write_text("text")
+    assert _sizes({"validation": "a#b.txt"}) == {"validation": 4}
+    assert located("v#b") == "v#b" if missing("v") else str(Path.cwd() / "v#b")
+    assert located("two-plays#test") == "two-plays#test"
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ({"train": "a.txt", "validation": "*.txt"}, "a.txt is both in train, a.txt, and in valid"),
+        ({"train": "a.txt#test"}, "a.txt is there, but has no splits of its own: drop #test"),
+        (
+            {"train": "two-plays#tst"},
+            r"no split tst: .*two-plays#train \(train, validation, test\)",
+        ),
+        ({"train": "a.txt", "validation": "nowhere"}, "no corpus, file, folder or glob 'nowhere'"),
+    ],
+)
+def test_what_is_no_split(texts: dict[str, str], says: str) -> None:
+    with pytest.raises(MemspanError, match=says):
+        load_corpus(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        ({"corpus": "a", "train": "b"}, "corpus a would be split, and train b is a split"),
+        ({"validation": "b", "test": "c"}, "validation and test go with train"),
+        ({"corpus": "a", "test": "b"}, "test goes with train"),
+        ({"train": "-"}, "standard input can be the corpus"),
+        ({"train": "a\n"}, "train's name 'a\\\\n' has control characters"),
+    ],
+)
+def test_texts_that_contradict_each_other(texts: dict[str, str], says: str) -> None:
+    with pytest.raises(MemspanError, match=says):
+        DataConfig(**texts)
+
+
+def test_a_run_reads_its_own_files(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["train", *OWN, "--out", "run", *SMALL])
+    data = load_config(Path("run")).data
+    here = Path.cwd()
+    assert (data.corpus, data.test) == (None, None)
+    assert (data.train, data.validation) == (str(here / "a.txt"), str(here / "v/*.txt"))
+    capsys.readouterr()
+    cli.main(["evaluate", "run", "--json"])
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["tokens"] == 280
+    assert scores["as_in_training"]
+    assert memspan.evaluate("run", split="train").tokens == 1300
+    with pytest.raises(MemspanError, match="has no split test: use"):
+        memspan.evaluate("run", split="test")
+    # Moved: the validation text is scored without it, and training goes on where it is.
+    Path("a.txt").rename("b.txt")
+    assert memspan.evaluate("run").as_in_training
+    line = refused(capsys, "evaluate", "run", "--split", "train")
+    assert "the train text of run is not at" in line
+    more = ["train", "--resume", "run", "--train.steps", "8"]
+    assert "with --data.train PATH" in refused(capsys, *more)
+    cli.main([*more, "--data.train", "b.txt"])
+    assert load_config(Path("run")).data == dataclasses.replace(data, train=str(here / "b.txt"))
+    # Changed.
+    Path("v/3.txt").write_text("new")
+    line = refused(capsys, "train", "--resume", "run", "--train.steps", "9")
+    assert "(its validation split is another text)" in line
+    assert memspan.evaluate("run").as_in_training is False
+
+
+def test_flags_replace_a_preset_s_text() -> None:
+    Path("mine.toml").write_text('[data]\ncorpus = "nowhere.txt"\n')
+    cli.main(["train", "--preset", "mine.toml", *OWN, "--out", "own", *SMALL])
+    assert load_config(Path("own")).data.corpus is None
+    again = ["train", "--preset", "own/config.toml", "--data.corpus", "t.txt", "--out", "again"]
+    cli.main([*again, "--train.evaluate-tokens", "4", "--train.segment-length", "4"])
+    assert load_config(Path("again")).data == DataConfig(corpus=str(Path.cwd() / "t.txt"))
+
+
+def test_they_are_prepared(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["data", "prepare", "--train", "a.txt", "--validation", "t.txt"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows] == [["train", "1,300"], ["validation", "110"]]
+
+
+def test_of_a_data_set_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {name: [Text.of(name.encode())] for name in ("train", "dev", "more")}
+    monkeypatch.setattr(hugging_face, "read_dataset", lambda name, field: parts)
+    found = load_corpus({"train": "hf:me/ducks#more", "validation": "hf:me/ducks"}).splits
+    assert found == {"train": parts["more"], "validation": parts["dev"]}
+    with pytest.raises(
+        MemspanError, match=r"no split test: .*hf:me/ducks#train \(train, dev, more"
+    ):
+        load_corpus({"train": "hf:me/ducks", "test": "hf:me/ducks"})
