@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("text_file")
         (["data", "frobnicate"], "unknown verb"),
         (["data", "prepare", "../../etc"], "no corpus"),
         (["data", "prepare", "text.txt", "--vocab-size", "500"], "words and subwords"),
-        (["data", "prepare"], "corpus is missing: add it"),
+        (["data", "prepare"], "corpus is missing: name one"),
         (
             ["train", "--model", "rnn"],
             "there is no --model rnn: use one of transformer-xl,",

@@ -78,7 +78,7 @@ def small(arguments: list[str]) -> list[str]:
     elif arguments[0] == "train":
         own = "--import" in arguments
         sizes = SMALL | ({} if own or "--preset" in arguments else SMALL_MODEL)
-        if "--data.corpus" not in arguments and "--preset" not in arguments:
+        if not {"--data.corpus", "--data.train", "--preset"} & {*arguments}:
             sizes = sizes | {"--data.corpus": "book.txt"}
         for budget, few in {"--train.epochs": "0.02", "--train.max-tokens": "32"}.items():
             if budget in arguments:
