@@ -163,6 +163,26 @@ def test_two_processes_learn_as_one(name: str, kind: str, learned: Path) -> None
 
 
 @several
+def test_all_stop_early_together_and_count_on_when_resumed() -> None:
+    """Each validation improves, but by less than the threshold."""
+    stopping = {"early_stopping_patience": 2, "early_stopping_threshold": 10.0, "evaluate_every": 1}
+    jobs: list[dict[str, Any]] = []
+    for kind in KINDS:
+        path = written(config("fast-weights", kind, **stopping), kind)
+        jobs.append({"config": path, "folder": f"{kind}-whole"})
+        jobs.append({"config": path, "folder": f"{kind}-cut", "stop": 2})
+        jobs.append({"copy": f"{kind}-cut", "folder": f"{kind}-again"})
+    together(2, jobs)
+    for kind in KINDS:
+        cut, *rest = (
+            checkpoints.latest(Path(f"{kind}-{part}")).state for part in ("cut", "whole", "again")
+        )
+        assert (cut["step"], cut["unimproved"]) == (2, 1)
+        assert [(state["step"], state["unimproved"]) for state in rest] == [(3, 2)] * 2
+        assert losses(f"{kind}-whole") == losses(f"{kind}-again")
+
+
+@several
 @pytest.mark.parametrize(("name", "kind"), SPOILT)
 def test_all_skip_an_update_that_is_not_finite_in_one(name: str, kind: str, learned: Path) -> None:
     alone, spoilt = f"{learned}/{name}-spoilt", f"{learned}/{name}-{kind}-spoilt"

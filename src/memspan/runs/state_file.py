@@ -29,6 +29,8 @@ class State(TypedDict):
     """Best validation score so far, nats per token; None before the first validation."""
     best_step: int | None
     """Its step."""
+    unimproved: NotRequired[int]
+    """Validations since the last one that early stopping counts as better; 0 in older files."""
     streams: dict[str, int]
     """Position in the training text."""
     corpus: Identity | str

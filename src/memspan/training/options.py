@@ -100,6 +100,11 @@ class TrainConfig:
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
     """Tokens of the validation split scored at each validation (0: all)."""
+    early_stopping_patience: int | None = None
+    """Stop after so many validations in a row that did not lower the best validation loss (None: train
+    to the end)."""
+    early_stopping_threshold: float = 0.0
+    """Nats per token by which a validation must lower the best loss to count for early stopping."""
     save_every: int = 250
     """Steps between checkpoints (0: only at the end)."""
     sample_tokens: int = 300
@@ -227,6 +232,17 @@ class TrainConfig:
             0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens", "seed"
         )
         refuse_contradictory_precision(self.precision, self.matmul_precision)
+        at_least(1, self, "early_stopping_patience")
+        at_least(0, self, "early_stopping_threshold")
+        if self.early_stopping_patience is None and self.early_stopping_threshold:
+            raise MemspanError(
+                "early_stopping_threshold is for early_stopping_patience: set both, or drop it"
+            )
+        if self.early_stopping_patience is not None and not self.evaluate_every:
+            raise MemspanError(
+                "early_stopping_patience counts validations, and evaluate_every 0 makes none: "
+                "raise it, or drop early_stopping_patience"
+            )
         if self.epochs is not None and self.epochs <= 0:
             raise MemspanError(f"epochs must be more than 0, not {self.epochs}")
         first = self.batch_size * self.tokens_read(1)

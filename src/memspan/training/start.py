@@ -195,6 +195,12 @@ def _resume(
         saved = processes.in_turn(lambda: latest.load(training.target, verify=processes.first))
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     training.restore(saved, folder)
+    if training.stops_early:
+        more = ("--train.early-stopping-patience", 2 * training.unimproved)
+        raise MemspanError(
+            f"{folder} has stopped early at step {training.step:,}: {training.patience_in_words()}; "
+            f"to go on: {command('train', '--resume', folder, *more)}"
+        )
     console.print(f"resuming {folder} at step {training.step:,}")
     if changed:
         _report_changes(changed, before, training, folder, console)

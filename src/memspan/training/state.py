@@ -102,6 +102,8 @@ class TrainingState:
         self.health = Health()
         self.step, self.best = 0, math.inf
         self.best_step: int | None = None
+        self.unimproved = 0
+        """Validations in a row that did not lower the best score by early stopping's threshold."""
         self._seed_this_process()
 
     @property
@@ -125,8 +127,34 @@ class TrainingState:
         self.memory, n_rows = without_non_finite_rows(self.memory)
         self.health.reset_memory_rows += int(self.processes.total(n_rows))
 
+    @property
+    def stops_early(self) -> bool:
+        """Whether as many validations in a row have not improved as the options allow."""
+        patience = self.config.train.early_stopping_patience
+        return patience is not None and self.unimproved >= patience
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no update is left to make."""
+        return self.step >= self.steps or self.stops_early
+
+    def patience_in_words(self) -> str:
+        """Why it stops early."""
+        threshold = self.config.train.early_stopping_threshold
+        by = f", by more than {threshold:g} nats per token" if threshold else ""
+        last = "validation has" if self.unimproved == 1 else f"{self.unimproved:,} validations have"
+        best = "none is finite" if self.best_step is None else f"that of step {self.best_step:,}"
+        return f"the last {last} not lowered the best loss, {best}{by}"
+
     def note_score(self, nats_per_token: float) -> None:
-        """Remember this step if its validation score is the best so far."""
+        """Remember this step if its validation score is the best so far; count it otherwise.
+
+        ``nats_per_token``: infinite if a loss was not finite. Of several processes the first one's
+        counts, since all must stop together.
+        """
+        nats_per_token = self.processes.of_first(nats_per_token)
+        improves = nats_per_token < self.best - self.config.train.early_stopping_threshold
+        self.unimproved = 0 if improves else self.unimproved + 1
         if nats_per_token < self.best:
             self.best, self.best_step = nats_per_token, self.step
 
@@ -144,6 +172,7 @@ class TrainingState:
             "step": self.step,
             "best": None if math.isinf(self.best) else self.best,
             "best_step": self.best_step,
+            "unimproved": self.unimproved,
             "streams": self.streams.state_dict(),
             "corpus": identity(self.prepared.splits),
             "record": self.prepared.record,
@@ -242,10 +271,11 @@ class TrainingState:
         counted = {"tokens_read": self.config.train.tokens_read(self.step)}
         self.streams.load_state_dict(counted | saved.state["streams"])
         self.best_step = saved.state["best_step"]
-        counts = saved.state["health"]
+        self.unimproved = saved.state.get("unimproved", 0)
+        counts = saved.state["health"] | {"unimproved": self.unimproved}
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise TypeError(f"its health is {counts}")
-        self.health = Health(**counts)
+        self.health = Health(**saved.state["health"])
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
 
     def _restore_generators(self, random: dict[str, Tensor]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from torch import Tensor
 
@@ -42,14 +44,14 @@ class Trainer:
         journal, stopped = Journal(state, logged, self.console), False
         with stoppable(self.stop), progress(self.console, state.steps) as show:
             show(completed=state.step)
-            while state.step < state.steps and not (stopped := self._is_stopping()):
+            while not state.is_finished and not (stopped := self._is_stopping()):
                 journal.add(self._update())
                 last = state.step == state.steps
                 if last or state.step % LOG_EVERY == 0:
                     journal.record_training(self.updater.statistics, show)
                 if last or _is_due(options.evaluate_every, state.step):
                     self._validate(journal)
-                if last or _is_due(options.save_every, state.step) or state.is_best:
+                if state.is_finished or _is_due(options.save_every, state.step) or state.is_best:
                     saves.save()
             if stopped:
                 saves.save()
@@ -58,6 +60,8 @@ class Trainer:
         if stopped:
             self._report_stop()
             return
+        if state.stops_early:
+            self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
         saves.export()
         if writes or state.passes.sharded:
             conclude(self.console, state, self.validation, saves.folder)
@@ -75,6 +79,7 @@ class Trainer:
             scores = self.validation.score(options.batch_size)
         except NonFiniteError as error:
             self.console.print(f"step {state.step:>6,}  validation: {error}", highlight=False)
+            state.note_score(math.inf)
         else:
             state.note_score(scores.nats_per_token)
             if state.processes.first or state.passes.sharded:
