@@ -22,7 +22,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from memspan.ops.delta_rule.rules import delta_rule
+from memspan.ops.fast_weights.rules import delta_rule
 from timing import interleaved, ratio, write
 
 WIDTH = 2048

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.data.synthetic.retrieval import Batch, Retrieval
-from memspan.ops.delta_rule.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection
-from memspan.ops.delta_rule.rules import delta_rule
+from memspan.ops.fast_weights.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection
+from memspan.ops.fast_weights.rules import delta_rule
 
 MODELS = {
     "capacity": ["softmax", "sum elu", "sum dpfp-1", "sum dpfp-2", "sum favor", "sum dpfp-3"],

@@ -19,7 +19,7 @@ import torch
 import architectures
 import device
 from memspan.models.registry import MODELS
-from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.training import metrics

@@ -97,7 +97,7 @@ def try_wheel(env: Environment, wheel: Path) -> None:
     presets = re.findall(r"tiny-[\w-]+", refusal)
     require(len(presets) > 3, f"no presets are named: {refusal}")
     printed = "".join(env.run("memspan", "train", "--preset", p, *SMALL) for p in presets)
-    loops = {f"compiling {name}/compiled.c" for name in ("delta_rule", "feedback")}
+    loops = {f"compiling {name}/compiled.c" for name in ("fast_weights", "feedback")}
     if shutil.which(os.environ.get("CC", "cc")):
         require(all(printed.count(line) == 1 for line in loops), "each loop is compiled once")
     program = "import memspan; print(memspan.load('shakespeare').step)"

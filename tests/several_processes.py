@@ -19,7 +19,7 @@ from memspan.distributed.processes import ALONE, Processes, _end_with_launcher, 
 from memspan.distributed.reports import BY_US
 from memspan.errors import MemspanError
 from memspan.nn import NOT_SCORED
-from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.runs.config_files import read_config
 from memspan.training import metrics, start, trainer, updates

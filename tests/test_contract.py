@@ -12,8 +12,8 @@ import pytest
 import memspan
 
 PLANTED = {
-    "ops/relative_attention.py": "memspan.models.output",
-    "ops/delta_rule/rules.py": "memspan.training.options",
+    "ops/relative.py": "memspan.models.output",
+    "ops/fast_weights/rules.py": "memspan.training.options",
     "data/streams.py": "memspan.models.output",
     "models/compressive/model.py": "memspan.models.transformer_xl.model",
     "models/lstm/model.py": "memspan.models.transformer.config",

@@ -18,12 +18,13 @@ import pytest
 
 import memspan
 import memspan.models
+import memspan.ops
 import memspan.stateful
 
 NAMES = Path(__file__).with_name("public_names.txt")
 
 
-MODULES = (memspan, memspan.models, memspan.stateful)
+MODULES = (memspan, memspan.models, memspan.ops, memspan.stateful)
 METHODS = (memspan.LanguageModel, memspan.Memory, memspan.models.Reader)
 """Classes whose methods are listed as well."""
 
@@ -65,7 +66,8 @@ def test_dir_shows_what_is_public(module: ModuleType) -> None:
 
 def test_dir_and_options_do_not_import_torch() -> None:
     program = (
-        "import memspan, memspan.models, sys; dir(memspan); memspan.models.TransformerXLConfig;"
+        "import memspan, memspan.models, memspan.ops, sys; dir(memspan); dir(memspan.ops);"
+        "memspan.models.TransformerXLConfig;"
         "memspan.RunConfig; memspan.Sampling; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -16,16 +16,16 @@ COVERED = (
     "src/memspan/models/feedback/model.py",
     "src/memspan/models/gated_delta_net/model.py",
     "src/memspan/models/transformer_xl/model.py",
-    "src/memspan/ops/delta_rule/chunked.py",
-    "src/memspan/ops/delta_rule/feature_maps.py",
-    "src/memspan/ops/delta_rule/reference.py",
-    "src/memspan/ops/delta_rule/rules.py",
+    "src/memspan/ops/fast_weights/chunked.py",
+    "src/memspan/ops/fast_weights/feature_maps.py",
+    "src/memspan/ops/fast_weights/reference.py",
+    "src/memspan/ops/fast_weights/rules.py",
     "src/memspan/ops/feedback/attention.py",
     "src/memspan/ops/feedback/buffers.py",
     "src/memspan/ops/feedback/recurrence.py",
     "src/memspan/ops/feedback/steps.py",
-    "src/memspan/ops/relative_attention.py",
-    "src/memspan/ops/short_convolution.py",
+    "src/memspan/ops/relative.py",
+    "src/memspan/ops/convolution.py",
 )
 """Files that a page must cover: the papers' models and their operations."""
 

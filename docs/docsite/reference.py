@@ -14,6 +14,7 @@ from docsite.links import place, relative
 MODULES = {
     "memspan": "reference/memspan.md",
     "memspan.models": "reference/models.md",
+    "memspan.ops": "reference/ops.md",
     "memspan.stateful": "reference/stateful.md",
     "memspan.integrations.lm_eval": "reference/lm_eval.md",
     "memspan.integrations.transformers": "reference/transformers.md",

@@ -1,10 +1,10 @@
 """memspan: transformers with memory that read text of any length in constant memory.
 
-All names that users import are here, in :mod:`memspan.models`, in :mod:`memspan.stateful` and, for
-other libraries, in :mod:`memspan.integrations.lm_eval` and :mod:`memspan.integrations.transformers`;
-other modules are private. A trained
-model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`,
-:func:`generate` and :func:`measure`. :func:`estimate` says beforehand what training takes. They print
+All names that users import are here, in :mod:`memspan.models`, :mod:`memspan.ops` and
+:mod:`memspan.stateful` and, for other libraries, in :mod:`memspan.integrations.lm_eval` and
+:mod:`memspan.integrations.transformers`; other modules are private. A trained model in its folder is
+a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`, :func:`generate` and
+:func:`measure`. :func:`estimate` says beforehand what training takes. They print
 nothing; what the user should know beside a result goes to the logger ``memspan``.
 """
 

@@ -23,10 +23,10 @@ from memspan.models import (
     TransformerXL,
     TransformerXLConfig,
 )
-from memspan.ops.delta_rule.rules import delta_rule
-from memspan.ops.feedback.buffers import Folded
-from memspan.ops.feedback.recurrence import recurrence
-from memspan.ops.relative_attention import Positions, relative_attention
+from memspan.ops.fast_weights.rules import delta_rule
+from memspan.ops.feedback.buffers import FoldedWeights
+from memspan.ops.feedback.recurrence import feedback_recurrence
+from memspan.ops.relative import Positions, relative_attention
 
 FOLDER = Path(__file__).parents[2] / "docs" / "annotated" / "smallest"
 
@@ -392,7 +392,7 @@ def _recurrence(x: Tensor, w: dict[str, Tensor], span: int) -> tuple[Tensor, Ten
     def with_bias(weight: Tensor) -> Tensor:
         return torch.cat([weight, zeros(n_layers, 1, d_model)], 1)
 
-    folded = Folded(
+    folded = FoldedWeights(
         query=w["query"][:, None],
         query_bias=zeros(n_layers, 1, 1, width),
         position_keys=w["position_keys"].transpose(1, 2)[:, None],
@@ -409,4 +409,4 @@ def _recurrence(x: Tensor, w: dict[str, Tensor], span: int) -> tuple[Tensor, Ten
         norms_memory=True,
     )
     none = torch.zeros(1, dtype=torch.long)
-    return recurrence(x[None], x.new_zeros(1, 0, d_model), none, span, folded)
+    return feedback_recurrence(x[None], x.new_zeros(1, 0, d_model), none, span, folded)

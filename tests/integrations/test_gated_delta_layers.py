@@ -20,7 +20,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import from_gated_delta_rule, to_gated_delta_rule
 from memspan.integrations.transformers.gated_delta import to_our_names
-from memspan.ops.delta_rule.rules import delta_rule
+from memspan.ops.fast_weights.rules import delta_rule
 
 HEADS, VALUE_HEADS, KEY, VALUE, D = 2, 4, 8, 6, 20
 SIZES: dict[str, Any] = {

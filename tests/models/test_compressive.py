@@ -19,7 +19,7 @@ from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.ops.relative_attention import Positions, relative_attention
+from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import Optimiser
 from memspan.training.options import OptimConfig

@@ -22,7 +22,7 @@ from memspan.files.tensors import load_tensors
 from memspan.models import FastWeights, LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.fast_weights.reader import FastWeightsReader
-from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
 from memspan.training import start, updates

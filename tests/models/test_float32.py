@@ -22,7 +22,7 @@ from torch import Tensor
 from architectures import CASES, VOCABULARY, Case, fast_weights, implementations
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.ops.delta_rule import compiled as delta_rule_loop
+from memspan.ops.fast_weights import compiled as delta_rule_loop
 
 TOLERANCE, SMALL = 1e-4, 1e-3
 ROUNDING = 1e-6

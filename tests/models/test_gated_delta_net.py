@@ -18,7 +18,7 @@ from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import GatedDeltaNet, GatedDeltaNetConfig, GatedDeltaNetMemory
 from memspan.models.gated_delta_net.model import GatedDeltaRule
 from memspan.models.gated_delta_net.reader import GatedDeltaNetReader
-from memspan.ops.delta_rule import compiled
+from memspan.ops.fast_weights import compiled
 from memspan.ops.native import threads
 from readings import assert_memories_equal, some_memory
 

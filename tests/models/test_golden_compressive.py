@@ -29,7 +29,7 @@ from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
-from memspan.ops.relative_attention import Positions, relative_attention
+from memspan.ops.relative import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from golden import Golden, assert_same, parameters
 from memspan.models import FastWeights, FastWeightsMemory
 from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.delta_rule.feature_maps import dpfp, elu_plus_one, favor, sum_to_one
-from memspan.ops.delta_rule.rules import delta_rule, sum_rule
+from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.fast_weights.feature_maps import dpfp, elu_plus_one, favor, sum_to_one
+from memspan.ops.fast_weights.rules import delta_rule, sum_rule
 
 pytestmark = pytest.mark.golden
 

@@ -30,7 +30,7 @@ from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import sinusoids
-from memspan.ops.relative_attention import Positions, relative_attention
+from memspan.ops.relative import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
 

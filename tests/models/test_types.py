@@ -49,7 +49,7 @@ def main() -> None:
 
     from architectures import CASES, VOCABULARY, implementations
     from memspan.models import LanguageModel
-    from memspan.ops.delta_rule.rules import delta_rule
+    from memspan.ops.fast_weights.rules import delta_rule
 
     def use(model: LanguageModel, implementation: str) -> None:
         memory = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from golden import assert_same
-from memspan.ops.delta_rule.feature_maps import (
+from memspan.ops.fast_weights.feature_maps import (
     FAVOR_FLOOR,
     dpfp,
     elu_plus_one,

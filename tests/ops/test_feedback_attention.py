@@ -18,7 +18,7 @@ from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.feedback.attention import Distances, attend, span_mask
+from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.native import compiler, threads
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -127,7 +127,7 @@ def test_attention_is_the_equation() -> None:
         for shape in ((3, 2, 4), (3, 2, 5, 4), (3, 2, 5, 4), (7, 2, 4), (7, 2), (2, 4))
     )
     visible = torch.arange(5) >= torch.tensor([0, 3, 5])[:, None]
-    out = attend(q, k, v, Distances(r, s), u, visible)
+    out = feedback_attention(q, k, v, Distances(r, s), u, visible)
     for b, h in itertools.product(range(3), range(2)):
         weights = {}
         for j in range(5):
@@ -150,7 +150,7 @@ def test_learned_spans() -> None:
     mask = span_mask(torch.tensor([0.0, 1.5]).double(), 2, 7)
     rows = [[1, 0.5, 0, 0, 0, 0, 0], [1, 1, 0.75, 0.25, 0, 0, 0]]
     assert torch.equal(mask, torch.tensor(rows).double())
-    out = attend(q, k, v, Distances(r, s, mask), u, torch.ones(1, 7, dtype=torch.bool))
+    out = feedback_attention(q, k, v, Distances(r, s, mask), u, torch.ones(1, 7, dtype=torch.bool))
     for h, row in enumerate(rows):
         scores = [
             (q[0, h] + u[h]) @ k[0, h, -d] + q[0, h] @ r[d - 1, h] + s[d - 1, h]

@@ -102,7 +102,7 @@ def test_dropout_is_for_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same(outputs[0], outputs[2], 1e-5, "default")
         assert_same(outputs[1], outputs[2], 1e-5, "fused")
         with monkeypatch.context() as patch:
-            patch.setattr(feedback, "attend", None)
+            patch.setattr(feedback, "feedback_attention", None)
             model(x)
         before = torch.get_rng_state()
         assert torch.equal(model.eval()(x).hidden, plain(x).hidden)

@@ -17,9 +17,9 @@ from torch import Tensor
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import GatedDeltaNetConfig
-from memspan.ops.delta_rule import fla, reference
-from memspan.ops.delta_rule.inputs import Chunking, RuleInputs
-from memspan.ops.delta_rule.rules import delta_rule, sum_rule
+from memspan.ops.fast_weights import fla, reference
+from memspan.ops.fast_weights.inputs import Chunking, RuleInputs
+from memspan.ops.fast_weights.rules import delta_rule, sum_rule
 
 Call = dict[str, Any]
 

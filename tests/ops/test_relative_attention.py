@@ -12,8 +12,8 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from golden import assert_same
-from memspan.ops import relative_attention as ops
-from memspan.ops.relative_attention import Positions, attention_weights, relative_attention
+from memspan.ops import relative as ops
+from memspan.ops.relative import Positions, attention_weights, relative_attention
 
 FAST = ["fused", "sdpa"]
 # Queries, slots of memory.

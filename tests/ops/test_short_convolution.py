@@ -11,8 +11,8 @@ from torch import Tensor
 
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.ops import short_convolution as module
-from memspan.ops.short_convolution import IMPLEMENTATIONS, short_convolution
+from memspan.ops import convolution as module
+from memspan.ops.convolution import IMPLEMENTATIONS, short_convolution
 
 every = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 

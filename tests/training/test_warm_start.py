@@ -24,7 +24,7 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.ops.feedback.attention import Distances, attend
-from memspan.ops.relative_attention import Positions, relative_attention
+from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.training.warm_start import initialise_from

@@ -1,6 +1,6 @@
 """The delta rule by chunks, in its smallest form: one head, q and k [T, F], v [T, V], beta [T, 1].
 
-It computes what `memspan.ops.delta_rule.rules.delta_rule` computes token by token, as a test checks.
+It computes what `memspan.ops.fast_weights.rules.delta_rule` computes token by token, as a test checks.
 """
 
 import torch

@@ -1,8 +1,9 @@
 """Feedback's recurrence, and its backward by hand: one text, one head, no biases.
 
-It computes what `memspan.ops.feedback` computes, as a test checks. The weights are those of `Folded`:
-`query [L, D, K]`, `position_keys [L, S, K]` and `position_scores [L, S]`, farthest first,
-`output [L, K, D]`, `inner [L, D, F]`, `outer [L, F, D]`, `memory [D, 2 K]`, `mix [L + 1]`.
+It computes what `memspan.ops.feedback` computes, as a test checks. The weights are those of
+`FoldedWeights`: `query [L, D, K]`, `position_keys [L, S, K]` and `position_scores [L, S]`,
+farthest first, `output [L, K, D]`, `inner [L, D, F]`, `outer [L, F, D]`, `memory [D, 2 K]`,
+`mix [L + 1]`.
 """
 
 import torch

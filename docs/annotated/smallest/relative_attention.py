@@ -1,6 +1,6 @@
 """Relative attention of one head, forward and backward, as the fused implementation computes it.
 
-It computes what `memspan.ops.relative_attention` computes, and its gradients, as a test checks.
+It computes what `memspan.ops.relative` computes, and its gradients, as a test checks.
 """
 
 import torch

@@ -1,0 +1,64 @@
+"""Operations of the architectures as functions of tensors: no modules, no options.
+
+Importing this imports no torch, and a name imports what it needs and nothing else. All of them have
+gradients, and each says which shapes it takes; what it cannot take is a :class:`memspan.MemspanError`
+of one line. ``implementation="reference"`` is the paper's equation in plain autograd, beside which the
+faster ones are tested.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memspan.ops.convolution import short_convolution as short_convolution
+    from memspan.ops.fast_weights.feature_maps import DPFP as DPFP
+    from memspan.ops.fast_weights.feature_maps import dpfp as dpfp
+    from memspan.ops.fast_weights.feature_maps import elu_plus_one as elu_plus_one
+    from memspan.ops.fast_weights.feature_maps import favor as favor
+    from memspan.ops.fast_weights.feature_maps import orthogonal_projection as orthogonal_projection
+    from memspan.ops.fast_weights.feature_maps import sum_to_one as sum_to_one
+    from memspan.ops.fast_weights.inputs import Chunking as Chunking
+    from memspan.ops.fast_weights.rules import delta_rule as delta_rule
+    from memspan.ops.fast_weights.rules import outer_product_rule as outer_product_rule
+    from memspan.ops.fast_weights.rules import sum_rule as sum_rule
+    from memspan.ops.feedback.attention import Distances as Distances
+    from memspan.ops.feedback.attention import feedback_attention as feedback_attention
+    from memspan.ops.feedback.attention import span_mask as span_mask
+    from memspan.ops.feedback.buffers import FoldedWeights as FoldedWeights
+    from memspan.ops.feedback.recurrence import feedback_recurrence as feedback_recurrence
+    from memspan.ops.relative import Positions as Positions
+    from memspan.ops.relative import attention_weights as attention_weights
+    from memspan.ops.relative import relative_attention as relative_attention
+
+_HOMES = {
+    "convolution": ("short_convolution",),
+    "fast_weights.feature_maps": (
+        "DPFP",
+        "dpfp",
+        "elu_plus_one",
+        "favor",
+        "orthogonal_projection",
+        "sum_to_one",
+    ),
+    "fast_weights.inputs": ("Chunking",),
+    "fast_weights.rules": ("delta_rule", "outer_product_rule", "sum_rule"),
+    "feedback.attention": ("Distances", "feedback_attention", "span_mask"),
+    "feedback.buffers": ("FoldedWeights",),
+    "feedback.recurrence": ("feedback_recurrence",),
+    "relative": ("Positions", "attention_weights", "relative_attention"),
+}
+"""Module -> its public names, imported when they are first used."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'memspan.ops' has no attribute {name!r}")
+    return getattr(import_module(f"memspan.ops.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -21,8 +21,8 @@ from transformers.utils import is_torchdynamo_exporting
 
 from memspan.errors import MemspanError
 from memspan.models.gated_delta_net.model import unit
-from memspan.ops.delta_rule.rules import delta_rule
-from memspan.ops.short_convolution import short_convolution
+from memspan.ops.convolution import short_convolution
+from memspan.ops.fast_weights.rules import delta_rule
 
 Function = Callable[..., Any]
 

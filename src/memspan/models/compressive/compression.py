@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.nn import attention
-from memspan.ops.relative_attention import sdpa_is_fast
+from memspan.ops.relative import sdpa_is_fast
 
 # ----- Layout
 

@@ -1,7 +1,7 @@
 """One layer's attention in Fast Weights (Schlag, Irie, Schmidhuber 2021, sections 3 and 4).
 
 Projections, feature map and update rule; the maps and rules themselves are in
-:mod:`memspan.ops.delta_rule`.
+:mod:`memspan.ops.fast_weights`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.packing import Schema, is_exactly, known, linear
-from memspan.ops.delta_rule.feature_maps import (
+from memspan.ops.fast_weights.feature_maps import (
     DPFP,
     elu_plus_one,
     favor,
@@ -24,8 +24,8 @@ from memspan.ops.delta_rule.feature_maps import (
     orthogonal_projection,
     sum_to_one,
 )
-from memspan.ops.delta_rule.inputs import Chunking
-from memspan.ops.delta_rule.rules import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.fast_weights.inputs import Chunking
+from memspan.ops.fast_weights.rules import delta_rule, outer_product_rule, sum_rule
 
 
 def products(config: FastWeightsConfig) -> dict[str, Schema]:
@@ -119,7 +119,7 @@ class FastWeightsAttention(nn.Module):
             x: ``[B, T, D]``.
             weights: the fast weights before it, ``[B, H, F, V]``.
             key_sum: the sum of keys before it, ``[B, H, F]``.
-            implementation: see :func:`memspan.ops.delta_rule.rules.delta_rule`.
+            implementation: see :func:`memspan.ops.fast_weights.rules.delta_rule`.
 
         Returns:
             The output ``[B, T, D]``, and weights and key sum after the segment.

@@ -36,8 +36,8 @@ from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import BYTES, refuse_oversized
 from memspan.nn import FeedForward, dropout_layer, sinusoids
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.delta_rule.rules import IMPLEMENTATIONS
+from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.ops.implementations import refuse_unknown_implementation
 
 FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
@@ -195,7 +195,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         Args:
             x: ``[B, T, D]``.
             memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
-            implementation: of :func:`memspan.ops.delta_rule.rules.delta_rule`; the outer-product rule
+            implementation: of :func:`memspan.ops.fast_weights.rules.delta_rule`; the outer-product rule
                 has the reference only. None: the fastest that can run here.
 
         Raises:

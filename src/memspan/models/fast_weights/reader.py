@@ -14,9 +14,9 @@ from memspan.devices import can_look
 from memspan.models.fast_weights.model import FastWeights, FastWeightsLayer, FastWeightsMemory
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
 from memspan.models.one_token import packed_stack
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.delta_rule.compiled import CompiledStep
-from memspan.ops.delta_rule.feature_maps import DPFP
+from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.fast_weights.compiled import CompiledStep
+from memspan.ops.fast_weights.feature_maps import DPFP
 
 
 class FastWeightsReader(InPlaceReader[FastWeightsMemory]):

@@ -36,10 +36,10 @@ from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader, 
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.feedback.attention import Distances, attend, span_mask
-from memspan.ops.feedback.buffers import Folded
+from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
+from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, Sizes, draw, drop
-from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, recurrence
+from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
 
 
@@ -110,7 +110,7 @@ class FeedbackLayer(nn.Module):
             attention_weights: a list that receives the attention weights ``[B, H, S]``.
         """
         z = self.attention_norm(x) if self.pre else x
-        attended = attend(
+        attended = feedback_attention(
             self.query(z).unflatten(-1, (-1, self.head_width)),
             keys,
             values,
@@ -387,7 +387,7 @@ class Feedback(Backbone[FeedbackMemory]):
     ) -> tuple[Tensor, Tensor]:
         """The same as :meth:`_reference`, by one function over the whole segment."""
         span = memory.vectors.shape[1]
-        return recurrence(
+        return feedback_recurrence(
             x.to(self.dtype),
             memory.vectors[:, span - n_old :].to(self.dtype),
             memory.length,
@@ -408,12 +408,12 @@ class Feedback(Backbone[FeedbackMemory]):
         fast = self.can_fuse() or not self.training
         return "the Feedback Transformer's loop over tokens is computed" if fast else None
 
-    def fold(self, span: int) -> Folded:
+    def fold(self, span: int) -> FoldedWeights:
         """The weights as the fused implementation takes them, for a span of ``span`` tokens."""
         with torch.autocast(self.device.type, enabled=False):
             return self._fold(span)
 
-    def _fold(self, span: int) -> Folded:
+    def _fold(self, span: int) -> FoldedWeights:
         layers, heads = list(self.stack()), (self.config.n_heads, self.config.head_width)
         scale = self.config.head_width**-0.5
 
@@ -447,7 +447,7 @@ class Feedback(Backbone[FeedbackMemory]):
         if isinstance(norm, nn.LayerNorm):
             kv_bias = kv_bias + kv_weight @ norm.bias
             kv_weight = kv_weight * norm.weight
-        return Folded(
+        return FoldedWeights(
             query=(scale * query * gain[:, None]).unflatten(1, heads).transpose(2, 3),
             query_bias=(scale * query_bias).unflatten(1, (heads[0], 1, heads[1])),
             position_keys=r.permute(0, 2, 3, 1).contiguous(),

@@ -33,11 +33,11 @@ from memspan.models.packing import (
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.delta_rule.inputs import Chunking
-from memspan.ops.delta_rule.rules import IMPLEMENTATIONS, delta_rule
+from memspan.ops.convolution import short_convolution
+from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.fast_weights.inputs import Chunking
+from memspan.ops.fast_weights.rules import IMPLEMENTATIONS, delta_rule
 from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.ops.short_convolution import short_convolution
 
 EPSILON = 1e-6
 """Inside the roots that normalise queries, keys and outputs."""
@@ -91,7 +91,7 @@ class GatedDeltaRule(nn.Module):
             x: ``[B, T, D]``.
             weights: the matrices before it, ``[B, H, K, V]``.
             inputs: the convolutions' last inputs before it, ``[B, W - 1, C]``.
-            implementation: see :func:`memspan.ops.delta_rule.rules.delta_rule`.
+            implementation: see :func:`memspan.ops.fast_weights.rules.delta_rule`.
 
         Returns:
             The output ``[B, T, D]``, and matrices and inputs after the segment.
@@ -240,7 +240,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     ) -> BackboneOutput[GatedDeltaNetMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
-        ``implementation``: of :func:`memspan.ops.delta_rule.rules.delta_rule` (None: the fastest that
+        ``implementation``: of :func:`memspan.ops.fast_weights.rules.delta_rule` (None: the fastest that
         can run here); ``reference`` takes the convolution's, too.
         """
         refuse_unknown_implementation(implementation, self.implementations)

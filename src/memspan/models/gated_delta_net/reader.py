@@ -13,8 +13,8 @@ from memspan.models.gated_delta_net.model import (
 )
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
 from memspan.models.one_token import StepsInC, packed_stack
-from memspan.ops.delta_rule import compiled as delta_rule_loop
-from memspan.ops.delta_rule.compiled import CompiledGatedStep
+from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.fast_weights.compiled import CompiledGatedStep
 
 
 class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledGatedStep]):

@@ -15,7 +15,7 @@ from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M, WatchedReader
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
-from memspan.ops.relative_attention import Positions, attend_one, relative_attention
+from memspan.ops.relative import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.ops.relative_step.compiled import CompiledStep
 

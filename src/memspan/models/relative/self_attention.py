@@ -2,7 +2,7 @@
 Transformer.
 
 Multi-head self-attention over a memory and a segment with relative positions, around
-:func:`memspan.ops.relative_attention.relative_attention`; the layer and the stack around it; and what
+:func:`memspan.ops.relative.relative_attention`; the layer and the stack around it; and what
 their readers keep of the weights.
 """
 
@@ -32,7 +32,7 @@ from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
 from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.ops.relative_attention import (
+from memspan.ops.relative import (
     IMPLEMENTATIONS,
     Positions,
     attention_weights,
@@ -323,7 +323,7 @@ class RelativeBackbone(Backbone[M]):
             n_tokens: T, the segment's length.
             slots: columns of memory.
             documents: the segment's (None: no document starts, no row is padded).
-            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            implementation: of :func:`memspan.ops.relative.relative_attention`.
             weights: a list that receives each layer's attention weights (None: not wanted).
             span: None: the model's own.
 

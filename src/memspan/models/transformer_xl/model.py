@@ -143,7 +143,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         Args:
             x: ``[B, T, D]``.
             memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
-            implementation: of :func:`memspan.ops.relative_attention.relative_attention`.
+            implementation: of :func:`memspan.ops.relative.relative_attention`.
             attention_weights: a list that receives each layer's weights, ``[B, H, T, M + T]`` over
                 ``[memory | segment]``, before dropout and without gradient; for inspection. Left
                 padding counts as right padding in it.

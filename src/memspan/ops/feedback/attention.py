@@ -21,6 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.devices import check_together
+from memspan.errors import MemspanError
+
 EPSILON = 1e-8
 """Added to the sum of weights that a learned span divides by."""
 
@@ -36,7 +39,7 @@ class Distances(NamedTuple):
     """``m``, ``[H, P]``, from :func:`span_mask` (None: 1 everywhere)."""
 
 
-def attend(
+def feedback_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -61,7 +64,11 @@ def attend(
 
     Returns:
         ``[B, H, K]``.
+
+    Raises:
+        MemspanError: shapes or devices do not go together.
     """
+    _check(q, k, v, distances, content_bias, visible)
     slots, width = k.shape[2:]
     # Farthest first, as the keys are.
     position_keys, position_scores = (
@@ -83,6 +90,36 @@ def attend(
     if factors is not None:
         weights = weights * F.pad(factors.to(weights.dtype), (slots - factors.shape[-1], 0))
     return torch.einsum("bhs,bhsk->bhk", weights, v)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, distances: Distances, content_bias: Tensor, visible: Tensor
+) -> None:
+    check_together(False, q=q, k=k, v=v, R=distances.keys, S=distances.scores, u=content_bias)
+    if q.dim() != 3 or k.dim() != 4 or k.shape != (*q.shape[:2], k.shape[2], q.shape[2]):
+        raise MemspanError(
+            f"a query [B, H, K] and keys [B, H, S, K] do not fit together: {[*q.shape]}, {[*k.shape]}"
+        )
+    if v.shape != k.shape:
+        raise MemspanError(
+            f"values must be as many and as wide as keys: {[*v.shape]}, {[*k.shape]}"
+        )
+    heads, slots, rows = q.shape[1:], k.shape[2], len(distances.keys)
+    if distances.keys.shape[1:] != heads or distances.scores.shape != (rows, heads[0]):
+        raise MemspanError(
+            f"distances must have keys [P, {heads[0]}, {heads[1]}] and scores [P, {heads[0]}], not "
+            f"{[*distances.keys.shape]} and {[*distances.scores.shape]}"
+        )
+    if rows < slots:
+        raise MemspanError(
+            f"{slots} keys need as many rows of distances, not {rows}: leave out the farthest"
+        )
+    if content_bias.shape != heads:
+        raise MemspanError(f"content_bias must be {[*heads]}, [H, K], not {[*content_bias.shape]}")
+    if visible.dtype != torch.bool or visible.shape != (len(q), slots):
+        raise MemspanError(
+            f"visible must be bool [B, S], {[len(q), slots]}, not {[*visible.shape]}"
+        )
 
 
 def span_mask(spans: Tensor, ramp: int, n_distances: int) -> Tensor:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memspan.errors import MemspanError
 from memspan.ops.feedback.dropout import Kept
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedWeights:
     """All weights of a stack, stacked over its layers, with constants folded in.
 
     With pre-norm each norm's gain and bias go into the product that follows; ``1 / sqrt(K)`` and ``u``
@@ -58,11 +59,45 @@ class Folded:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "norms_memory"}
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], norms_memory: bool) -> Folded:
+    def of(cls, tensors: Sequence[Tensor], norms_memory: bool) -> FoldedWeights:
         """The inverse of :meth:`tensors`, from its values."""
         names = [f.name for f in fields(cls) if f.name != "norms_memory"]
         named: dict[str, Any] = dict(zip(names, tensors, strict=True))
         return cls(**named, norms_memory=norms_memory)
+
+    def check(self, span: int) -> None:
+        """Raise :class:`MemspanError` where their sizes are not those of one stack with this span."""
+        if self.query.dim() != 4 or self.inner.dim() != 3:
+            raise MemspanError("query must be [L, H, D, K] and inner [L, D, F]: see FoldedWeights")
+        n_layers, n_heads, d_model, width = self.query.shape
+        d_ff, groups = self.inner.shape[2], max(1, self.n_groups)
+        keys = 2 * groups * n_heads * width
+        norms = (2, n_layers, d_model) if self.post_norm else (0,)
+        sizes: dict[str, tuple[int, ...]] = {
+            "query": (n_layers, n_heads, d_model, width),
+            "query_bias": (n_layers, n_heads, 1, width),
+            "position_keys": (n_layers, n_heads, width, span),
+            "position_scores": (n_layers, n_heads, 1, span),
+            "output": (n_layers, n_heads * width + 1, d_model),
+            "inner": (n_layers, d_model, d_ff),
+            "inner_bias": (n_layers, d_ff),
+            "outer": (n_layers, d_ff + 1, d_model),
+            "memory": (d_model, keys),
+            "memory_bias": (keys,),
+            "mix": (n_layers + 1,),
+            "gains": norms,
+            "biases": norms,
+        }
+        for name, tensor in self.tensors().items():
+            if tensor.shape != sizes[name]:
+                raise MemspanError(
+                    f"weights.{name} must be {[*sizes[name]]} for a query of {[*self.query.shape]} "
+                    f"and a span of {span}, not {[*tensor.shape]}"
+                )
+        if groups not in (1, n_layers):
+            raise MemspanError(
+                f"keys and values must be one set or one for each of {n_layers} layers, not {groups}"
+            )
 
     @property
     def post_norm(self) -> bool:

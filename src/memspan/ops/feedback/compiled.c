@@ -14,7 +14,7 @@ typedef struct {
     long norms_memory, post_norm;
     long kept_slots; /* W, the last size of kept_weights */
     double eps, weights_scale, scale;
-    /* Folded weights. All tensors are contiguous. */
+    /* FoldedWeights weights. All tensors are contiguous. */
     const REAL *query, *query_bias, *position_keys, *position_scores, *output, *inner, *inner_bias,
         *outer, *memory, *memory_bias, *mix, *gains, *biases;
     const REAL *additive_mask, *has_memory; /* may be null */

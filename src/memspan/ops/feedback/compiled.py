@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, mask_of_old_slots
+from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved, mask_of_old_slots
 from memspan.ops.native import compiler
 from memspan.ops.native.threads import in_shares
 
@@ -110,7 +110,7 @@ class CompiledLoop:
         in_shares(function, (self._at, *given), rows if total is None else total, work)
 
 
-def forward(saved: Saved, w: Folded, call: Call) -> None:
+def forward(saved: Saved, w: FoldedWeights, call: Call) -> None:
     """As :func:`memspan.ops.feedback.steps.forward`."""
     n_layers, n_steps, batch, _ = saved.middles.shape
     seen_slots = sum(min(call.span, call.n_old + t) for t in range(n_steps))
@@ -120,7 +120,9 @@ def forward(saved: Saved, w: Folded, call: Call) -> None:
     CompiledLoop(call, integers, tensors).forward()
 
 
-def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
+def backward(
+    saved: Saved, w: FoldedWeights, call: Call, d_out: Tensor, d_vectors: Tensor
+) -> Gradients:
     """As :func:`memspan.ops.feedback.steps.backward`."""
     n_layers, n_steps, batch, _ = saved.middles.shape
     n_heads, _, width = w.query.shape[1:]
@@ -150,7 +152,9 @@ def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tens
     return g
 
 
-def _arguments(saved: Saved, w: Folded, call: Call) -> tuple[dict[str, int], dict[str, Tensor]]:
+def _arguments(
+    saved: Saved, w: FoldedWeights, call: Call
+) -> tuple[dict[str, int], dict[str, Tensor]]:
     """Sizes and tensors under the names that they have in C."""
     n_layers, n_steps, batch, d_model = saved.middles.shape
     n_heads, _, width = w.query.shape[1:]
@@ -192,7 +196,9 @@ def _arguments(saved: Saved, w: Folded, call: Call) -> tuple[dict[str, int], dic
 class CompiledReader:
     """Reading on without gradients by the loop in C, for frozen weights and one number of rows."""
 
-    def __init__(self, weights: Folded, batch: int, span: int, activation: str, eps: float) -> None:
+    def __init__(
+        self, weights: FoldedWeights, batch: int, span: int, activation: str, eps: float
+    ) -> None:
         self.weights, self.batch = weights, batch
         self.call = Call(0, span, activation, eps)
         self.saved: Saved | None = None

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
-from memspan.ops.feedback import compiled, steps
+from memspan.devices import can_look, check_together
+from memspan.errors import MemspanError
 from memspan.ops.feedback.buffers import (
     Call,
-    Folded,
+    FoldedWeights,
     Gradients,
     Saved,
     by_slot,
@@ -32,17 +33,33 @@ from memspan.ops.implementations import Implementation, choose
 class Loops(NamedTuple):
     """The recurrence in both directions; what calls them is shared."""
 
-    forward: Callable[[Saved, Folded, Call], None]
-    backward: Callable[[Saved, Folded, Call, Tensor, Tensor], Gradients]
+    forward: Callable[[Saved, FoldedWeights, Call], None]
+    backward: Callable[[Saved, FoldedWeights, Call, Tensor, Tensor], Gradients]
     width_first: bool
     """Whether keys and values are ``[..., K, O + T]`` rather than ``[..., O + T, K]``."""
 
 
+def _compiled(x: Tensor) -> Loops:
+    from memspan.ops.feedback import compiled
+
+    return Loops(compiled.forward, compiled.backward, width_first=True)
+
+
+def _compiled_obstacle(x: Tensor) -> str | None:
+    from memspan.ops.feedback import compiled
+
+    return compiled.obstacle(x)
+
+
+def _fused(x: Tensor) -> Loops:
+    from memspan.ops.feedback import steps
+
+    return Loops(steps.forward, steps.backward, width_first=False)
+
+
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
-    "compiled": Implementation(
-        lambda x: Loops(compiled.forward, compiled.backward, width_first=True), compiled.obstacle
-    ),
-    "fused": Implementation(lambda x: Loops(steps.forward, steps.backward, width_first=False)),
+    "compiled": Implementation(_compiled, _compiled_obstacle),
+    "fused": Implementation(_fused),
 }
 """By preference. ``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
 ``fused``: the loops in PyTorch, on any device. The reference is ``Feedback`` in
@@ -50,12 +67,12 @@ IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
 
 
 # Nine parameters: ``Call`` groups the options, but is made here, where the mask of old slots is known.
-def recurrence(
+def feedback_recurrence(
     x: Tensor,
     old: Tensor,
     length: Tensor,
     span: int,
-    weights: Folded,
+    weights: FoldedWeights,
     *,
     activation: str = "relu",
     eps: float = 1e-5,
@@ -80,8 +97,10 @@ def recurrence(
         The last layer's output and the memory vectors, ``[B, T, D]`` each.
 
     Raises:
-        MemspanError: the implementation does not exist or cannot run; there is not enough memory.
+        MemspanError: shapes, types or devices do not go together; the implementation does not exist or
+            cannot run; there is not enough memory.
     """
+    _check(x, old, length, span, weights)
     n_old = old.shape[1]
     call = Call(n_old, span, activation, eps, kept=kept)
     if n_old and not _all_have(length, n_old):
@@ -101,6 +120,34 @@ def recurrence(
             loops = choose(IMPLEMENTATIONS, implementation, x)(x)
             out, vectors = apply(x, projected, call, loops, weights.norms_memory, *tensors)
     return out.transpose(0, 1), vectors.transpose(0, 1)
+
+
+def _check(x: Tensor, old: Tensor, length: Tensor, span: int, weights: FoldedWeights) -> None:
+    """Raise :class:`MemspanError` where a segment, its memory and the weights do not go together."""
+    check_together(True, x=x, old=old, **weights.tensors())
+    weights.check(span)
+    d_model = weights.query.shape[2]
+    if x.dim() != 3 or not x.shape[1] or x.shape[2] != d_model:
+        raise MemspanError(f"x must be [B, T, {d_model}] with at least one token, not {[*x.shape]}")
+    if old.dim() != 3 or len(old) != len(x) or old.shape[1] > span or old.shape[2] != d_model:
+        raise MemspanError(
+            f"the memory vectors must be [{len(x)}, O, {d_model}], O at most the span {span}, not "
+            f"{[*old.shape]}"
+        )
+    if length.dtype != torch.int64 or length.shape != (len(x),) or length.device != x.device:
+        raise MemspanError(
+            f"length must be int64 [{len(x)}] on {x.device}, not "
+            f"{str(length.dtype).removeprefix('torch.')} {[*length.shape]} on {length.device}"
+        )
+    if (
+        can_look(length)
+        and len(x)
+        and not 0 <= int(length.min()) <= int(length.max()) <= len(old[0])
+    ):
+        raise MemspanError(
+            f"length must lie in 0 .. {len(old[0])}, the memory vectors that there are, not "
+            f"{int(length.min())} .. {int(length.max())}"
+        )
 
 
 def _all_have(length: Tensor, n_old: int) -> bool:
@@ -124,7 +171,7 @@ class _Recurrence(torch.autograd.Function):
         norms_memory: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        w = Folded.of(tensors, norms_memory)
+        w = FoldedWeights.of(tensors, norms_memory)
         saved = _forward(x, old, call, loops, w)
         ctx.save_for_backward(*tensors)
         ctx.saved, ctx.norms_memory = saved, norms_memory
@@ -134,12 +181,12 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
-        w = Folded.of(ctx.saved_tensors, ctx.norms_memory)
+        w = FoldedWeights.of(ctx.saved_tensors, ctx.norms_memory)
         d_x, d_old, *d_tensors = _backward(ctx.saved, w, ctx.call, ctx.loops, d_out, d_vectors)
         return d_x, d_old, None, None, None, *d_tensors
 
 
-def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: Folded) -> Saved:
+def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: FoldedWeights) -> Saved:
     """The loop over ``x [T, B, D]``; ``old [O, B, 2 * G * H * K]``: keys and values of memory."""
     n_steps, batch, d_model = x.shape
     n_layers, n_heads, _, width = w.query.shape
@@ -176,7 +223,7 @@ def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: Folded) -> Sav
 
 
 def _backward(
-    saved: Saved, w: Folded, call: Call, loops: Loops, d_out: Tensor, d_vectors: Tensor
+    saved: Saved, w: FoldedWeights, call: Call, loops: Loops, d_out: Tensor, d_vectors: Tensor
 ) -> list[Tensor]:
     """Gradients of ``x``, ``old`` and the weights."""
     # Backward may be called under autocast, whatever forward was.
@@ -186,7 +233,7 @@ def _backward(
         return [g.first, d_old, *_weight_gradients(saved, w, g, call.eps).tensors().values()]
 
 
-def _weight_gradients(saved: Saved, w: Folded, g: Gradients, eps: float) -> Folded:
+def _weight_gradients(saved: Saved, w: FoldedWeights, g: Gradients, eps: float) -> FoldedWeights:
     """What ends in weights does not depend on the recurrence: one product each for all steps."""
     n_layers, n_heads, d_model, width = w.query.shape
     query, output, inner, outer = [], [], [], []
@@ -207,7 +254,7 @@ def _weight_gradients(saved: Saved, w: Folded, g: Gradients, eps: float) -> Fold
         for part, d in enumerate((g.middles, g.states)):
             torch.sum(d * normalised(saved.sums[part]), (1, 2), out=gains[part])
             torch.sum(d, (1, 2), out=biases[part])
-    return Folded(
+    return FoldedWeights(
         query=torch.stack(query).view(n_layers, d_model, n_heads, width).transpose(1, 2),
         query_bias=g.query.sum((1, 2)).view(n_layers, n_heads, 1, width),
         position_keys=g.position_keys,
@@ -241,7 +288,7 @@ def _graph_forward(
 ) -> tuple[Tensor, Tensor]:
     x, old, *tensors = given
     call = Call(len(old), span, activation, eps).with_masks(masks, scales)
-    w = Folded.of(tensors, norms_memory)
+    w = FoldedWeights.of(tensors, norms_memory)
     saved = _forward(x, old, call, choose(IMPLEMENTATIONS, implementation, x)(x), w)
     return saved.states[-1].clone(), saved.vectors
 
@@ -260,7 +307,7 @@ def _graph_backward(
     # An operation saves tensors only: its forward is run again.
     x, old, *tensors = given
     call = Call(len(old), span, activation, eps).with_masks(masks, scales)
-    w = Folded.of(tensors, norms_memory)
+    w = FoldedWeights.of(tensors, norms_memory)
     loops = choose(IMPLEMENTATIONS, implementation, x)(x)
     saved = _forward(x, old, call, loops, w)
     return [g.contiguous() for g in _backward(saved, w, call, loops, *upstream)]

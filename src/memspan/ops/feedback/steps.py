@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, Folded, Gradients, Saved, by_slot
+from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved, by_slot
 from memspan.ops.feedback.dropout import NO_DROPOUT, drop
 
 
@@ -62,7 +62,7 @@ class _Dropout:
         return self.nothing if every is None else every.unbind(0)
 
 
-def forward(saved: Saved, w: Folded, call: Call) -> None:
+def forward(saved: Saved, w: FoldedWeights, call: Call) -> None:
     """Compute all steps into ``saved``."""
     n_layers, n_steps = saved.middles.shape[:2]
     loop = _Forward(saved, w, call)
@@ -83,7 +83,7 @@ class _Forward:
     step.
     """
 
-    def __init__(self, saved: Saved, w: Folded, call: Call) -> None:
+    def __init__(self, saved: Saved, w: FoldedWeights, call: Call) -> None:
         self.saved, self.w, self.call = saved, w, call
         self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
         self.n_heads, _, self.width = w.query.shape[1:]
@@ -225,7 +225,9 @@ class _Forward:
         self.slot[t].copy_(self.projected_slot)
 
 
-def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tensor) -> Gradients:
+def backward(
+    saved: Saved, w: FoldedWeights, call: Call, d_out: Tensor, d_vectors: Tensor
+) -> Gradients:
     """Gradients by all steps, from last to first.
 
     Args:
@@ -254,7 +256,7 @@ def backward(saved: Saved, w: Folded, call: Call, d_out: Tensor, d_vectors: Tens
 class _Backward:
     """The parts of one step backward, named as those of :class:`_Forward`."""
 
-    def __init__(self, saved: Saved, w: Folded, call: Call) -> None:
+    def __init__(self, saved: Saved, w: FoldedWeights, call: Call) -> None:
         self.saved, self.w, self.call = saved, w, call
         self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
         self.n_heads, _, self.width = w.query.shape[1:]

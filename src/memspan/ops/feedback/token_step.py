@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Folded
+from memspan.ops.feedback.buffers import FoldedWeights
 
 
 class TokenStep:
@@ -16,7 +16,7 @@ class TokenStep:
     what a step returns must be copied before the next.
     """
 
-    def __init__(self, weights: Folded, batch: int, activation: str, eps: float) -> None:
+    def __init__(self, weights: FoldedWeights, batch: int, activation: str, eps: float) -> None:
         self.weights, self.batch, self.eps = weights, batch, eps
         self.gelu = activation == "gelu"
         self.n_layers, n_heads, d_model, self.width = weights.query.shape

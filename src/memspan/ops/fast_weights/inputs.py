@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from memspan.devices import can_look
+from memspan.devices import can_look, check_together
 from memspan.errors import MemspanError
-from memspan.ops.delta_rule.feature_maps import DPFP, FeatureMap
+from memspan.ops.fast_weights.feature_maps import DPFP, FeatureMap
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Chunking:
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """Arguments of :func:`~memspan.ops.delta_rule.rules.delta_rule`, shapes as there."""
+    """Arguments of :func:`~memspan.ops.fast_weights.rules.delta_rule`, shapes as there."""
 
     q: Tensor
     k: Tensor
@@ -56,10 +56,18 @@ class RuleInputs:
         q, k = (torch.repeat_interleave(x, share, 1) for x in (self.q, self.k))
         return replace(self, q=q, k=k)
 
-    def check(self) -> None:
-        """Raise :class:`MemspanError` where shapes do not fit together, or a decay would grow."""
+    def check(self, alike: bool = True) -> None:
+        """Raise :class:`MemspanError` where shapes, devices or, with ``alike``, types do not go
+        together, or a decay would grow."""
         q, k, v, weights = self.q, self.k, self.v, self.weights
-        if q.shape != k.shape or (k.shape[0], k.shape[2]) != (v.shape[0], v.shape[2]):
+        strengths = {"beta": self.beta, "log_decay": self.log_decay}
+        check_together(alike, q=q, k=k, v=v, weights=weights, **strengths)
+        if (
+            k.dim() != 4
+            or v.dim() != 4
+            or q.shape != k.shape
+            or (k.shape[0], k.shape[2]) != (v.shape[0], v.shape[2])
+        ):
             raise MemspanError(
                 f"queries, keys and values do not fit together: {[*q.shape]}, {[*k.shape]}, "
                 f"{[*v.shape]}; pass [B, H, T, K] twice and [B, H, T, V]"
@@ -69,7 +77,7 @@ class RuleInputs:
                 f"{v.shape[1]} heads of values cannot share {k.shape[1]} heads of keys evenly: pass a "
                 "multiple"
             )
-        for name, given in (("beta", self.beta), ("log_decay", self.log_decay)):
+        for name, given in strengths.items():
             if given is not None and given.shape != v.shape[:3]:
                 raise MemspanError(
                     f"{name} must be [B, H, T], {[*v.shape[:3]]}, not {[*given.shape]}"

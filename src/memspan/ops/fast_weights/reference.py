@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.ops.delta_rule.feature_maps import in_plain_autograd
-from memspan.ops.delta_rule.inputs import RuleInputs
+from memspan.ops.fast_weights.feature_maps import in_plain_autograd
+from memspan.ops.fast_weights.inputs import RuleInputs
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:

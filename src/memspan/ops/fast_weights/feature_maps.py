@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.devices import check_together
 from memspan.errors import MemspanError
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -159,7 +160,16 @@ def favor(x: Tensor, projection: Tensor) -> Tensor:
     Args:
         x: keys or queries.
         projection: ``P [K, m]``, from :func:`orthogonal_projection`.
+
+    Raises:
+        MemspanError: the projection is of keys of another width, or on another device.
     """
+    check_together(x=x, projection=projection)
+    if projection.dim() != 2 or len(projection) != x.shape[-1]:
+        raise MemspanError(
+            f"the projection must be [K, m] for keys of width {x.shape[-1]}, not "
+            f"{[*projection.shape]}"
+        )
     projected = x @ projection
     norm = x.square().sum(-1, keepdim=True) / 2
     features = torch.cat([projected - norm, -projected - norm], -1).exp() + FAVOR_FLOOR

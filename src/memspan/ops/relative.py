@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.devices import check_together
+from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, choose
 from memspan.precision.products import float32_matmul_precision
 
@@ -49,19 +51,54 @@ class Positions(NamedTuple):
         scores, u, v = (t if t is None else t.to(dtype) for t in self[1:4])
         return Positions(self.keys.to(dtype), scores, u, v, self.n_future)
 
-    def check(self, n_queries: int, n_keys: int, mask: Tensor | None) -> None:
-        """Raise ``ValueError`` unless there are as many as queries and keys need."""
+    def check(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
+        """Raise :class:`MemspanError` unless they go with these queries, keys and mask."""
+        named = ("keys", "scores", "content_bias", "position_bias")
+        tensors = dict(zip(named, self[:4], strict=True))
+        check_together(False, q=q, k=k, **{f"positions.{name}": t for name, t in tensors.items()})
+        if q.dim() != 4 or k.dim() != 4 or _all_but_length(q) != _all_but_length(k):
+            raise MemspanError(
+                f"queries and keys do not fit together: {[*q.shape]} and {[*k.shape]}; pass "
+                "[B, H, T, K] and [B, H, S, K]"
+            )
+        n_heads, n_queries, width = q.shape[1:]
+        n_keys = k.shape[2]
+        if n_keys < n_queries:
+            raise MemspanError(
+                f"{n_queries} queries need as many keys or more, not {n_keys}: keys are those of "
+                "memory and of the segment itself"
+            )
         if mask is None and n_queries > 1 and self.n_future != n_queries - 1:
-            raise ValueError(
+            raise MemspanError(
                 f"without a mask {n_queries} queries see up to {n_queries - 1} keys of their "
                 f"future: give position keys for those distances with n_future={n_queries - 1}, or "
                 "a causal mask"
             )
-        if self.keys.shape[1] != self.n_future + n_keys:
-            raise ValueError(
+        if self.keys.dim() == 3 and self.keys.shape[1] != self.n_future + n_keys:
+            raise MemspanError(
                 f"{n_keys} keys and {self.n_future} future distances need as many position keys as "
                 f"both, {self.n_future + n_keys}, not {self.keys.shape[1]}"
             )
+        distances = self.n_future + n_keys
+        sizes = ((n_heads, distances, width), (n_heads, distances), *[(n_heads, width)] * 2)
+        for (name, tensor), size in zip(tensors.items(), sizes, strict=True):
+            if tensor is not None and tensor.shape != size:
+                raise MemspanError(f"positions.{name} must be {[*size]}, not {[*tensor.shape]}")
+        if mask is not None and not (
+            mask.dtype == torch.bool
+            and mask.dim() == 3
+            and mask.shape[0] in (1, len(q))
+            and mask.shape[1:] == (n_queries, n_keys)
+            and mask.device == q.device
+        ):
+            raise MemspanError(
+                f"the mask must be bool [1 or {len(q)}, {n_queries}, {n_keys}] on {q.device}, not "
+                f"{str(mask.dtype).removeprefix('torch.')} {[*mask.shape]} on {mask.device}"
+            )
+
+
+def _all_but_length(x: Tensor) -> tuple[int, ...]:
+    return (*x.shape[:2], *x.shape[3:])
 
 
 class _Inputs(NamedTuple):
@@ -112,10 +149,19 @@ def relative_attention(
         ``[B, H, T, K]``.
 
     Raises:
-        ValueError: the positions are not those of ``S`` keys.
-        MemspanError: the implementation does not exist or cannot run.
+        MemspanError: shapes or devices do not go together, or the positions are not those of ``S``
+            keys; the implementation does not exist or cannot run.
     """
-    positions.check(q.shape[2], k.shape[2], mask)
+    positions.check(q, k, mask)
+    check_together(False, q=q, v=v)
+    if v.shape != k.shape:
+        raise MemspanError(
+            f"values must be as many and as wide as keys: {[*v.shape]}, {[*k.shape]}"
+        )
+    if received is not None and received.shape != (len(k), k.shape[2]):
+        raise MemspanError(
+            f"received must be [B, S], {[len(k), k.shape[2]]}, not {[*received.shape]}"
+        )
     # Under autocast, projections are bfloat16 and biases float32.
     k, v, positions = k.to(q.dtype), v.to(q.dtype), positions.to(q.dtype)
     inputs = _Inputs(q, k, v, positions, mask, dropout, received)
@@ -134,7 +180,7 @@ def attention_weights(
 
     Arguments are the same. Each query's weights sum to 1, before any dropout.
     """
-    positions.check(q.shape[2], k.shape[2], mask)
+    positions.check(q, k, mask)
     with torch.autocast(q.device.type, enabled=False):
         return _weights(q, k.to(q.dtype), positions.to(q.dtype), mask)
 

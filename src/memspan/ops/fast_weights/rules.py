@@ -22,16 +22,57 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from memspan.ops.delta_rule import chunked, compiled, fla, reference
-from memspan.ops.delta_rule.feature_maps import FeatureMap
-from memspan.ops.delta_rule.inputs import Chunking, RuleInputs
+from memspan.ops.fast_weights.feature_maps import FeatureMap
+from memspan.ops.fast_weights.inputs import Chunking, RuleInputs
 from memspan.ops.implementations import Implementation, choose
 
+# Imported when they are first asked: whoever takes one rule home need not take all.
+
+
+def _compiled(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    from memspan.ops.fast_weights import compiled
+
+    return compiled.run(inputs)
+
+
+def _compiled_obstacle(inputs: RuleInputs) -> str | None:
+    from memspan.ops.fast_weights import compiled
+
+    return compiled.obstacle(inputs)
+
+
+def _chunked(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    from memspan.ops.fast_weights import chunked
+
+    return chunked.run(inputs)
+
+
+def _fla(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    from memspan.ops.fast_weights import fla
+
+    return fla.run(inputs)
+
+
+def _fla_obstacle(inputs: RuleInputs) -> str | None:
+    from memspan.ops.fast_weights import fla
+
+    return fla.obstacle(inputs)
+
+
+def _reference(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
+    from memspan.ops.fast_weights import reference
+
+    return reference.run(inputs)
+
+
 IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = {
-    "compiled": Implementation(compiled.run, compiled.obstacle, compiled.suits),
-    "chunked": Implementation(chunked.run),
-    "fla": Implementation(fla.run, fla.obstacle, suits=lambda inputs: False),
-    "reference": Implementation(reference.run),
+    # Graphs of torch.compile are better off with chunks, which it can fuse and move to any device.
+    "compiled": Implementation(
+        _compiled, _compiled_obstacle, suits=lambda inputs: not torch.compiler.is_compiling()
+    ),
+    "chunked": Implementation(_chunked),
+    "fla": Implementation(_fla, _fla_obstacle, suits=lambda inputs: False),
+    "reference": Implementation(_reference),
 }
 """By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64, with a C compiler.
 ``chunked``: PyTorch, on any device. ``fla``: only by name, on CUDA, in bfloat16, never run there yet.
@@ -64,7 +105,7 @@ def delta_rule(
             writes, ``[B, H, T]``, at most 0 (None: all of it).
         feature_map: ``[..., K] -> [..., F]``, applied to queries and keys. Faster than applying it
             first: the chunked form saves a copy of the features, and the compiled loop skips the zeros
-            of a :class:`~memspan.ops.delta_rule.feature_maps.DPFP`.
+            of a :class:`~memspan.ops.fast_weights.feature_maps.DPFP`.
         chunking: how the work is divided (None: the defaults).
         implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that can run.
 
@@ -72,11 +113,12 @@ def delta_rule(
         ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``.
 
     Raises:
-        MemspanError: shapes do not fit together; a ``log_decay`` is above 0, where looking waits for no
-            device; the implementation does not exist or cannot run.
+        MemspanError: shapes, types or devices do not go together; a ``log_decay`` is above 0, where
+            looking waits for no device; the implementation does not exist or cannot run.
     """
     inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or Chunking(), log_decay)
-    inputs.check()
+    # Only fla's kernels take a memory of another type.
+    inputs.check(alike=implementation != "fla")
     return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
 
 
@@ -98,7 +140,7 @@ def sum_rule(
     Arguments, results and errors are those of :func:`delta_rule`, without ``beta``.
     """
     inputs = RuleInputs(q, k, v, None, weights, feature_map, chunking or Chunking())
-    inputs.check()
+    inputs.check(alike=implementation != "fla")
     return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
 
 
@@ -110,6 +152,8 @@ def outer_product_rule(
     A loop over tokens: the activation between them rules out a parallel form. Shapes, results and
     errors are those of :func:`delta_rule`.
     """
+    from memspan.ops.fast_weights import reference
+
     RuleInputs(q, k, v, None, weights, None, Chunking()).check()
     outputs = []
     for q_t, k_t, v_t in zip(q.unbind(2), k.unbind(2), v.unbind(2), strict=True):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from memspan.devices import check_together
 from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, choose
 
@@ -47,10 +48,11 @@ def short_convolution(
         ``y [B, T, C]``, and the last ``W - 1`` inputs after the segment.
 
     Raises:
-        MemspanError: shapes do not fit together; the implementation does not exist.
+        MemspanError: shapes, types or devices do not go together; the implementation does not exist.
     """
-    taps = weight.shape[-1]
-    if weight.dim() != 2 or x.shape[-1] != len(weight) or x.dim() != 3 or not taps:
+    check_together(x=x, weight=weight, before=before)
+    taps = weight.shape[-1] if weight.dim() == 2 else 0
+    if not taps or x.dim() != 3 or x.shape[-1] != len(weight):
         raise MemspanError(
             f"a convolution's weights {[*weight.shape]} do not fit inputs {[*x.shape]}: pass [C, W] "
             "and [B, T, C]"

@@ -20,8 +20,8 @@ from torch.library import custom_op
 
 from memspan.devices import can_look
 from memspan.errors import MemspanError
-from memspan.ops.delta_rule.feature_maps import DPFP
-from memspan.ops.delta_rule.inputs import RuleInputs
+from memspan.ops.fast_weights.feature_maps import DPFP
+from memspan.ops.fast_weights.inputs import RuleInputs
 from memspan.ops.native import compiler
 from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
 from memspan.ops.native.threads import in_shares
@@ -41,16 +41,7 @@ def available(like: Tensor, halved: bool = False) -> bool:
 
 def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
-    first, *others = inputs.tensors()
-    if any(t.dtype != first.dtype for t in others):
-        return "needs tensors of one type: convert them, or use chunked"
-    can = available(first) and all(t.is_cpu for t in others)
-    return None if can else compiler.obstacle("chunked")
-
-
-def suits(inputs: RuleInputs) -> bool:
-    """Graphs of torch.compile are better off with chunks, which it can fuse and move to any device."""
-    return not torch.compiler.is_compiling()
+    return None if available(inputs.v) else compiler.obstacle("chunked")
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
