@@ -309,7 +309,7 @@ def _with_shards(run: Path, copy: Path) -> Path:
         dist.destroy_process_group()
     with claim(copy) as claimed:
         claimed.load()
-        checkpoints.commit_shards(claimed, saved.state, best=False)
+        checkpoints.commit_shards(claimed, saved.state, best=False, keep=2)
     (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / "shards").iterdir()
     return shard
 

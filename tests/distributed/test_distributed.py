@@ -483,7 +483,7 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
     with claim(Path("r")) as claimed:
         claimed.load()
         with pytest.raises(KeyboardInterrupt):
-            checkpoints.commit_shards(claimed, state, best=False)
+            checkpoints.commit_shards(claimed, state, best=False, keep=2)
     assert folder.is_dir()
     assert checkpoints.latest(Path("r")).state["step"] == 6
 

@@ -54,6 +54,7 @@ def content(folder: Path) -> dict[str, object]:
         for p in sorted(folder.rglob("*"))
         if p.suffix in (".safetensors", ".toml") or p.name == "tokenizer.json"
     }
+    found["best"] = (folder / "checkpoints/best").read_text()
     for path in sorted(folder.rglob("state.json")):
         state = json.loads(path.read_text().rsplit("\n", 2)[0])
         del state["metrics"]
@@ -258,7 +259,7 @@ def test_a_run_without_weights_says_what_to_do() -> None:
     with pytest.raises(MemspanError, match=r"is missing: restore it, or .*memspan export r$"):
         memspan.load("r")
     with claim(Path("r")):
-        checkpoints.export(Path("r"))
+        checkpoints.export(Path("r"), 2)
     assert memspan.load("r").step
     Path("r/model.safetensors").unlink()
     shutil.rmtree("r/checkpoints")

@@ -22,6 +22,7 @@ from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.training import estimate as estimates
+from memspan.training import start
 from memspan.training.estimate import estimate, vocabulary
 from memspan.training.options import TrainConfig
 from memspan.training.sample import Sample, line
@@ -233,3 +234,21 @@ def test_a_sample_that_does_not_fit(
     flag: str, value: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "lower" in refusal(capsys, "--dry-run", "--train.device", "cpu", flag, str(value))
+
+
+def test_disk_is_that_of_the_checkpoints_that_stay(untimed: None) -> None:
+    """As many as there are at once, and not much less than one has."""
+    Path("text.txt").write_text("some text " * 500)
+    loop = {"steps": 12, "save_every": 2, "evaluate_every": 3, "evaluate_tokens": 64}
+    for keep, n in ((0, 9), (1, 3), (2, 4), (50, 9)):
+        assert estimate(tiny("transformer-xl", keep=keep, **loop)).checkpoints == n
+    config = tiny("transformer-xl", keep=0, sample_tokens=0, **loop)
+    config = dataclasses.replace(config, data=DataConfig("text.txt"))
+    found = estimate(config)
+    start.train(config, Path("r"))
+    files = list(Path("r/checkpoints").glob("step-*/*.safetensors"))
+    # Every even step, and any validation that was better.
+    assert 6 <= len(files) / 2 <= 9
+    used = sum(path.stat().st_size for path in files) / (len(files) / 2)
+    assert used == pytest.approx(found.disk / found.checkpoints, rel=0.25)
+    assert estimate(config, n_processes=2).disk == 2 * found.disk

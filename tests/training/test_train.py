@@ -203,13 +203,19 @@ def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) 
         claimed.load()
         patch.setattr(os, "fsync", full)
         with pytest.raises(MemspanError, match="No space left on device"):
-            checkpoints.save(claimed, newer, True)
+            checkpoints.save(claimed, newer, True, 2)
     assert [p.name for p in (Path("r") / "checkpoints").iterdir() if p.name[0] == "."] == []
     assert_same(before, final("r"))
     memspan.load("r")
 
 
-def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [(2, [4, 16, 20]), (1, [4, 20]), (3, [4, 12, 16, 20]), (0, [4, 8, 12, 16, 20])],
+)
+def test_the_newest_checkpoints_and_the_best_stay(
+    keep: int, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = iter([1.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
     original = validation.Validation.score
 
@@ -220,9 +226,9 @@ def test_checkpoints_keep_the_last_two_and_the_best(monkeypatch: pytest.MonkeyPa
         return dataclasses.replace(got, nats=next(scores) * got.tokens)
 
     monkeypatch.setattr(validation.Validation, "score", score)
-    start.train(config(evaluate_every=4, steps=20), Path("r"))
-    steps = sorted(int(p.name[5:]) for p in (Path("r") / "checkpoints").iterdir())
-    assert steps == [4, 16, 20]
+    start.train(config(evaluate_every=4, steps=20, keep=keep), Path("r"))
+    assert checkpoints.steps_of(Path("r")) == left
+    assert Path("r/checkpoints/best").read_text() == "step-00000004\n"
     assert memspan.load("r").step == 4
 
 

@@ -38,9 +38,9 @@ class ExportArguments:
 def export(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(ExportArguments, arguments, "memspan export")
-    load_config(options.run)
+    config = load_config(options.run)
     if options.folder is None:
-        _plain_checkpoints(options.run)
+        _plain_checkpoints(options.run, config.train.keep)
         return
     from memspan.integrations import transformers
 
@@ -48,11 +48,11 @@ def export(arguments: list[str]) -> None:
     print(f"{options.run}: exported to {options.folder}, whose README.md says how to load it")
 
 
-def _plain_checkpoints(run: Path) -> None:
+def _plain_checkpoints(run: Path, keep: int) -> None:
     from memspan.runs import checkpoints
     from memspan.runs.claim import claim
 
     with claim(run_folder(run)):
-        steps = checkpoints.export(run)
+        steps = checkpoints.export(run, keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"
     print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

@@ -61,7 +61,7 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
         try:
             runs.create(claimed, found.config, found.tokenizer)
             saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
-            checkpoints.save(claimed, saved, best=True)
+            checkpoints.save(claimed, saved, best=True, keep=1)
         except BaseException:
             # Half a run would be in the way of the next attempt.
             if not claimed.moved():

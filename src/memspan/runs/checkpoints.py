@@ -2,8 +2,9 @@
 
     checkpoints/step-00000500/   a checkpoint: ``state.json`` and its tensors, in one of two formats
     checkpoints/latest           after a save by several processes: the name of the latest one
+    checkpoints/best             the name of the best one, once there was a validation
 
-The last :data:`KEEP` and the best one are kept. A checkpoint is made under another name and then
+The newest ones and the best one are kept. A checkpoint is made under another name and then
 renamed, so that it is complete or not there. The weights of the best one are published: they become the
 run's own ``model.safetensors``.
 """
@@ -34,8 +35,8 @@ from memspan.runs.weights import WEIGHTS
 
 LATEST = "latest"
 """The file that names the latest checkpoint; where it names none, the last step is the latest."""
-KEEP = 2
-"""Checkpoints kept besides the best."""
+BEST = "best"
+"""The file that names the best checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _suggesting_older(source: Path) -> Iterator[None]:
 # --- saving -------------------------------------------------------------------------------------------
 
 
-def save(claim: Claim, checkpoint: Checkpoint, best: bool) -> None:
+def save(claim: Claim, checkpoint: Checkpoint, best: bool, keep: int) -> None:
     """Add a checkpoint written by this process alone, then drop those no longer needed.
 
     A step that is there already is not written again: the same step of a run is the same checkpoint.
@@ -121,6 +122,7 @@ def save(claim: Claim, checkpoint: Checkpoint, best: bool) -> None:
         claim: the run's folder.
         checkpoint: what to save.
         best: publish its weights, the best so far.
+        keep: newest checkpoints that stay (0: all).
 
     Raises:
         MemspanError: the disk is full, or the folder was moved or deleted.
@@ -140,7 +142,7 @@ def save(claim: Claim, checkpoint: Checkpoint, best: bool) -> None:
             _complete(building)
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
-    _drop_old(folder, state["best_step"])
+    _settle(folder, state["best_step"], keep)
 
 
 def new_shards(folder: Path, step: int) -> Path | None:
@@ -160,7 +162,7 @@ def new_shards(folder: Path, step: int) -> Path | None:
     return building / SHARDS
 
 
-def commit_shards(claim: Claim, state: State, best: bool) -> None:
+def commit_shards(claim: Claim, state: State, best: bool, keep: int) -> None:
     """Make a checkpoint of the shards that all processes have written; otherwise as :func:`save`."""
     folder = claim.folder
     building = _building(folder, state["step"])
@@ -174,7 +176,7 @@ def commit_shards(claim: Claim, state: State, best: bool) -> None:
         _complete(building)
         if best:
             _publish(target, folder / WEIGHTS)
-    _drop_old(folder, state["best_step"])
+    _settle(folder, state["best_step"], keep)
 
 
 def drop_shards(folder: Path, step: int) -> None:
@@ -236,19 +238,20 @@ def _publish(source: Path, published: Path) -> None:
 # --- repair and conversion ----------------------------------------------------------------------------
 
 
-def recover(folder: Path, state: State) -> None:
+def recover(folder: Path, state: State, keep: int) -> None:
     """Finish what a crash after the latest checkpoint left undone, and delete half-written files.
 
     Args:
         folder: the run's, claimed.
         state: the latest checkpoint's.
+        keep: as in :func:`save`.
 
     Raises:
         MemspanError: the best weights are damaged in both their places, or the disk is full.
     """
     remove_leftovers(folder)
     best = state["best_step"]
-    _drop_old(folder, best)
+    _settle(folder, best, keep)
     step = state["step"] if best is None else best
     source, published = _step_folder(folder, step), folder / WEIGHTS
     with contextlib.suppress(MemspanError):
@@ -274,11 +277,12 @@ def recover(folder: Path, state: State) -> None:
         ) from None
 
 
-def export(folder: Path) -> list[int]:
+def export(folder: Path, keep: int) -> list[int]:
     """Convert the checkpoints of several processes into those of one, and publish the best weights.
 
     Args:
         folder: the run's, claimed.
+        keep: as in :func:`save`.
 
     Returns:
         The steps whose checkpoints were converted.
@@ -286,7 +290,7 @@ def export(folder: Path) -> list[int]:
     Raises:
         MemspanError: there is no checkpoint, or a damaged one.
     """
-    recover(folder, latest(folder).state)
+    recover(folder, latest(folder).state, keep)
     converted = []
     for step in steps_of(folder):
         source = _step_folder(folder, step)
@@ -309,10 +313,15 @@ def remove_leftovers(folder: Path) -> None:
     _delete(folder, (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")))
 
 
-def _drop_old(folder: Path, best_step: int | None) -> None:
-    """Delete all checkpoints but the last and the best, and what is left of those deleted earlier."""
+def _settle(folder: Path, best_step: int | None, keep: int) -> None:
+    """Name the best checkpoint, delete all others but the newest, and what is left of earlier ones."""
     steps = steps_of(folder)
-    for old in steps[:-KEEP]:
+    named = folder / "checkpoints" / BEST
+    if best_step in steps:
+        write_atomically(named, f"{state_file.folder_name(best_step)}\n".encode())
+    else:
+        named.unlink(missing_ok=True)
+    for old in steps[:-keep] if keep else []:
         if old != best_step:
             # Renamed first: half a checkpoint must not look like a complete one.
             doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")

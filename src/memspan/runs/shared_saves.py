@@ -17,14 +17,15 @@ from memspan.runs.state_file import Checkpoint, State
 class SharedSaves:
     """Saves of a run, one at a time: each waits for the one before. All processes call all methods."""
 
-    def __init__(self, folder: Path, claim: Claim | None, processes: Processes) -> None:
+    def __init__(self, folder: Path, claim: Claim | None, processes: Processes, keep: int) -> None:
         """
         Args:
             folder: the run's.
             claim: of that folder, in the first process; None in the others.
             processes: all of the run's.
+            keep: newest checkpoints that stay (0: all).
         """
-        self._folder, self._claim, self._processes = folder, claim, processes
+        self._folder, self._claim, self._processes, self._keep = folder, claim, processes, keep
         # Not training's own group, whose collectives must not mix with these.
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "memspan-save")
@@ -76,4 +77,4 @@ class SharedSaves:
                 checkpoints.drop_shards(self._claim.folder, state["step"])
             raise checkpoints.failed_save(self._folder, cause) from error
         if self._claim is not None:
-            checkpoints.commit_shards(self._claim, state, best)
+            checkpoints.commit_shards(self._claim, state, best, self._keep)

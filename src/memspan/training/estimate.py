@@ -73,6 +73,10 @@ class Estimate:
     """What was timed."""
     steps: int
     """Updates of the run."""
+    checkpoints: int
+    """That are on the disk at once, at most."""
+    disk: int
+    """Bytes that they take."""
     tokens: int
     """That the run reads."""
 
@@ -130,7 +134,7 @@ def estimate(
     vocab_size = processes.in_turn(lambda: vocabulary(config.data))
     steps = processes.in_turn(lambda: updates(config))
     # First: refuses what cannot even be counted.
-    parameters = sizes_of(config, vocab_size, 1, optimiser).parameters
+    whole = sizes_of(config, vocab_size, config.train.batch_size, optimiser)
     n_rows = config.train.batch_size // n_processes
     found = Sampled(None, {})
     if processes.first:
@@ -145,10 +149,11 @@ def estimate(
     if n_processes > processes.size:
         probe += f", times {n_processes} without the exchange of gradients"
     options = config.train
+    checkpoints = options.checkpoints(steps)
     return Estimate(
         architecture=config.architecture,
         vocab_size=vocab_size,
-        parameters=parameters,
+        parameters=whole.parameters,
         needs=dataclasses.replace(room.needs(n_layers, n_rows), process=process),
         available=memory_of(device),
         sharing=sharing,
@@ -157,6 +162,9 @@ def estimate(
         tokens_per_second=speed * (n_processes // processes.size),
         probe=probe,
         steps=steps,
+        checkpoints=checkpoints,
+        # At the end the shards of several processes become plain files, which then replace them.
+        disk=checkpoints * whole.checkpoint * (1 if n_processes == 1 else 2),
         tokens=options.batch_size * options.tokens_read(steps),
     )
 
@@ -178,6 +186,7 @@ def report(found: Estimate) -> str:
             "and backward",
             f"speed   {found.tokens_per_second:,.0f} tokens/s{f' of {n} processes' if n > 1 else ''}: "
             f"{found.probe}",
+            f"disk    {in_units(found.disk)} for {found.checkpoints:,} checkpoints at once, at most",
             f"time    {duration(found.seconds)} for {tokens}, validations and checkpoints apart",
         ]
     )

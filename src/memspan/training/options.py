@@ -107,6 +107,8 @@ class TrainConfig:
     """Nats per token by which a validation must lower the best loss to count for early stopping."""
     save_every: int = 250
     """Steps between checkpoints (0: only at the end)."""
+    keep: int = 2
+    """Newest checkpoints that stay; the best by validation loss stays, too (0: all stay)."""
     sample_tokens: int = 300
     """Tokens of sample text generated at each validation (0: none)."""
     seed: int = 1
@@ -172,6 +174,16 @@ class TrainConfig:
         whole = self.batch_size * (row_length - row_length % self.segment_length)
         return bisect_left(range(MOST), math.ceil(Fraction(self.epochs) * whole), key=read)
 
+    def checkpoints(self, steps: int) -> int:
+        """Checkpoints on the disk at once, at most, in a run of ``steps`` updates."""
+        due = [every for every in (self.save_every, self.evaluate_every) if every]
+        # One at the end. Where both are due there is one as well.
+        made = 1 + sum(steps // every for every in due)
+        if len(due) == 2:
+            made -= steps // math.lcm(*due)
+        # The best, and the one that is being written.
+        return min(made, self.keep + 2) if self.keep else made
+
     def segments_per_update(self, step: int) -> int:
         """Segments that the update after ``step`` updates averages."""
         later = self.accumulate_later
@@ -229,7 +241,14 @@ class TrainConfig:
                 "flow within one update; raise accumulate, or lower gradient_segments"
             )
         at_least(
-            0, self, "evaluate_every", "evaluate_tokens", "save_every", "sample_tokens", "seed"
+            0,
+            self,
+            "evaluate_every",
+            "evaluate_tokens",
+            "save_every",
+            "keep",
+            "sample_tokens",
+            "seed",
         )
         refuse_contradictory_precision(self.precision, self.matmul_precision)
         at_least(1, self, "early_stopping_patience")

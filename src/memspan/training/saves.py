@@ -27,6 +27,7 @@ class Saves:
         self.moved_from: Path | None = None
         """Where it was when training began, if it was moved since."""
         self._state, self._claim, self._console = state, claim, console
+        self._keep = state.config.train.keep
         self._shared: SharedSaves | None = None
 
     def save(self) -> None:
@@ -47,7 +48,7 @@ class Saves:
             self._shared.begin(state.snapshot(self.folder), best)
         else:
             assert self._claim is not None
-            checkpoints.save(self._claim, state.snapshot(self.folder), best)
+            checkpoints.save(self._claim, state.snapshot(self.folder), best, self._keep)
 
     def latest_in_words(self) -> str:
         """Which checkpoint there is to go on from."""
@@ -66,7 +67,7 @@ class Saves:
         """At the end: what several processes wrote becomes the checkpoints of a single one."""
         self._follow()
         if self._shared is not None and self._state.processes.first:
-            checkpoints.export(self.folder)
+            checkpoints.export(self.folder, self._keep)
 
     @property
     def moved(self) -> bool:
@@ -89,4 +90,4 @@ class Saves:
         # Lazy: one process need not load torch.distributed.checkpoint.
         from memspan.runs.shared_saves import SharedSaves
 
-        return SharedSaves(self.folder, self._claim, self._state.processes)
+        return SharedSaves(self.folder, self._claim, self._state.processes, self._keep)

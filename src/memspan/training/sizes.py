@@ -42,6 +42,11 @@ class Sizes:
     gathered: int
     """Parameters that FSDP2 holds at once: its largest unit, and all that is in none."""
 
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint, if the memory is that of all rows."""
+        return BYTES * self.parameters + self.moments + self.memory_bytes
+
 
 def sizes_of(
     config: RunConfig[BackboneConfig],

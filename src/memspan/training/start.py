@@ -180,7 +180,8 @@ def _resume(
     # A single process checks all of the checkpoint before the model takes memory.
     saved = latest.load() if processes.size == 1 else None
     if processes.first:
-        checkpoints.recover(folder, state)
+        # As long as it is not known that the run goes on: by its own options.
+        checkpoints.recover(folder, state, before.train.keep)
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
     _check_corpus(state, prepared, config, folder, console)
