@@ -49,6 +49,9 @@ class Scores:
     """Characters of the same text."""
     n_words: int
     """Words of the same text, separated by white space."""
+    altered: bool
+    """Whether decoding the tokens does not restore the text: its case, spaces or rare characters are
+    lost."""
     streams: int
     """1: the exact protocol. More: the text was cut into so many streams, each with empty memory."""
     segment_length: int
@@ -72,8 +75,8 @@ class Scores:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None if any token is unknown: the model need not predict the bytes of such tokens, so the
-        number would flatter it beside a model that predicts the complete text."""
+        """None if any token is unknown, or the tokeniser alters the text: the model need not predict
+        what is lost, so the number would flatter it beside a model that predicts the complete text."""
         return self._bits_per(self.n_bytes)
 
     @property
@@ -87,9 +90,10 @@ class Scores:
         return _exp(self.nats_per_token)
 
     @property
-    def word_perplexity(self) -> float:
-        """Per word, as words are counted in ``n_words``."""
-        return _exp(self.nats / max(self.n_words, 1))
+    def word_perplexity(self) -> float | None:
+        """Per word, as words are counted in ``n_words``; None if the tokeniser alters the text, and its
+        words with it."""
+        return None if self.altered else _exp(self.nats / max(self.n_words, 1))
 
     @property
     def tokens_per_second(self) -> float:
@@ -97,7 +101,7 @@ class Scores:
         return self.tokens / self.seconds
 
     def _bits_per(self, n: int) -> float | None:
-        return None if self.n_unknown else self.nats / math.log(2) / max(n, 1)
+        return None if self.n_unknown or self.altered else self.nats / math.log(2) / max(n, 1)
 
     def as_dict(self) -> dict[str, object]:
         """All fields and scores, plain JSON values."""
@@ -200,6 +204,7 @@ def evaluate(
             ids,
             run.tokenizer,
             document_starts=text.document_starts,
+            altered=text.altered,
             batch_size=batch_size,
             segment_length=segment_length,
             memory=sizes,
@@ -294,6 +299,8 @@ class RunText:
     """The index of each document's first token (None: the run carries memory across documents)."""
     as_in_training: bool | None
     """Whether this is the text that the run was trained on (None: an old run did not record it)."""
+    altered: bool
+    """Whether decoding the tokens does not restore the text."""
 
 
 def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:
@@ -321,7 +328,9 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
             "comparable with earlier ones, and the scored text may have been trained on"
         )
     as_in_training = changed is None if known else None
-    return RunText(name, tokens, starts if run.config.data.document_reset else None, as_in_training)
+    starts_used = starts if run.config.data.document_reset else None
+    altered = any(part.altered for name, part in prepared.splits.items() if split in (ALL, name))
+    return RunText(name, tokens, starts_used, as_in_training, altered)
 
 
 def _prepared(
@@ -393,6 +402,7 @@ def score_tokens(
     tokenizer: Tokenizer,
     *,
     document_starts: np.ndarray | None = None,
+    altered: bool = False,
     batch_size: int = 1,
     segment_length: int = 128,
     memory: dict[str, object] | None = None,
@@ -403,7 +413,7 @@ def score_tokens(
     progress: Callable[[int], None] = _ignore,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D). Thirteen parameters: :func:`evaluate` is the interface for users.
+    """Score ``tokens`` (1-D). Fourteen parameters: :func:`evaluate` is the interface for users.
 
     Args:
         model: in evaluation mode.
@@ -411,6 +421,7 @@ def score_tokens(
         tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
             the tokens of that document (None: memory is carried across documents).
+        altered: whether decoding the tokens does not restore the text.
         batch_size: parallel streams; 1 is the exact protocol.
         segment_length: tokens per step, T.
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
@@ -445,6 +456,7 @@ def score_tokens(
         n_bytes=len(text),
         n_characters=len(decoded),
         n_words=len(decoded.split()),
+        altered=altered,
         streams=batch_size,
         segment_length=segment_length,
         memory=memory,

@@ -134,12 +134,14 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     if scores.n_unknown:
         print(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")
         print("  no bits per byte or character: the text of unknown tokens is not scored")
+    elif scores.altered:
+        print("  no bits per byte or character: the tokeniser does not restore this text")
     else:
         print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
         print(f"  bits per character   {scores.bits_per_character:10.4f}")
     print(f"  nats per token       {scores.nats_per_token:10.4f}")
     print(f"  perplexity per token {scores.perplexity:10.2f}")
-    if run.tokenizer.kind in ("words", "subwords"):
+    if run.tokenizer.kind not in ("bytes", "characters") and not scores.altered:
         # For bytes and characters it has seven digits, and nobody reports it.
         print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
     print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")

@@ -17,8 +17,9 @@ TOKENIZERS = ("bytes", "characters", "words", "subwords")
 TOKENIZER_HELP = (
     "What a token is: bytes, characters, words or subwords (which need tokenizers), made from "
     "the training text; or an existing tokenizer.json by its path: a run's, or one of the library "
-    "tokenizers that is a byte-level BPE, such as GPT-2's. Words and characters outside the "
-    "vocabulary become one unknown token; a text that contains it is not scored in bits per byte."
+    "tokenizers, whatever its model. Words and characters outside the vocabulary become one unknown "
+    "token; a text that contains it, or that the tokeniser does not restore, is not scored in bits per "
+    "byte."
 )
 FIELD_HELP = (
     "Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets."

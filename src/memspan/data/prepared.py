@@ -7,9 +7,11 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
@@ -42,13 +44,19 @@ class Prepared:
     """What the text seems to be if it is not UTF-8."""
 
     def notices(self) -> list[str]:
-        """Lines for the user: about files left out, and about a text in another encoding."""
+        """Lines for the user: about files left out, a text that is not restored or not UTF-8."""
         lines = []
         if self.skipped:
             shown = ", ".join(f"{file.name} ({file.reason})" for file in self.skipped[:5])
             more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
             files = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
             lines.append(f"{files} left out: {shown}{more}")
+        if altered := [name for name, split in self.splits.items() if split.altered]:
+            lines.append(
+                f"the tokeniser does not restore the text of {', '.join(altered)} (its case, spaces or "
+                "rare characters are lost): bits per byte would be those of what it decodes to, and "
+                "are left out of scores"
+            )
         if self.encoding is not None:
             lines.append(encoding_hint("the text", self.encoding))
         return lines
@@ -133,8 +141,10 @@ def _tokenise(
     for name, documents in text.splits.items():
         n_bytes = sum(map(len, documents))
         task = bar.add_task(f"tokenising {name}", total=n_bytes)
-        ids = (tokenizer.encode_stream(_watched(d, bar, task)) for d in documents)
-        splits[name] = write_tokens(folder / f"{name}.bin", ids, n_bytes, tokenizer)
+        altered: list[bool] = []
+        ids = (_ids(tokenizer, _watched(d, bar, task), altered) for d in documents)
+        path = folder / f"{name}.bin"
+        splits[name] = write_tokens(path, ids, n_bytes, tokenizer, partial(any, altered))
     # The cache's key is the hash of the text as it was first read.
     if digest(text.splits) != text.record["sha256"]:
         raise MemspanError(
@@ -142,6 +152,14 @@ def _tokenise(
         )
     tokenizer.save(folder)
     return splits
+
+
+def _ids(
+    tokenizer: Tokenizer, chunks: Iterator[bytes], altered: list[bool]
+) -> Iterator[np.ndarray]:
+    for text, ids in tokenizer.encoded(chunks):
+        altered[:] = [any(altered) or tokenizer.alters(text, ids)]
+        yield ids
 
 
 def _watched(document: Text, bar: Progress, task: TaskID) -> Iterator[bytes]:

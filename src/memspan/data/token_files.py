@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,16 @@ class TokenFile:
     vocabulary_hash: str
     sha256: str
     """Of the ids."""
+    altered: bool = False
+    """Whether decoding does not restore the text, see :meth:`Tokenizer.alters`."""
 
 
 def write_tokens(
-    path: Path, documents: Iterable[Iterable[np.ndarray]], n_bytes: int, tokenizer: Tokenizer
+    path: Path,
+    documents: Iterable[Iterable[np.ndarray]],
+    n_bytes: int,
+    tokenizer: Tokenizer,
+    altered: Callable[[], bool] = lambda: False,
 ) -> TokenFile:
     """Write ``path`` (``.bin``) and its header (``.json``), with one piece at a time in memory.
 
@@ -51,6 +57,7 @@ def write_tokens(
         documents: each document's ids, in pieces.
         n_bytes: bytes of the text they encode.
         tokenizer: what made them.
+        altered: asked at the end whether decoding does not restore the text.
 
     Raises:
         MemspanError: an id does not fit the vocabulary's type, or the disk is full.
@@ -83,6 +90,7 @@ def write_tokens(
         "n_bytes": n_bytes,
         "document_starts": starts,
         "sha256": sums.hexdigest(),
+        "altered": altered(),
     }
     header["header_sha256"] = _check(header)
     write_atomically(path.with_suffix(".json"), json.dumps(header).encode())
@@ -117,6 +125,8 @@ def read_tokens(path: Path) -> TokenFile:
             vocab_size=header["vocab_size"],
             vocabulary_hash=header["vocabulary_hash"],
             sha256=header["sha256"],
+            # Older files are of tokenisers that restore every text.
+            altered=bool(header.get("altered")),
         )
     except FileNotFoundError as error:
         raise MemspanError(f"{error.filename} is missing: {remedy}") from None

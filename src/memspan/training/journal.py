@@ -49,7 +49,7 @@ class Journal:
         if self._losses:
             nats = torch.stack(self._losses).mean().item()
             bits = None
-            if not state.unknown_share:
+            if not (state.unknown_share or text.altered):
                 bits = nats / math.log(2) * len(text.tokens) / text.n_bytes
             losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
             short = f"{nats:.3f}" if bits is None else f"{nats:.3f}  {bits:.3f} bits/byte"
@@ -77,6 +77,8 @@ class Journal:
         nats = f"{scores.nats_per_token:.4f} nats per token"
         if scores.n_unknown:
             text = f"{nats} ({percent(scores.unknown_share)} unknown: no bits per byte)"
+        elif scores.altered:
+            text = nats
         else:
             text = f"{scores.bits_per_byte:.4f} bits per byte  ({nats})"
         self._console.print(f"step {self._state.step:>6,}  validation {text}")

@@ -69,6 +69,7 @@ class Validation:
             tokens,
             state.prepared.tokenizer,
             document_starts=document_starts,
+            altered=state.prepared.splits["validation"].altered,
             batch_size=batch_size,
             segment_length=segment_length,
             precision=self.precision,

@@ -50,7 +50,11 @@ class Tokenizer(ABC):
         Raises:
             MemspanError: the text is not UTF-8, and the tokeniser needs that.
         """
-        return (self.encode(piece) for piece in self.pieces(chunks))
+        return (ids for _, ids in self.encoded(chunks))
+
+    def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
+        """The same ids, each piece with its text."""
+        return ((piece, self.encode(piece)) for piece in self.pieces(chunks))
 
     @staticmethod
     def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -79,6 +83,11 @@ class Tokenizer(ABC):
             return 0
         pieces = (ids[i : i + COUNTED] for i in range(0, len(ids), COUNTED))
         return sum(int(np.count_nonzero(piece == self.unknown)) for piece in pieces)
+
+    def alters(self, text: bytes, ids: np.ndarray) -> bool:
+        """Whether decoding the text's ``ids`` does not restore it, so that bits per byte would be those
+        of another text. Of words, white space does not count."""
+        return False
 
     @abstractmethod
     def content(self) -> dict[str, object]:

@@ -12,18 +12,22 @@ from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.base import LIMIT, Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.data.tokenizers.subwords import (
-    SubwordTokenizer,
-    read_library_tokenizer,
-    train_subwords,
-)
+from memspan.data.tokenizers.library import LibraryTokenizer, read_library_tokenizer
+from memspan.data.tokenizers.subwords import SubwordTokenizer, train_subwords
 from memspan.data.tokenizers.utf8 import utf8
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
 
 KINDS: dict[str, type[Tokenizer]] = {
-    kind.kind: kind for kind in (ByteTokenizer, CharacterTokenizer, WordTokenizer, SubwordTokenizer)
+    kind.kind: kind
+    for kind in (
+        ByteTokenizer,
+        CharacterTokenizer,
+        WordTokenizer,
+        SubwordTokenizer,
+        LibraryTokenizer,
+    )
 }
 
 OURS = b'{"sha256": '
@@ -92,7 +96,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """A ``tokenizer.json``: a run's, or one of the library ``tokenizers``.
 
     Raises:
-        MemspanError: it cannot be read, is damaged, or the library's does what ours do not.
+        MemspanError: it cannot be read, is damaged, or splits texts at random.
     """
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read(len(OURS)) == OURS:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memspan.data.options import refuse_oversized_vocabulary
-from memspan.data.tokenizers.base import LIMIT, Tokenizer
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.utf8 import utf8
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
 
 
 class SubwordTokenizer(Tokenizer):
@@ -23,7 +20,7 @@ class SubwordTokenizer(Tokenizer):
 
     def __init__(self, model: str) -> None:
         _check_subwords(json.loads(model))
-        self._bpe = _subword_library().Tokenizer.from_str(model)
+        self._bpe = subword_library().Tokenizer.from_str(model)
 
     @property
     def vocab_size(self) -> int:
@@ -50,7 +47,7 @@ def train_subwords(documents: Iterable[bytes], vocab_size: int | None) -> Subwor
             f"sub-words need a vocabulary of at least 256, one per byte, not {vocab_size}: "
             "raise --data.vocab-size"
         )
-    library = _subword_library()
+    library = subword_library()
     bpe = library.Tokenizer(library.models.BPE())
     bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(
@@ -60,46 +57,6 @@ def train_subwords(documents: Iterable[bytes], vocab_size: int | None) -> Subwor
     )
     bpe.train_from_iterator((utf8(d) for d in documents), trainer)
     return SubwordTokenizer(bpe.to_str())
-
-
-def read_library_tokenizer(path: Path) -> SubwordTokenizer:
-    """A ``tokenizer.json`` of the library ``tokenizers``, with its ids.
-
-    Its special tokens are not looked for in a text, which may hold their names. What it does beside
-    splitting a text, such as padding or adding tokens at the start, is left out.
-
-    Raises:
-        MemspanError: it cannot be read, or is no byte-level BPE that splits like GPT-2: only such a one
-            restores every byte, and can read a text in chunks.
-    """
-    try:
-        value = json.loads(read_limited(path, LIMIT))
-        for part in ("truncation", "padding", "post_processor", "decoder", "added_tokens"):
-            value[part] = [] if part == "added_tokens" else None
-        if value["model"]["type"] != "BPE":
-            raise ValueError(f"it is {value['model']['type']}")
-        if value["normalizer"] is not None:
-            raise ValueError("it alters the text with a normalizer")
-        # Older files leave the pattern out, which is then used.
-        if not value["pre_tokenizer"].get("use_regex", True):
-            raise ValueError("it does not split at words")
-        refuse_oversized_vocabulary(len(value["model"]["vocab"]))
-        return SubwordTokenizer(json.dumps(value))
-    except OSError as error:
-        raise MemspanError(f"cannot read {path} ({error.strerror}): check its path") from None
-    except MemspanError:
-        raise
-    except BaseException as error:
-        # As in load_tokenizer.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = " ".join(f"{type(error).__name__} {error}".split()).removeprefix("ValueError ")[
-            :200
-        ]
-        raise MemspanError(
-            f"{path} is no tokenizer.json that can be used ({reason}): give a byte-level BPE that "
-            "splits like GPT-2, or make one with --data.tokenizer subwords"
-        ) from None
 
 
 def byte_level_bytes() -> dict[str, int]:
@@ -119,6 +76,8 @@ def _check_subwords(value: Any) -> None:
         or any(model.get(name) for name in (*options, "fuse_unk", "byte_fallback", "ignore_merges"))
         or (model["type"], split["type"]) != ("BPE", "ByteLevel")
         or split["add_prefix_space"] is not False
+        # Older files leave the pattern out, which is then used.
+        or not split.get("use_regex", True)
     ):
         raise ValueError("it is no plain byte-level BPE")
     vocabulary, letters = model["vocab"], set(byte_level_bytes())
@@ -128,7 +87,12 @@ def _check_subwords(value: Any) -> None:
         raise ValueError("its tokens are not made of bytes")
 
 
-def _subword_library() -> Any:
+def subword_library() -> Any:
+    """The library ``tokenizers``.
+
+    Raises:
+        MemspanError: it is not installed.
+    """
     try:
         import tokenizers
     except ImportError:

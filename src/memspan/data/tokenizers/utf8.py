@@ -34,13 +34,16 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
         n_bytes += len(chunk)
 
 
-def cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
-    """The same text in pieces that end where a gap begins; a text without gaps is one piece."""
+def cut_at_gaps(texts: Iterable[str], gaps: str = " \t\n") -> Iterator[str]:
+    """The same text in pieces that end where a gap begins; a text without gaps is one piece.
+
+    ``gaps``: characters that are one where they stand alone.
+    """
     held: list[str] = []
     rest = ""
     for text in texts:
         rest += text
-        gap = _last_gap(rest)
+        gap = _last_gap(rest, gaps)
         if gap is not None:
             yield "".join([*held, rest[:gap]])
             held, rest = [], rest[gap:]
@@ -52,14 +55,14 @@ def cut_at_gaps(texts: Iterable[str]) -> Iterator[str]:
         yield "".join([*held, rest])
 
 
-def _last_gap(text: str) -> int | None:
-    """Position of the last single space, tab or line break between two other characters.
+def _last_gap(text: str, gaps: str) -> int | None:
+    """Position of the last single one of ``gaps``, which are white space, between other characters.
 
     Neither a word nor the pattern by which byte-level BPE splits a text (Radford et al. 2019) crosses
     its left edge.
     """
     for n in range(len(text) - 2, 0, -1):
-        if text[n] in " \t\n" and not (text[n - 1].isspace() or text[n + 1].isspace()):
+        if text[n] in gaps and not (text[n - 1].isspace() or text[n + 1].isspace()):
             return n
     return None
 

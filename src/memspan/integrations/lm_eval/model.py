@@ -78,7 +78,7 @@ class MemspanLM(LM):
         if segment_length is None:
             segment_length = segment_for(self.run, None, self._sizes, self._reading)
         self._segment_length = _at_least_1("segment_length", segment_length)
-        self._precision = precision_for(self.run)
+        self._precision, self._altered = precision_for(self.run), False
         # An option that the model cannot have is refused here, and not in the middle of a task.
         self._reader(self._empty())
 
@@ -137,7 +137,9 @@ class MemspanLM(LM):
         ]
 
     def _encode(self, text: str) -> np.ndarray:
-        return self.run.tokenizer.encode(bytes_of(text))
+        ids = self.run.tokenizer.encode(bytes_of(text))
+        self._altered = self._altered or self.run.tokenizer.alters(bytes_of(text), ids)
+        return ids
 
     def _pair(self, context: str, continuation: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a context, at least one, and those of what follows.
@@ -158,6 +160,12 @@ class MemspanLM(LM):
 
     def _report_unknown(self, texts: Iterable[np.ndarray]) -> None:
         """Warn of scores that are better than the text's: the harness cannot leave them out."""
+        if self._altered:
+            logging.getLogger("memspan").warning(
+                f"the tokeniser of {self.run.folder} does not restore these texts (their case, spaces "
+                "or rare characters are lost), so bits per byte and perplexity per word flatter this "
+                "model beside others"
+            )
         scored = np.concatenate([np.empty(0, self.run.tokenizer.dtype), *texts])
         if n_unknown := self.run.tokenizer.count_unknown(scored):
             logging.getLogger("memspan").warning(

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.library import LibraryTokenizer
 from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer
 from memspan.errors import MemspanError
@@ -106,4 +107,5 @@ PIPELINES: dict[type[Tokenizer], Callable[[Any], Pipeline]] = {
     CharacterTokenizer: _characters,
     WordTokenizer: _words,
     SubwordTokenizer: _subwords,
+    LibraryTokenizer: lambda tokenizer: Pipeline.from_str(str(tokenizer.content()["model"])),
 }

@@ -1,0 +1,183 @@
+"""Any tokeniser of the library ``tokenizers``: byte-pair encoding, WordPiece, Unigram, whole words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memspan.data.options import refuse_oversized_vocabulary
+from memspan.data.tokenizers.base import LIMIT, Tokenizer
+from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes, subword_library
+from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded, utf8
+from memspan.errors import MemspanError
+from memspan.files.bytes import read_limited
+
+LEFT_OUT = ("truncation", "padding", "post_processor", "added_tokens")
+"""What a file may have beside the splitting of a text."""
+SPACE = "\u2581"
+"""The stand-in for a space of SentencePiece (Kudo and Richardson 2018)."""
+PROBE = 'A "small" Probe: 12 x 3.5 (of what\u2019s cut) -- it\'s so. \u00dcber \u6771\u4eac too !\n'
+"""Where its single spaces may be cut is taken to hold for every text."""
+
+
+class LibraryTokenizer(Tokenizer):
+    """A ``tokenizer.json`` as :func:`read_library_tokenizer` prepares it.
+
+    Decoding puts each token's own text after the one before it, so that ids may be decoded in pieces.
+    A text whose case, spaces or rare characters the tokeniser drops is not restored: see
+    :meth:`alters`.
+    """
+
+    kind = "library"
+
+    def __init__(self, model: str) -> None:
+        self._parts = json.loads(model)
+        rules = self._parts["model"]
+        if any(self._parts.get(name) for name in LEFT_OUT) or rules.get("dropout"):
+            raise ValueError("it adds to a text, or splits it at random")
+        self._tokenizer = subword_library().Tokenizer.from_str(model)
+        ids = self._tokenizer.get_vocab()
+        self._size = max(ids.values()) + 1
+        # Unigram gives its number, the others its text.
+        self.unknown = rules.get("unk_id", ids.get(rules.get("unk_token")))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._size
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.asarray(self._tokenizer.encode(utf8(text)).ids, dtype=self.dtype)
+
+    def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
+        # A whole document where the tokeniser may join what is on both sides of a space.
+        gaps = " " if self._cuts_at_spaces else ""
+        for text in cut_at_gaps(decoded(chunks), gaps):
+            piece = text.encode()
+            yield piece, self.encode(piece)
+
+    @cached_property
+    def _cuts_at_spaces(self) -> bool:
+        whole = self.encode(PROBE.encode()).tolist()
+        pieces = [(PROBE[:n].encode(), PROBE[n:].encode()) for n, c in enumerate(PROBE) if c == " "]
+        return all(
+            [*self.encode(left).tolist(), *self.encode(right).tolist()] == whole
+            for left, right in pieces
+        )
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        return b"".join(map(self._texts.__getitem__, ids))
+
+    def alters(self, text: bytes, ids: np.ndarray) -> bool:
+        return self.decode(ids) != text
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        """Each id's text."""
+        parts = [*_nested(self._parts["pre_tokenizer"]), *_nested(self._parts["decoder"])]
+        kinds = {part["type"] for part in parts}
+        replaced = [*parts, *_nested(self._parts["normalizer"])]
+        marked = "Metaspace" in kinds or any(
+            SPACE in (part.get("content"), *(part.get("pattern") or {}).values())
+            for part in replaced
+            if part["type"] == "Replace"
+        )
+        tokens = [self._tokenizer.id_to_token(n) or "" for n in range(self._size)]
+        if "ByteLevel" in kinds:
+            table = byte_level_bytes()
+            return [
+                bytes(table[c] for c in token) if table.keys() >= set(token) else token.encode()
+                for token in tokens
+            ]
+        if marked:
+            return [_of_sentence_piece(token) for token in tokens]
+        # As it is after another, since a first one may lose its space.
+        anchor = self.encode(b"a").tolist()[:1] or [0]
+        before = self._decoded(anchor)
+        return [
+            self._decoded([*anchor, n])[len(before) :].encode() if token else b""
+            for n, token in enumerate(tokens)
+        ]
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def content(self) -> dict[str, object]:
+        return {"model": self._tokenizer.to_str()}
+
+
+def read_library_tokenizer(path: Path) -> Tokenizer:
+    """A ``tokenizer.json`` of the library ``tokenizers``, with its ids.
+
+    Left out is what it does beside splitting a text: padding, tokens at the start, the space that many
+    put before a text, and tokens that were added to its vocabulary, which a text may hold as they are.
+
+    Raises:
+        MemspanError: it cannot be read, or splits texts at random.
+    """
+    try:
+        value = json.loads(read_limited(path, LIMIT))
+        for name in LEFT_OUT:
+            value[name] = [] if name == "added_tokens" else None
+        refuse_oversized_vocabulary(len(value["model"]["vocab"]))
+        try:
+            # Ours are nothing else, and restore every byte.
+            return SubwordTokenizer(json.dumps(value | {"decoder": None}))
+        except (ValueError, KeyError, TypeError):
+            return LibraryTokenizer(json.dumps(_without_first_space(value)))
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check its path") from None
+    except MemspanError:
+        raise
+    except BaseException as error:
+        # As in load_tokenizer.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(f"{type(error).__name__} {error}".split()).removeprefix("ValueError ")
+        raise MemspanError(
+            f"{path} is no tokenizer.json that can be used ({reason[:200]}): give one that the "
+            "library tokenizers wrote, or make one with --data.tokenizer subwords"
+        ) from None
+
+
+def _without_first_space(value: dict[str, Any]) -> dict[str, Any]:
+    """The tokeniser without the space that it puts before a text, and takes away again: texts are read
+    in pieces. Where spaces are thrown away before, each word's own is left."""
+    split, normalizer = value["pre_tokenizer"] or {}, value["normalizer"]
+    if split.get("type") == "Metaspace":
+        for part in (split, *(p for p in _nested(value["decoder"]) if p["type"] == "Metaspace")):
+            part |= {"prepend_scheme": "never"}
+            part.pop("add_prefix_space", None)
+    for part in _nested(split):
+        if part["type"] == "ByteLevel":
+            part["add_prefix_space"] = False
+    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    kept = [step for step in steps if step["type"] != "Prepend"]
+    if kept != steps:
+        value["normalizer"] = {"type": "Sequence", "normalizers": kept}
+        decoder = value["decoder"] or {}
+        if "decoders" in decoder:
+            decoder["decoders"] = [d for d in decoder["decoders"] if d["type"] != "Strip"]
+    return value
+
+
+def _nested(value: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a part, itself included."""
+    if isinstance(value, list):
+        yield from itertools.chain.from_iterable(map(_nested, value))
+    elif isinstance(value, dict):
+        if "type" in value:
+            yield value
+        yield from _nested([inner for inner in value.values() if isinstance(inner, list)])
+
+
+def _of_sentence_piece(token: str) -> bytes:
+    byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+    return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
