@@ -184,6 +184,10 @@ CASES: dict[str, Case] = {
     "xl-fixed-one": transformer_xl(
         n_layers=1, attention_span="fixed", memory_length=1, tie_position_biases=True
     ),
+    "xl-segment-gated": transformer_xl(gating="gru"),
+    "xl-fixed-gated": transformer_xl(
+        attention_span="fixed", gating="gru", d_head=3, activation="gelu"
+    ),
     "compressive": compressive(),
     "compressive-rate-3": compressive(ADAPTIVE, compression_rate=3, task_gradient=True),
     "compressive-mean-post": compressive(
@@ -200,6 +204,7 @@ CASES: dict[str, Case] = {
     ),
     "compressive-shortest": compressive(memory_length=2, compression_rate=3, compressed_length=1),
     "compressive-none": compressive(compressed_length=0, final_norm=False),
+    "compressive-gated": compressive(gating="gru", compression="mean"),
     "compressive-fixed-clamp": compressive(
         attention_span="fixed", clamp_length=4, tie_position_biases=True, d_head=3
     ),

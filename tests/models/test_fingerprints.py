@@ -77,6 +77,7 @@ RELATIVE = [
     ({}, {"clamp_length": 2}),
     ({}, {"tie_position_biases": True}),
     ({"n_layers": 1}, {"tie_position_biases": True}),
+    ({}, {"gating": "gru"}),
 ]
 CHANGES: dict[Any, list[tuple[Options, Options]]] = {
     XL: [*RELATIVE, ({}, {"start": "zeros"}), ({}, {"norm_epsilon": 0.1})],

@@ -85,6 +85,9 @@ class CompressiveConfig(BackboneConfig):
     """Share the position biases u and v over all layers."""
     normalisation: Literal["pre", "post"] = "pre"
     """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
+    gating: Literal["none", "gru"] = "none"
+    """How a sub-layer's output joins the residual stream. none: it is added. gru: through a gate, which
+    begins near the identity, as in GTrXL for reinforcement learning (pre-norm only)."""
     final_norm: bool = True
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
     attention_bias: bool = False

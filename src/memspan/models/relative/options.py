@@ -37,6 +37,10 @@ class RelativeOptions(HeadOptions, Protocol):
     def clamp_length(self) -> int | None: ...
     @property
     def attention_span(self) -> str: ...
+    @property
+    def normalisation(self) -> str: ...
+    @property
+    def gating(self) -> str: ...
 
 
 @runtime_checkable
@@ -49,8 +53,6 @@ class RelativeConfig(BackboneConfig, RelativeOptions, Protocol):
     def d_ff(self) -> int: ...
     @property
     def activation(self) -> str: ...
-    @property
-    def normalisation(self) -> str: ...
     @property
     def final_norm(self) -> bool: ...
     @property
@@ -73,6 +75,11 @@ def check_attention(config: RelativeOptions) -> None:
         )
     if config.positions == "sinusoidal":
         check_sinusoids(config, "learned")
+    if config.gating != "none" and config.normalisation != "pre":
+        raise MemspanError(
+            f"gating {config.gating} needs normalisation pre, not {config.normalisation}: drop one "
+            "of them"
+        )
 
 
 def table_rows(config: RelativeOptions) -> int:

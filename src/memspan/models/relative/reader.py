@@ -181,8 +181,9 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         return self.backbone.final_norm(h)
 
     def _compiles(self, halved: bool) -> bool:
-        pre_norm = self.backbone.config.normalisation == "pre"
-        return pre_norm and relative_step.available(self._hidden, halved)
+        config = self.backbone.config
+        supported = config.normalisation == "pre" and config.gating == "none"
+        return supported and relative_step.available(self._hidden, halved)
 
     def _compiled_step(self, halved: bool) -> CompiledStep:
         backbone = self.backbone

@@ -28,6 +28,7 @@ from memspan.models.packing import (
     module_list,
 )
 from memspan.models.protocol import Backbone, M, TransferableWeights
+from memspan.models.relative.gate import GRUGate, gate_schema
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
 from memspan.nn import FeedForward, dropout_layer, sinusoids
@@ -194,7 +195,7 @@ class RelativeSelfAttention(nn.Module):
 
 
 class RelativeLayer(nn.Module):
-    """Attention and feed-forward sub-layers, each with its residual and norm."""
+    """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
 
     def __init__(self, config: RelativeConfig) -> None:
         super().__init__()
@@ -213,6 +214,9 @@ class RelativeLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = dropout_layer(config.dropout)
+        gated = config.gating == "gru"
+        self.attention_gate = GRUGate(config.d_model) if gated else None
+        self.feed_forward_gate = GRUGate(config.d_model) if gated else None
 
     def normalise_context(self, context: Tensor) -> Tensor:
         """What keys and values are computed from: with pre-norm, the normalised context."""
@@ -223,12 +227,17 @@ class RelativeLayer(nn.Module):
         return self.attention.project(self.normalise_context(x), self.normalise_context(memory))
 
     def residual(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer: residual sums, norms and feed-forward, ``[B, T, D]``."""
+        """The rest of the layer: residual sums or gates, norms and feed-forward, ``[B, T, D]``."""
         if self.pre:
-            x = x + self.dropout(attended)
-            return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+            x = self._joined(x, attended, self.attention_gate)
+            fed = self.feed_forward(self.feed_forward_norm(x))
+            return self._joined(x, fed, self.feed_forward_gate)
         x = self.attention_norm(x + self.dropout(attended))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+    def _joined(self, x: Tensor, branch: Tensor, gate: GRUGate | None) -> Tensor:
+        branch = self.dropout(branch)
+        return x + branch if gate is None else gate(x, branch)
 
 
 class RelativeBackbone(Backbone[M]):
@@ -257,6 +266,9 @@ class RelativeBackbone(Backbone[M]):
             nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
         )
         initialise(self, config.initialisation, config.n_layers)
+        for module in self.modules():
+            if isinstance(module, GRUGate):
+                module.initialise()
 
     def stack(self) -> Iterator[RelativeLayer]:
         """The layers, first to last."""
@@ -341,9 +353,12 @@ class RelativeBackbone(Backbone[M]):
         )
 
     @torch.no_grad()
-    def transferable_weights(self, distances: Tensor) -> TransferableWeights:
-        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables."""
+    def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
+        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables. None with gates:
+        what their sub-layers return is no summand."""
         config, layers = self.config, []
+        if config.gating != "none":
+            return None
         for n, layer in enumerate(self.stack()):
             attention, (u, v) = layer.attention, self.biases(n)
             weights = {
@@ -400,6 +415,8 @@ def layer_schema(
     }
     if not rows:
         products["position"] = linear(d, inner, bias=False)
+    if config.gating == "gru":
+        more |= {"attention_gate": gate_schema(d), "feed_forward_gate": gate_schema(d)}
     return Schema(
         kind,
         attributes={"pre": config.normalisation == "pre"},
