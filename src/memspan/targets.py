@@ -18,6 +18,7 @@ from memspan.installed import require
 from memspan.models import Backbone, LanguageModel
 from memspan.models.stateful import CarriesMemory
 from memspan.runs.config_files import PRESETS, read_config
+from memspan.runs.places import place_of
 from memspan.runs.run import Run, load
 from memspan.runs.shipped import SHIPPED, run_folder
 from memspan.stateful.caches import Causal
@@ -113,7 +114,7 @@ def _cannot(what: str, error: RefusedError) -> MemspanError:
 def is_run(model: object) -> TypeGuard[Run | str | Path]:
     """Whether it is a run, or the name of one."""
     if isinstance(model, str | Path):
-        return (run_folder(model) / "config.toml").is_file()
+        return (place_of(model).run / "config.toml").is_file()
     return isinstance(model, Run)
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import memspan
 from command_line import refused
 from memspan import cli
+from memspan.errors import MemspanError
+from memspan.files.tensors import load_tensors
 from memspan.runs import checkpoints
 from memspan.runs.options import RunConfig
 from memspan.training import start
@@ -61,3 +65,63 @@ def test_without_validations_there_is_no_best() -> None:
     assert state["best_step"] == 6
     checkpoints.recover(folder, state | {"best_step": None}, 2)
     assert not (folder / "checkpoints/best").exists()
+
+
+def test_any_of_them_is_loaded_by_its_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = run / "checkpoints/step-00000004"
+    weights = load_tensors(checkpoint / "model.safetensors")[0]
+    for path in (checkpoint, "run/checkpoints/step-4", f"{checkpoint.absolute()}/"):
+        found = memspan.load(path)
+        assert (found.step, found.folder) == (4, Path(path))
+        loaded = found.model.state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+    # The best at that time, wherever the run goes.
+    Path("moved").mkdir()
+    run.rename("moved/run")
+    assert memspan.load("moved/run/checkpoints/best").step == memspan.load("moved/run").step == 6
+    scores = memspan.evaluate("moved/run/checkpoints/step-4", "text.txt", tokens=32)
+    assert scores.run == "moved/run/checkpoints/step-4"
+    assert scores.nats != memspan.evaluate("moved/run", "text.txt", tokens=32).nats
+    monkeypatch.chdir("moved/run/checkpoints")
+    assert memspan.load("step-4").step == 4
+
+
+def test_every_verb_takes_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "run/checkpoints/step-4"
+    cli.main(["evaluate", path, "--tokens", "32"])
+    assert capsys.readouterr().out.startswith(f"{path}  ")
+    cli.main(["generate", path, "--prompt", "memory", "--tokens", "2"])
+    assert capsys.readouterr().out.startswith("memory")
+    cli.main(["measure", path, "--budget", "1", "--longest", "4"])
+    assert f"written: {run / 'checkpoints/step-00000004/measure.json'}" in capsys.readouterr().out
+    cli.main(["check", path, "--laws", "repeatable"])
+    assert "holds" in capsys.readouterr().out
+    small = ["--preset", "run/config.toml", "--train.steps", "1", "--out", "warm"]
+    cli.main(["train", "--init-from", path, *small])
+    assert f"initialised from {path}: " in capsys.readouterr().out
+
+
+def test_what_takes_a_whole_run_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "run/checkpoints/step-4"
+    assert "--init-from takes the weights" in refused(capsys, "train", "--resume", path)
+    assert "give the run's folder, run" in refused(capsys, "export", path)
+    for wrong in ("step-7", "step-", "step-x", "bets", f"step-{'9' * 30}"):
+        line = refused(capsys, "evaluate", f"run/checkpoints/{wrong}")
+        assert "step-00000003, step-00000004, step-00000005" in line
+    for text in ("../..", "step-00000004/../../..", "", "9" * 200):
+        (run / "checkpoints/best").write_text(text)
+        assert "there is no checkpoint" in refused(capsys, "evaluate", "run/checkpoints/best")
+    assert "checkpoints is no run" in refused(capsys, "evaluate", "run/checkpoints")
+
+
+def test_a_damaged_one_is_refused(run: Path) -> None:
+    first, other = (run / f"checkpoints/step-0000000{n}" for n in (4, 5))
+    shutil.copyfile(other / "model.safetensors", first / "model.safetensors")
+    with pytest.raises(MemspanError, match="is another checkpoint's: restore its own"):
+        memspan.load(first)
+    (first / "model.safetensors").unlink()
+    with pytest.raises(MemspanError, match="is missing"):
+        memspan.load(first)
+    (other / "state.json").unlink()
+    with pytest.raises(MemspanError, match=r"state\.json is missing: restore it"):
+        memspan.load(other)

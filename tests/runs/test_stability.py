@@ -66,6 +66,15 @@ def test_runs_are_evaluated_as_when_they_were_saved(
     assert scores["nats_per_token"] == pytest.approx(EVALUATED[name], **CLOSE)
 
 
+def test_a_checkpoint_that_two_processes_wrote_is_loaded(folder: Path) -> None:
+    (checkpoint,) = Path("shared/checkpoints").glob("step-*")
+    run, published = memspan.load(checkpoint), memspan.load("shared")
+    assert (checkpoint / "shards").is_dir()
+    assert run.step == int(checkpoint.name[5:]) == published.step
+    for name, tensor in published.model.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], tensor)
+
+
 @pytest.mark.parametrize("name", READ_ON)
 def test_memories_are_read_on_from(name: str, folder: Path) -> None:
     run = memspan.load(name)

@@ -11,7 +11,7 @@ import tyro
 from memspan.commands.parsing import parsed
 from memspan.errors import MemspanError
 from memspan.runs.config_files import load_config
-from memspan.runs.shipped import run_folder
+from memspan.runs.places import run_alone
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def _plain_checkpoints(run: Path, keep: int) -> None:
     from memspan.runs import checkpoints
     from memspan.runs.claim import claim
 
-    with claim(run_folder(run)):
-        steps = checkpoints.export(run, keep)
+    folder = run_alone(run, "without --to all of a run's are made plain")
+    with claim(folder):
+        steps = checkpoints.export(folder, keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"
     print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

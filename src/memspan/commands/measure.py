@@ -16,7 +16,8 @@ from memspan.commands.parsing import parsed
 from memspan.commands.reading import TARGET_HELP, DeviceArguments
 from memspan.commands.standard_input import STDIN, readable
 from memspan.errors import MemspanError
-from memspan.runs.shipped import is_shipped, run_folder
+from memspan.runs.places import place_of
+from memspan.runs.shipped import is_shipped
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
 
 def _own_folder(run: str) -> Path:
     """Where a report on the run, or on another model, belongs."""
-    folder = run_folder(run)
-    own = (folder / "config.toml").is_file() and not is_shipped(folder)
-    return folder if own else Path.cwd()
+    place = place_of(run)
+    own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
+    return (place.checkpoint or place.run) if own else Path.cwd()
 
 
 @contextlib.contextmanager

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from memspan.runs.run import Run
 
 RUN_HELP = (
-    f"Run folder or, where there is none, a run that comes with memspan: {', '.join(SHIPPED)}."
+    "Run folder, for its best weights; one of its checkpoints, such as RUN/checkpoints/step-750; or, "
+    f"where there is none, a run that comes with memspan: {', '.join(SHIPPED)}."
 )
 TARGET_HELP = (
-    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a preset; a folder "
-    "in transformers' format; transformers:TYPE, made small and random, such as transformers:mamba; or "
-    "FILE.py:NAME, a model or a function that makes one."
+    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
+    "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
+    "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function that "
+    "makes one."
 )
 
 

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from memspan.errors import MemspanError
 from memspan.files.bytes import link_atomically, read_limited, write_atomically
 from memspan.files.folders import sync_folder
@@ -29,14 +31,13 @@ from memspan.invocation import command
 from memspan.runs import shards, state_file, tensor_files
 from memspan.runs.binding import bound_files, header, refuse_changes
 from memspan.runs.claim import Claim
+from memspan.runs.places import BEST, CHECKPOINTS, folder_name
 from memspan.runs.shards import SHARDS, Target
 from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import WEIGHTS
 
 LATEST = "latest"
 """The file that names the latest checkpoint; where it names none, the last step is the latest."""
-BEST = "best"
-"""The file that names the best checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def latest(folder: Path) -> SavedCheckpoint:
         raise no_checkpoint(folder)
     found = _step_folder(folder, steps[-1])
     with contextlib.suppress(OSError):
-        name = read_limited(folder / "checkpoints" / LATEST, 100).decode(errors="replace").strip()
+        name = read_limited(folder / CHECKPOINTS / LATEST, 100).decode(errors="replace").strip()
         if name in {_step_folder(folder, step).name for step in steps}:
             found = found.with_name(name)
     with _suggesting_older(found):
@@ -85,7 +86,7 @@ def latest(folder: Path) -> SavedCheckpoint:
 
 def steps_of(folder: Path) -> list[int]:
     """Steps of the complete checkpoints of the run in ``folder``, ascending."""
-    found = (folder / "checkpoints").glob("step-*")
+    found = (folder / CHECKPOINTS).glob("step-*")
     steps = (int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdecimal())
     return sorted(step for step in steps if _step_folder(folder, step).is_dir())
 
@@ -108,6 +109,18 @@ def _suggesting_older(source: Path) -> Iterator[None]:
         older = [step for step in steps_of(folder) if _step_folder(folder, step) != source]
         hint = f"; or move {source} away to go on from step {older[-1]}" if older else ""
         raise MemspanError(f"{error}{hint}") from None
+
+
+def weights_at(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights of the checkpoint in ``source`` alone, and the header of their file.
+
+    Raises:
+        MemspanError: a file is missing, damaged, or of another checkpoint.
+    """
+    state = state_file.read(source)
+    if WEIGHTS in state["files"]:
+        return tensor_files.read_one(source, WEIGHTS, state)
+    return dict(shards.opened(source, state).weights), header(state, bound_files(state))
 
 
 # --- saving -------------------------------------------------------------------------------------------
@@ -138,7 +151,7 @@ def save(claim: Claim, checkpoint: Checkpoint, best: bool, keep: int) -> None:
             state_file.write(building, state, files)
             _refuse_moved(claim)
             # Without it, the checkpoint of the last step is the latest.
-            (folder / "checkpoints" / LATEST).unlink(missing_ok=True)
+            (folder / CHECKPOINTS / LATEST).unlink(missing_ok=True)
             _complete(building)
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
@@ -302,7 +315,7 @@ def export(folder: Path, keep: int) -> list[int]:
         # Once this is written, the new files count and the shards do not.
         state_file.write(source, state, files)
         converted.append(step)
-    (folder / "checkpoints" / LATEST).unlink(missing_ok=True)
+    (folder / CHECKPOINTS / LATEST).unlink(missing_ok=True)
     for step in steps_of(folder):
         shutil.rmtree(_step_folder(folder, step) / SHARDS, ignore_errors=True)
     return converted
@@ -310,15 +323,15 @@ def export(folder: Path, keep: int) -> list[int]:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete files and folders whose writing or deletion a crash cut short."""
-    _delete(folder, (*folder.glob(".*.tmp"), *(folder / "checkpoints").glob(".*.tmp")))
+    _delete(folder, (*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")))
 
 
 def _settle(folder: Path, best_step: int | None, keep: int) -> None:
     """Name the best checkpoint, delete all others but the newest, and what is left of earlier ones."""
     steps = steps_of(folder)
-    named = folder / "checkpoints" / BEST
+    named = folder / CHECKPOINTS / BEST
     if best_step in steps:
-        write_atomically(named, f"{state_file.folder_name(best_step)}\n".encode())
+        write_atomically(named, f"{folder_name(best_step)}\n".encode())
     else:
         named.unlink(missing_ok=True)
     for old in steps[:-keep] if keep else []:
@@ -327,7 +340,7 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
             doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
             with contextlib.suppress(OSError):
                 os.replace(_step_folder(folder, old), doomed)
-    _delete(folder, (folder / "checkpoints").glob(".step-*.old.tmp"))
+    _delete(folder, (folder / CHECKPOINTS).glob(".step-*.old.tmp"))
 
 
 def _delete(folder: Path, leftovers: Iterable[Path]) -> None:
@@ -351,9 +364,9 @@ def _say_left(folder: Path, reason: str) -> None:
 
 
 def _step_folder(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / state_file.folder_name(step)
+    return folder / CHECKPOINTS / folder_name(step)
 
 
 def _building(folder: Path, step: int) -> Path:
     """Where a checkpoint is while it is made."""
-    return folder / "checkpoints" / f".step-{step:08d}.tmp"
+    return folder / CHECKPOINTS / f".step-{step:08d}.tmp"

@@ -21,7 +21,8 @@ from memspan.invocation import command
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import DEFAULT_ARCHITECTURE, RunConfig
-from memspan.runs.shipped import SHIPPED, run_folder
+from memspan.runs.places import place_of
+from memspan.runs.shipped import SHIPPED
 from memspan.training.options import OptimConfig, TrainConfig
 
 T = TypeVar("T")
@@ -143,12 +144,12 @@ def load_config(folder: Path) -> RunConfig[BackboneConfig]:
     """The options of a run, from its ``config.toml``.
 
     Args:
-        folder: the run's, or the name of a shipped run.
+        folder: the run's or one of its checkpoints', or the name of a shipped run.
 
     Raises:
         MemspanError: it is no run, or the file is damaged.
     """
-    folder = run_folder(folder)
+    folder = place_of(folder).run
     if not folder.is_dir():
         raise MemspanError(
             f"no run at {folder}: check the path, train one with {command('train')}, or take one that "

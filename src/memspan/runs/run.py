@@ -19,6 +19,7 @@ from memspan.runs.binding import refuse_changes
 from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.places import Place, place_of
 from memspan.runs.shipped import run_folder
 from memspan.runs.weights import WEIGHTS, check_fit, load_weights, widened
 
@@ -28,10 +29,11 @@ class Run:
     """A trained model and everything that is needed to use it."""
 
     folder: Path
+    """As it was named: the run's, or that of one of its checkpoints."""
     config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
     model: LanguageModel
-    """With the best weights so far, in evaluation mode."""
+    """With the best weights so far, or the checkpoint's, in evaluation mode."""
     step: int
     """Updates that made these weights."""
     corpus: Identity
@@ -57,25 +59,24 @@ def create(claim: Claim, config: RunConfig[BackboneConfig], tokenizer: Tokenizer
     claim.load()
 
 
-def trained(folder: str | Path) -> tuple[Path, RunConfig[BackboneConfig]]:
-    """The folder and options of a run that has weights; they are not read.
+def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
+    """Where a run or checkpoint is that has weights, and its options; the weights are not read.
 
     Raises:
         MemspanError: not a run, or one without weights yet.
     """
-    folder = run_folder(folder)
-    config = load_config(folder)
-    if not (folder / WEIGHTS).exists():
-        raise _without_weights(folder)
-    return folder, config
+    config, place = load_config(Path(folder)), place_of(folder)
+    if place.checkpoint is None and not (place.run / WEIGHTS).exists():
+        raise _without_weights(place.run)
+    return place, config
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:
-    """The best weights of a run so far, ready to evaluate.
+    """The best weights of a run so far, or those of one of its checkpoints, ready to evaluate.
 
     Args:
-        folder: the run's. Where there is none, the name of a run that comes with memspan, such as
-            ``shakespeare``.
+        folder: the run's, or a checkpoint's in it, such as ``runs/book/checkpoints/step-750``. Where
+            there is none, the name of a run that comes with memspan, such as ``shakespeare``.
         device: where the model goes, such as ``cuda``.
 
     Raises:
@@ -86,23 +87,26 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         run = memspan.load("runs/book")
         output = run.model(tokens)
     """
-    folder, config = trained(folder)
-    tokenizer = load_tokenizer(folder)
-    stored, header = load_tensors(folder / WEIGHTS)
-    weights = widened(stored)
-    refuse_changes(folder, header)
-    check_fit(folder, config, tokenizer.vocab_size, weights)
+    place, config = trained(folder)
+    tokenizer = load_tokenizer(place.run)
+    if place.checkpoint is None:
+        stored, header = load_tensors(place.run / WEIGHTS)
+    else:
+        stored, header = checkpoints.weights_at(place.checkpoint)
+    weights, named = widened(stored), run_folder(folder)
+    refuse_changes(place.run, header)
+    check_fit(named, config, tokenizer.vocab_size, weights)
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
-    load_weights(model, weights, folder)
+    load_weights(model, weights, named)
     try:
         step = int(header["step"])
     except (KeyError, ValueError):
-        raise MemspanError(f"{folder / WEIGHTS} does not say its step: restore it") from None
+        raise MemspanError(f"{named / WEIGHTS} does not say its step: restore it") from None
     try:
         corpus = recorded(json.loads(header.get("corpus", "{}")))
     except (ValueError, RecursionError) as error:
-        raise MemspanError(f"{folder / WEIGHTS} is damaged ({error}): restore it") from None
-    return Run(folder, config, tokenizer, model.to(device).eval(), step, corpus)
+        raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
+    return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
 
 
 def _without_weights(folder: Path) -> MemspanError:

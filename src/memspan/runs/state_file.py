@@ -14,6 +14,7 @@ from torch import Tensor
 from memspan.data.identity import Identity, recorded
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited, write_atomically
+from memspan.runs.places import folder_name
 
 NAME = "state.json"
 LIMIT = 1 << 20
@@ -115,8 +116,3 @@ def read(folder: Path) -> State:
             f"{folder_name(state['step'])}"
         )
     return state
-
-
-def folder_name(step: int) -> str:
-    """The name of the folder with the checkpoint of ``step``."""
-    return f"step-{step:08d}"

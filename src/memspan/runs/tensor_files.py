@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from memspan.errors import MemspanError
 from memspan.files.tensors import SEAL, load_tensors, save_tensors
 from memspan.runs.binding import header
@@ -34,9 +36,13 @@ def read(folder: Path, state: State) -> Checkpoint:
     Raises:
         MemspanError: a file is missing, damaged, or of another checkpoint.
     """
-    found = {}
-    for name in (WEIGHTS, TRAINING):
-        found[name], about = load_tensors(folder / name)
-        if about[SEAL] != state["files"].get(name) or about.get("step") != str(state["step"]):
-            raise MemspanError(f"{folder / name} is another checkpoint's: restore its own")
-    return Checkpoint(found[WEIGHTS], found[TRAINING], state)
+    weights, training = (read_one(folder, name, state)[0] for name in (WEIGHTS, TRAINING))
+    return Checkpoint(weights, training, state)
+
+
+def read_one(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """One of the two files, with its header; otherwise as :func:`read`."""
+    tensors, about = load_tensors(folder / name)
+    if about[SEAL] != state["files"].get(name) or about.get("step") != str(state["step"]):
+        raise MemspanError(f"{folder / name} is another checkpoint's: restore its own")
+    return tensors, about

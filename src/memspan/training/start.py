@@ -26,8 +26,8 @@ from memspan.runs import checkpoints, history
 from memspan.runs.claim import Claim, claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.places import run_alone
 from memspan.runs.run import create, load
-from memspan.runs.shipped import run_folder
 from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import check_fit
 from memspan.training import metrics
@@ -149,7 +149,9 @@ def resume(
         more = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5000))
         resume("runs/first", config=more)
     """
-    folder, console = run_folder(folder), console or Console(quiet=True)
+    console = console or Console(quiet=True)
+    again = "--resume goes on from a run's newest one (--init-from takes the weights of any)"
+    folder = run_alone(folder, again)
     # Refuses what is no run before a folder is made for the claim.
     load_config(folder)
     with _claimed(folder, processes) as claimed:

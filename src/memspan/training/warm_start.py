@@ -11,6 +11,7 @@ from torch import Tensor
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
+from memspan.runs.places import place_of
 from memspan.runs.run import Run
 
 
@@ -54,7 +55,7 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
             f"{source.folder} has another vocabulary ({source.tokenizer.kind}, "
             f"{source.tokenizer.vocab_size:,} tokens; here {tokenizer.kind}, "
             f"{tokenizer.vocab_size:,}): --init-from needs the same, set --data.tokenizer "
-            f"{source.folder / 'tokenizer.json'}"
+            f"{place_of(source.folder).run / 'tokenizer.json'}"
         )
     if type(model.backbone) is type(source.model.backbone):
         found = source.model.state_dict()
