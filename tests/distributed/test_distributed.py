@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
 SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fsdp"))
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
 KINDS = ("ddp", "fsdp")
+RECOMPUTED = ("compressive", "feedback")
 several = pytest.mark.processes
 STEPS, CUT = 5, 3
 SOURCE = str(Path(memspan.__file__).parents[1])
@@ -140,6 +142,12 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for kind in KINDS:
                 options = written(config(name, kind), f"{name}-{kind}")
                 jobs.append({"config": options, "folder": f"{name}-{kind}", "unscored": 4})
+        for name, kind in product(RECOMPUTED, KINDS):
+            model = dataclasses.replace(MODELS[name][0], dropout=0.2)
+            for recompute in (False, True):
+                folder_name = f"{name}-{kind}-{'recomputed' if recompute else 'plain'}"
+                options = config(name, kind, model, recompute=recompute)
+                jobs.append({"config": written(options, folder_name), "folder": folder_name})
         for name, kind in SPOILT:
             options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
             jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
@@ -180,6 +188,17 @@ def test_all_stop_early_together_and_count_on_when_resumed() -> None:
         assert (cut["step"], cut["unimproved"]) == (2, 1)
         assert [(state["step"], state["unimproved"]) for state in rest] == [(3, 2)] * 2
         assert losses(f"{kind}-whole") == losses(f"{kind}-again")
+
+
+@several
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_recomputing_changes_no_number(name: str, kind: str, learned: Path) -> None:
+    """With dropout, whose random numbers are each process's own."""
+    plain, recomputed = (f"{learned}/{name}-{kind}-{how}" for how in ("plain", "recomputed"))
+    assert losses(plain) == losses(recomputed)
+    tensors = weights(plain)
+    assert all(torch.equal(x, tensors[name]) for name, x in weights(recomputed).items())
 
 
 @several

@@ -90,6 +90,20 @@ def test_activations_grow_linearly() -> None:
     assert line({2: 3.0}, 10) == 15
 
 
+@pytest.mark.parametrize("segments", [1, 3])
+def test_recomputed_layers_are_counted(segments: int) -> None:
+    """What the sample says of many layers, rows and segments is what tensors then take."""
+    loop: Any = {"accumulate": 3, "gradient_segments": segments, "segment_length": 32}
+    config = tiny("transformer-xl", recompute=True, **loop)
+    model = dataclasses.replace(config.model, n_layers=6, memory_length=32, dropout=0.1)
+    config = dataclasses.replace(config, model=model)
+    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, recompute=False))
+    said = sampled(config, 256, 4, CPU).activations(6, 4)
+    taken, without = (Sample(each, 256, CPU).live_bytes(4, segments) for each in (config, plain))
+    assert said == pytest.approx(taken, rel=0.1)
+    assert taken < without / (2 + segments)
+
+
 def test_what_is_slow_is_timed_in_part(untimed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "sampled", lambda *_: Sampled(None, {1: 5.0, 2: 10.0}))
     config = tiny("lstm", batch_size=12)

@@ -137,6 +137,20 @@ def test_resume_continues_bit_for_bit(
     assert losses("whole") == losses("cut")
 
 
+def test_a_run_goes_on_with_or_without_recomputing() -> None:
+    """It changes no number, with dropout and a memory that gradients flow through."""
+    loop = {"accumulate": 2, "gradient_segments": 2, "steps": 8}
+    options = config(dataclasses.replace(MODEL, dropout=0.2), **loop)
+    options = dataclasses.replace(options, optim=OptimConfig(schedule="constant"))
+    first = dataclasses.replace(options, train=dataclasses.replace(options.train, steps=4))
+    rest = dataclasses.replace(options.train, recompute=True)
+    start.train(options, Path("plain"))
+    start.train(first, Path("changed"))
+    start.resume(Path("changed"), config=dataclasses.replace(options, train=rest))
+    assert_same(final("plain"), final("changed"))
+    assert "recompute = true" in Path("changed/config.toml").read_text()
+
+
 @pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
     options = config(steps=60, save_every=5, evaluate_every=30)

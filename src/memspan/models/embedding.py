@@ -13,6 +13,7 @@ from memspan.errors import MemspanError
 from memspan.models.inputs import check_device
 from memspan.models.options import EmbeddingConfig
 from memspan.models.packing import is_itself, known
+from memspan.models.recomputation import recomputed
 from memspan.nn import NOT_SCORED, in_chunks
 
 
@@ -87,6 +88,9 @@ class Head(nn.Module):
     may be shared with the embedding, see :class:`~memspan.models.EmbeddingConfig`.
     """
 
+    recompute: bool = False
+    """Whether losses keep no logits for backward, see :attr:`memspan.LanguageModel.recompute`."""
+
     def __init__(self, embedding: Embedding, config: EmbeddingConfig) -> None:
         super().__init__()
         self.edges = (0, *config.cutoffs, embedding.vocab_size)
@@ -136,18 +140,21 @@ class Head(nn.Module):
             return losses_of(self(hidden), targets)
         x, words = hidden.flatten(0, -2), targets.flatten()
         if len(self.edges) == 2:
-            return nats(partial(self._cluster, i=0), x, words).view_as(targets)
+            return self._nats(partial(self._cluster, i=0), x, words).view_as(targets)
         cluster = torch.bucketize(
             words.contiguous(), torch.tensor(self.edges[1:-1], device=x.device), right=True
         )
         column = torch.where(cluster == 0, words, self.edges[1] + cluster - 1)
-        losses = nats(self._head, x, column)
+        losses = self._nats(self._head, x, column)
         for i in range(1, len(self.edges) - 1):
             rows = (cluster == i).nonzero().squeeze(1)
             tail = partial(self._cluster, i=i)
-            tail_nats = nats(tail, x.index_select(0, rows), words[rows] - self.edges[i])
+            tail_nats = self._nats(tail, x.index_select(0, rows), words[rows] - self.edges[i])
             losses = losses.index_add(0, rows, tail_nats)
         return losses.view_as(targets)
+
+    def _nats(self, logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
+        return nats(logits, x, words, self.recompute)
 
     def _head(self, x: Tensor) -> Tensor:
         weight, bias = self._table(0)
@@ -172,10 +179,15 @@ def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
     return nats(lambda x: x, logits.flatten(0, -2), targets.flatten()).view_as(targets)
 
 
-def nats(logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
-    """``-log p(words)`` under ``logits(x)``: ``[N, D], int64 [N] -> [N]``, 0 for :data:`NOT_SCORED`."""
+def nats(
+    logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor, recompute: bool = False
+) -> Tensor:
+    """``-log p(words)`` under ``logits(x)``: ``[N, D], int64 [N] -> [N]``, 0 for :data:`NOT_SCORED`.
+
+    ``recompute``: keep ``x`` for backward, and no logits.
+    """
 
     def chunk(x: Tensor, words: Tensor) -> Tensor:
         return F.cross_entropy(logits(x), words, ignore_index=NOT_SCORED, reduction="none")
 
-    return in_chunks(chunk, x, words)
+    return in_chunks(partial(recomputed, chunk) if recompute else chunk, x, words)

@@ -213,6 +213,18 @@ class LanguageModel(nn.Module):
         self._refuse_unknown("reader", self.backbone.reader, options)
         return Reader(self, memory, batch_size, options, precision)
 
+    @property
+    def recompute(self) -> bool:
+        """Activation checkpointing: layers, and chunks of the logits that losses need, keep only what
+        they are given for backward, and are computed again there. It may be set at any time, and
+        changes no number, neither losses nor gradients nor what dropout draws; ``docs/scaling.md`` has
+        what it saves and costs in each architecture."""
+        return self.backbone.recompute
+
+    @recompute.setter
+    def recompute(self, wanted: bool) -> None:
+        self.backbone.recompute = self.head.recompute = wanted
+
     def clip_groups(self) -> list[list[nn.Parameter]]:
         """Parameters whose gradients are clipped together.
 

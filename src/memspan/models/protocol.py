@@ -7,7 +7,7 @@ reader included: an architecture needs one of its own only to stream faster than
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
@@ -20,12 +20,14 @@ from memspan.models.inputs import check_memory, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Schema, Watch, is_exactly
+from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
 from memspan.precision.products import Precision
 from memspan.trees import constant
 
 M = TypeVar("M", bound=Memory)
+R = TypeVar("R")
 M_co = TypeVar("M_co", bound=Memory, covariant=True)
 
 
@@ -209,6 +211,9 @@ class Backbone(nn.Module, Generic[M]):
     schema: Schema | None = None
     """The modules for which this architecture's reader was written, and functions that take a whole
     segment through all layers (None: there are none)."""
+    recompute: bool = False
+    """Whether each layer keeps only what it is given for backward, and is computed again there
+    (activation checkpointing): less memory for more time, and the same numbers bit for bit."""
 
     def __init__(self, config: BackboneConfig) -> None:
         """Keep the options, and refuse sizes that no machine holds before any layer is made."""
@@ -225,6 +230,11 @@ class Backbone(nn.Module, Generic[M]):
     def is_as_made(self) -> bool:
         """Whether these are exactly the modules of :attr:`schema`, so that kernels may stand in."""
         return self.schema is not None and is_exactly(self, self.schema)
+
+    def through(self, part: Callable[..., R], *arguments: Any) -> R:
+        """``part(*arguments)``: how a pass calls its layers, so that :attr:`recompute` holds for them.
+        A part must change nothing that it is given."""
+        return recomputed(part, *arguments) if self.recompute else part(*arguments)
 
     def initial_memory(self, batch_size: int) -> M:
         """A memory before the first token, ``batch_size`` rows. More arguments are the architecture's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from memspan.errors import MemspanError
@@ -59,6 +61,39 @@ class CountedProducts(TorchDispatchMode):
         if packet in flop_registry:
             self.operations += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
         return result
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of tensors that are made within, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # As in CountedProducts.
+        return False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        # Views and what is changed in place share what they were given.
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in {s._cdata: s for s in _storages(result)}.values():
+            if storage._cdata not in given:
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _freed(self, size: int) -> None:
+        self.live -= size
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [t.untyped_storage() for t in tree_leaves(values) if isinstance(t, Tensor)]
 
 
 def has_fewer_layers(config: RunConfig[BackboneConfig]) -> bool:
@@ -111,6 +146,7 @@ class Sample:
         self._config, self._vocab_size, self._device = config, vocab_size, device
         self._precision = precision_of(config.train, device)
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
+        self.model.recompute = config.train.recompute
 
     def operations_per_token(self) -> float:
         """Operations in a forward pass's matrix products.
@@ -128,16 +164,37 @@ class Sample:
 
     def peak_bytes(self, rows: int) -> int | None:
         """What a segment's forward and backward take at most, gradients included (None: unknown)."""
-        model, tokens = self.model.train(), self._tokens(rows)
         memory = self._memory(rows)
         before = _reset_peak(self._device)
-        with self._precision.float32_products():
-            with self._precision.autocast(self._device):
-                loss = model(tokens, memory, targets=tokens).loss
-            loss.backward()
+        self._pass(rows, memory)
         peak = _peak(self._device)
-        model.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         return None if before is None or peak is None else peak - before
+
+    def live_bytes(self, rows: int, segments: int) -> int:
+        """What forward and backward through so many segments take at most in tensors, without the
+        weights' gradients.
+
+        For a model that recomputes its layers: what it keeps of each is so little that holes in the
+        heap, which the tensors of many rows do not leave, would be taken for it, or the gradients.
+        """
+        memory = self._memory(rows)
+        hooks = [p.register_post_accumulate_grad_hook(_drop) for p in self.model.parameters()]
+        with LiveTensors() as counted:
+            self._pass(rows, memory, segments)
+        for hook in hooks:
+            hook.remove()
+        return counted.peak
+
+    def _pass(self, rows: int, memory: Memory, segments: int = 1) -> None:
+        model, tokens, losses = self.model.train(), self._tokens(rows), []
+        with self._precision.float32_products():
+            for _ in range(segments):
+                with self._precision.autocast(self._device):
+                    output = model(tokens, memory, targets=tokens)
+                memory = output.memory
+                losses.append(output.loss)
+            torch.stack(losses).sum().backward()
 
     def _memory(self, rows: int) -> Memory:
         """After a segment: the next one displaces what is in it. The same in all rows."""
@@ -153,6 +210,10 @@ class Sample:
         length = self._config.train.segment_length
         tokens = made_up_tokens(self._vocab_size, rows * length).astype(np.int64)
         return torch.from_numpy(tokens).view(rows, length).to(self._device)
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 @contextmanager

@@ -127,8 +127,6 @@ def needs(
         moments //= n_processes
         held = own + (sizes.gathered if n_processes > 1 else 0)
     buckets = config.train.parallel == "ddp" and n_processes > 1
-    if activations is not None:
-        activations *= config.train.gradient_segments
     saving = 0
     if n_processes > 1 and device.type == "cpu":
         part = (BYTES * sizes.parameters + sizes.moments) // n_processes + sizes.memory_bytes
@@ -152,12 +150,13 @@ class Sampled:
     """What samples of one and two layers, with one and two rows, took."""
 
     peaks: dict[int, dict[int, float]] | None
-    """Bytes of a pass, gradients apart, by layers, then by rows (None: this system does not tell)."""
+    """Bytes of the segments that gradients flow through, gradients apart, by layers, then by rows
+    (None: this system does not tell)."""
     operations: dict[int, float]
     """Per token, in the matrix products of a forward pass, by layers."""
 
     def activations(self, n_layers: int, rows: int) -> float | None:
-        """Bytes of a pass of so many layers and rows: they grow linearly in both."""
+        """Bytes with so many layers and rows: they grow linearly in both."""
         if self.peaks is None:
             return None
         return line({n: line(by_rows, rows) for n, by_rows in self.peaks.items()}, n_layers)
@@ -192,14 +191,27 @@ def sampled(
             sample = Sample(part, vocab_size, device)
             # Not counted: it leaves the heap as all later passes find it.
             sample.peak_bytes(1)
-            found = [sample.peak_bytes(n) for n in range(1, most_rows + 1)]
+            found = [_peak(sample, config, n, least.gradients) for n in range(1, most_rows + 1)]
             operations[n_layers] = sample.operations_per_token()
         if peaks is None or None in found:
             peaks = None
         else:
-            sizes = [max(0, peak - least.gradients) for peak in found if peak is not None]
-            peaks[n_layers] = dict(enumerate(map(float, sizes), 1))
+            sizes = [peak for peak in found if peak is not None]
+            peaks[n_layers] = dict(enumerate(sizes, 1))
     return Sampled(peaks, operations)
+
+
+def _peak(
+    sample: Sample, config: RunConfig[BackboneConfig], rows: int, gradients: int
+) -> float | None:
+    """Bytes of all segments of ``rows`` that gradients flow through, ``gradients`` apart."""
+    segments = config.train.gradient_segments
+    if not config.train.recompute:
+        peak = sample.peak_bytes(rows)
+        return None if peak is None else float(segments * max(0, peak - gradients))
+    # Layers are computed again one at a time, however many segments there are.
+    counts = range(1, min(2, segments) + 1)
+    return line({n: float(sample.live_bytes(rows, n)) for n in counts}, segments)
 
 
 def refuse_oversized_training(
@@ -213,13 +225,13 @@ def refuse_oversized_training(
     """Raise :class:`MemspanError` if training ``rows`` rows in each process does not fit the device.
 
     Where a lower bound leaves no doubt that it fits, nothing is measured: it counts the weights, their
-    gradients, and each layer's two inputs, saved for backward.
+    gradients, and :func:`least_activations`.
     """
     refuse_oversized_model(config.model, vocab_size, config.embedding)
     weights = BYTES * parameters(config.model, vocab_size, config.embedding)
     if config.train.parallel == "ddp":
         refuse_oversized("training's weights and gradients", 2 * weights, device, REMEDY)
-    inputs = config.train.gradient_segments * least_activations(config, rows)
+    inputs = least_activations(config, rows)
     refuse_oversized("training's activations", inputs, device, "lower batch_size or segment_length")
     if 2 * weights + inputs > MEASURED_FROM * memory_of(device):
         found = sampled(config, vocab_size, rows, device, optimiser)
@@ -232,9 +244,12 @@ def refuse_oversized_training(
 
 
 def least_activations(config: RunConfig[BackboneConfig], rows: int) -> int:
-    """Bytes of the two inputs of every layer, of one segment: a lower bound of what a pass saves."""
-    tokens = rows * config.train.segment_length
-    return BYTES * 2 * tokens * config.model.n_layers * config.model.d_model
+    """A lower bound of what is saved for backward, in bytes: the two inputs of every layer, in all
+    segments that gradients flow through; with ``recompute`` a layer's own, in one segment."""
+    options = config.train
+    tokens = rows * options.segment_length
+    inputs = 1 if options.recompute else 2 * options.gradient_segments
+    return BYTES * inputs * tokens * config.model.n_layers * config.model.d_model
 
 
 def on_this_machine(n_processes: int, device: torch.device) -> int:

@@ -91,6 +91,7 @@ class TrainingState:
         n_rows = self.rows.stop - self.rows.start
         refuse_oversized_training(config, vocab_size, n_rows, device, processes.size, optimiser)
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
+        self.model.recompute = options.recompute
         self.warm_start: WarmStart | None = None
         """What was taken from ``source``."""
         if source is not None:

@@ -10,9 +10,10 @@ Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression func
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -358,14 +359,16 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         context = in_one_row(memory)
 
         h = self.dropout(x)
+        # Once more, the caller's list would get the weights twice.
+        run = self.through if attention_weights is None else operator.call
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
             both = torch.cat([old, h], 1)
             recent = newest_columns(both, slots, documents)
             hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
-            received = self._counter(h, old_slots + n_tokens, implementation)
-            h, older, loss = layer(h, old, older, step, shared, self.biases(n), received)
+            given = (h, old, older, step, shared, self.biases(n))
+            h, older, loss, received = run(self._counted, layer, *given)
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:
@@ -441,11 +444,15 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """Whether compressing asks how much attention each slot received."""
         return self.config.compression == "most-used" and self.config.compressed_length > 0
 
-    def _counter(self, x: Tensor, span: int, implementation: str | None) -> Tensor | None:
-        """Accumulator for received attention ``[B, span]``, or None."""
-        counts_shares = not self.training and implementation != "sdpa"
+    def _counted(
+        self, layer: CompressiveLayer, x: Tensor, memory: Tensor, *others: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What ``layer`` returns, and the attention that each slot received, ``[B, C+M+T]``, or None:
+        counted anew where a layer is recomputed."""
+        counts_shares = not self.training and others[-2].implementation != "sdpa"
         wanted = self.needs_received or counts_shares
-        return x.new_zeros(len(x), span) if wanted else None
+        received = x.new_zeros(len(x), memory.shape[1] + x.shape[1]) if wanted else None
+        return *layer(x, memory, *others, received), received
 
     def _step(self, memory: CompressiveMemory, n_tokens: int, documents: Documents | None) -> Step:
         """What a segment of ``n_tokens`` does to the slots of ``memory``."""

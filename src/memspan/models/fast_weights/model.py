@@ -238,7 +238,8 @@ class FastWeights(Backbone[FastWeightsMemory]):
         weights, key_sums = [], []
         before = zip(memory.weights.unbind(1), memory.key_sum.unbind(1), strict=True)
         for layer, (old, old_sum) in zip(self.stack(), before, strict=True):
-            h, after, key_sum = layer(h, old.to(dtype), old_sum.to(dtype), implementation)
+            given = (h, old.to(dtype), old_sum.to(dtype), implementation)
+            h, after, key_sum = self.through(layer, *given)
             weights.append(after)
             key_sums.append(key_sum)
         return BackboneOutput(

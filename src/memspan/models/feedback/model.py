@@ -287,11 +287,11 @@ class Feedback(Backbone[FeedbackMemory]):
         if not x.numel():
             h = vectors = x.to(self.dtype)
         else:
-            x, kept = self.dropout(x), self._draw(x, memory, n_old)
+            x = self.dropout(x)
             if implementation == "reference" or not (self.can_fuse() and self.is_as_made()):
-                h, vectors = self._reference(x, memory, kept)
+                h, vectors = self._reference(x, memory, self._draw(x, memory, n_old))
             else:
-                h, vectors = self._fused(x, memory, n_old, kept, implementation)
+                h, vectors = self.through(self._fused, x, memory, n_old, implementation)
         span, n_new = memory.vectors.shape[1], x.shape[1]
         newest = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
@@ -348,19 +348,27 @@ class Feedback(Backbone[FeedbackMemory]):
         masks = [layer.span_mask() for layer in self.stack()]
         factors = NO_DROPOUT if kept is None else kept.factors(self.dtype)
         outputs, vectors = [], []
-        for t, x_t in enumerate(x.unbind(1)):
+
+        def read(
+            t: int, x_t: Tensor, past: list[tuple[list[Tensor], list[Tensor]]]
+        ) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
+            """Token ``t`` through all layers: output, memory vector, its keys and values."""
             visible = slot >= span - (length + t).clamp(max=span)[:, None]
             states = [x_t]
             for n, layer in enumerate(self.stack()):
-                keys = torch.stack([keys[n] for keys, _ in past[-span:]], 2)
-                values = torch.stack([values[n] for _, values in past[-span:]], 2)
+                keys = torch.stack([keys[n] for keys, _ in past], 2)
+                values = torch.stack([values[n] for _, values in past], 2)
                 token = factors.of_token(n, t, self.config.n_heads)
                 given = (keys, values, visible, masks[n], token, attention_weights)
                 states.append(layer(states[-1], *given))
             # Not a matrix product, which autocast would round: memory keeps full precision.
             vector = (mix[:, None, None] * torch.stack(states)).sum(0)
-            past.append(self.project(vector))
-            outputs.append(states[-1])
+            return states[-1], vector, self.project(vector)
+
+        for t, x_t in enumerate(x.unbind(1)):
+            out, vector, projected = self.through(read, t, x_t, past[-span:])
+            past.append(projected)
+            outputs.append(out)
             vectors.append(vector)
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
 
@@ -382,7 +390,6 @@ class Feedback(Backbone[FeedbackMemory]):
         x: Tensor,
         memory: FeedbackMemory,
         n_old: int,
-        kept: Kept | None,
         implementation: str | None,
     ) -> tuple[Tensor, Tensor]:
         """The same as :meth:`_reference`, by one function over the whole segment."""
@@ -395,7 +402,7 @@ class Feedback(Backbone[FeedbackMemory]):
             self.fold(span),
             activation=self.config.activation,
             eps=next(self.stack()).attention_norm.eps,
-            kept=kept,
+            kept=self._draw(x, memory, n_old),
             implementation=implementation,
         )
 

@@ -260,7 +260,8 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         h, after = self.dropout(x), []
         before = zip(memory.weights.unbind(1), memory.inputs.unbind(1), strict=True)
         for layer, (weights, inputs) in zip(self.stack(), before, strict=True):
-            h, *own = layer(h, weights.to(dtype), inputs.to(dtype), implementation)
+            given = (h, weights.to(dtype), inputs.to(dtype), implementation)
+            h, *own = self.through(layer, *given)
             after.append(own)
         weights, inputs = (torch.stack(own, 1) for own in zip(*after, strict=True))
         memory = GatedDeltaNetMemory(memory.tokens_seen + x.shape[1], weights, inputs)

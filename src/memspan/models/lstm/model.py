@@ -96,9 +96,9 @@ class LSTM(Backbone[LSTMMemory]):
         for n, layer in enumerate(self.layers):
             before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
             if by_token:
-                h, state = step_by_step(layer, h, *before)
+                h, state = self.through(step_by_step, layer, h, *before)
             else:
-                h, state = layer(h, tuple(t[None].contiguous() for t in before))
+                h, state = self.through(layer, h, tuple(t[None].contiguous() for t in before))
             states.append(state)
             h = self.dropout(h)
         output, cell = (torch.stack([t[0] for t in ts], 1) for ts in zip(*states, strict=True))

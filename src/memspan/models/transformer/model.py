@@ -93,7 +93,7 @@ class Transformer(Backbone[Memory]):
         mask = mask if documents is None else documents.mask(mask)
         h = self.dropout(x)
         for layer in self.layers:
-            h = layer(h, mask, codes, implementation == "reference")
+            h = self.through(layer, h, mask, codes, implementation == "reference")
         h = self.final_norm(h)
         h = h if documents is None else documents.put_back(h)
         return BackboneOutput(h, Memory(count_after(seen, x.shape[1], documents)), h.new_zeros(()))

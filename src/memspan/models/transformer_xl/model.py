@@ -6,6 +6,7 @@ Options: :class:`~memspan.models.TransformerXLConfig`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -157,12 +158,13 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             memory.length, n_tokens, slots, documents, implementation, attention_weights, span
         )
         h = self.dropout(x)
+        # Once more, the caller's list would get the weights twice.
+        run = self.through if attention_weights is None else operator.call
         recent = []
         for n, layer in enumerate(self.stack()):
             old = memory.hidden[:, n].to(h.dtype)
-            both = torch.cat([old, h], 1)
-            recent.append(newest_columns(both, slots, documents))
-            h = layer(h, old, shared, self.biases(n))
+            recent.append(_newest(old, h, documents))
+            h = run(layer, h, old, shared, self.biases(n))
         hidden = self.final_norm(h)
         memory = memory_after(memory, torch.stack(recent, 1), n_tokens, documents)
         if documents is not None:
@@ -207,6 +209,17 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         from memspan.models.transformer_xl.reader import TransformerXLReader
 
         return TransformerXLReader(self, memory, span)
+
+
+def _newest(old: Tensor, h: Tensor, documents: Documents | None) -> Tensor:
+    """The last ``M`` columns of ``old [B, M, D]`` and ``h [B, T, D]`` together, without a copy of what
+    they do not need: those of all layers live until the last has run."""
+    slots, n_tokens = old.shape[1], h.shape[1]
+    if documents is not None:
+        return newest_columns(torch.cat([old, h], 1), slots, documents)
+    if n_tokens < slots:
+        return torch.cat([old[:, n_tokens:], h], 1)
+    return h[:, n_tokens - slots :]
 
 
 def memory_after(

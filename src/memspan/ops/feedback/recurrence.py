@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memspan.devices import can_look, check_together
 from memspan.errors import MemspanError
@@ -173,16 +174,23 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         w = FoldedWeights.of(tensors, norms_memory)
         saved = _forward(x, old, call, loops, w)
-        ctx.save_for_backward(*tensors)
-        ctx.saved, ctx.norms_memory = saved, norms_memory
-        ctx.call, ctx.loops = call, loops
+        # All tensors where activation checkpointing finds them, dropout's among them.
+        masks, ctx.scales = call.masks(x)
+        own, ctx.layout = tree_flatten(vars(saved))
+        ctx.save_for_backward(*tensors, *masks, *own)
+        ctx.ends = len(tensors), len(tensors) + len(masks)
+        ctx.call = replace(call, additive_mask=None, has_memory=None, kept=None)
+        ctx.norms_memory, ctx.loops = norms_memory, loops
         return saved.states[-1].clone(), saved.vectors.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
-        w = FoldedWeights.of(ctx.saved_tensors, ctx.norms_memory)
-        d_x, d_old, *d_tensors = _backward(ctx.saved, w, ctx.call, ctx.loops, d_out, d_vectors)
+        given, (first, second) = ctx.saved_tensors, ctx.ends
+        w = FoldedWeights.of(given[:first], ctx.norms_memory)
+        call = ctx.call.with_masks(given[first:second], ctx.scales)
+        saved = Saved(**tree_unflatten(given[second:], ctx.layout))
+        d_x, d_old, *d_tensors = _backward(saved, w, call, ctx.loops, d_out, d_vectors)
         return d_x, d_old, None, None, None, *d_tensors
 
 
