@@ -92,7 +92,7 @@ def test_activations_grow_linearly() -> None:
 
 @pytest.mark.parametrize("segments", [1, 3])
 def test_recomputed_layers_are_counted(segments: int) -> None:
-    """What the sample says of many layers, rows and segments is what tensors then take."""
+    """What the samples say of many layers, rows and segments is what tensors then take."""
     loop: Any = {"accumulate": 3, "gradient_segments": segments, "segment_length": 32}
     config = tiny("transformer-xl", recompute=True, **loop)
     model = dataclasses.replace(config.model, n_layers=6, memory_length=32, dropout=0.1)

@@ -113,10 +113,11 @@ def shallow(config: RunConfig[BackboneConfig], n_layers: int) -> RunConfig[Backb
 
 
 def sampled_layers(config: RunConfig[BackboneConfig]) -> range:
-    """Numbers of layers that samples have: 1 and 2, or all where there are no fewer."""
+    """Numbers of layers that samples have: 1 and 2, or all where there are no fewer; up to 3 where they
+    are recomputed, see :func:`memspan.training.sizes.sampled`."""
     n_layers = config.model.n_layers
     return (
-        range(1, min(2, n_layers) + 1)
+        range(1, min(2 + config.train.recompute, n_layers) + 1)
         if has_fewer_layers(config)
         else range(n_layers, n_layers + 1)
     )

@@ -177,6 +177,8 @@ def sampled(
     peaks: dict[int, dict[int, float]] | None = {}
     operations: dict[int, float] = {}
     most_rows = min(2, rows)
+    # A recomputed layer by itself takes less than with one after it, whose gradient it is given.
+    lowest = min(2, config.model.n_layers) if config.train.recompute else 1
     for n_layers in sampled_layers(config):
         part = shallow(config, n_layers)
         inputs = least_activations(part, most_rows)
@@ -191,11 +193,12 @@ def sampled(
             sample = Sample(part, vocab_size, device)
             # Not counted: it leaves the heap as all later passes find it.
             sample.peak_bytes(1)
-            found = [_peak(sample, config, n, least.gradients) for n in range(1, most_rows + 1)]
+            counts = range(1, most_rows + 1) if n_layers >= lowest else ()
+            found = [_peak(sample, config, n, least.gradients) for n in counts]
             operations[n_layers] = sample.operations_per_token()
         if peaks is None or None in found:
             peaks = None
-        else:
+        elif found:
             sizes = [peak for peak in found if peak is not None]
             peaks[n_layers] = dict(enumerate(sizes, 1))
     return Sampled(peaks, operations)
