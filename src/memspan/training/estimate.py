@@ -65,7 +65,9 @@ class Estimate:
     sharing: int
     """Processes that share them."""
     flops_per_token: float
-    """Multiplications and additions of matrix products, forward and backward."""
+    """Multiplications and additions of matrix products, forward and backward, and where layers are
+    recomputed forward again."""
+    recompute: bool
     n_processes: int
     tokens_per_second: float
     """Of all processes together."""
@@ -157,8 +159,8 @@ def estimate(
         needs=dataclasses.replace(room.needs(n_layers, n_rows), process=process),
         available=memory_of(device),
         sharing=sharing,
-        # Recomputing is forward once more.
         flops_per_token=(1 + BACKWARD + options.recompute) * line(found.operations, n_layers),
+        recompute=options.recompute,
         n_processes=n_processes,
         tokens_per_second=speed * (n_processes // processes.size),
         probe=probe,
@@ -184,7 +186,7 @@ def report(found: Estimate) -> str:
             f"memory  {in_units(needed.total)}{each} at the peak ({parts}); this device has "
             f"{in_units(found.available)}",
             f"work    {found.flops_per_token / 1e6:,.1f} million FLOPs per token in products, forward "
-            f"and backward{', and forward again' if options.recompute else ''}",
+            f"and backward{', and forward again' if found.recompute else ''}",
             f"speed   {found.tokens_per_second:,.0f} tokens/s{f' of {n} processes' if n > 1 else ''}: "
             f"{found.probe}",
             f"disk    {in_units(found.disk)} for {found.checkpoints:,} checkpoints at once, at most",
