@@ -142,10 +142,12 @@ class TrainingState:
     def patience_in_words(self) -> str:
         """Why it stops early."""
         threshold = self.config.train.early_stopping_threshold
-        by = f", by more than {threshold:g} nats per token" if threshold else ""
+        by = f" by more than {threshold:g} nats per token" if threshold else ""
         last = "validation has" if self.unimproved == 1 else f"{self.unimproved:,} validations have"
-        best = "none is finite" if self.best_step is None else f"that of step {self.best_step:,}"
-        return f"the last {last} not lowered the best loss, {best}{by}"
+        best = (
+            "none is finite" if self.best_step is None else f"it is that of step {self.best_step:,}"
+        )
+        return f"the last {last} not lowered the best loss{by}; {best}"
 
     def note_score(self, nats_per_token: float) -> None:
         """Remember this step if its validation score is the best so far; count it otherwise.
