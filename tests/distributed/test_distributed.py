@@ -32,6 +32,7 @@ from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints
@@ -56,6 +57,7 @@ MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
     ),
     "feedback": (FeedbackConfig(**SMALL, memory_length=8), EmbeddingConfig(), {}),
     "fast-weights": (FastWeightsConfig(**SMALL), EmbeddingConfig(tie=False), {}),
+    "gated-delta-net": (GatedDeltaNetConfig(**SMALL), EmbeddingConfig(), {}),
 }
 SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fsdp"))
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
