@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-LIBRARIES = {"datasets", "lm_eval", "nbclient", "pyarrow", "transformers"}
+LIBRARIES = {"datasets", "gymnasium", "lm_eval", "nbclient", "pyarrow", "torchrl", "transformers"}
 MISSING = sorted(LIBRARIES - metadata.packages_distributions().keys())
 
 

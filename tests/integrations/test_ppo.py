@@ -1,0 +1,113 @@
+"""examples/ppo.py: a window is read again as it was acted, through the ends of episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ppo
+
+MEMORIES = (
+    "transformer-xl",
+    "gated-transformer-xl",
+    "feedback",
+    "fast-weights",
+    "gated-delta-net",
+    "lstm",
+    "gru",
+    "none",
+)
+"""Whose reading does not depend on where it is cut."""
+SMALL = ppo.Options(
+    environment="repeat", layers=2, width=16, span=6, environments=4, minibatches=2, window=20
+)
+
+
+def acted(options: ppo.Options, n_windows: int) -> tuple[ppo.Agent, list[ppo.Windows]]:
+    torch.manual_seed(0)
+    rollouts = ppo.Rollouts(options)
+    agent = ppo.Agent(ppo.backbone_of(options), rollouts.observations.shape[1], 4)
+    # At first nearly all actions are alike, whatever is remembered.
+    torch.nn.init.orthogonal_(agent.actor.weight, 3.0)
+    memory, found = agent.backbone.initial_memory(options.environments), []
+    for _ in range(n_windows):
+        windows, memory = rollouts.windows(agent, memory, options.window)
+        found.append(windows)
+    return agent, found
+
+
+def difference(agent: ppo.Agent, windows: ppo.Windows) -> float:
+    """Between reading a window and acting in it: of log-probabilities, or of values."""
+    policy, values, _ = agent(windows.observations, windows.memory, windows.starts)
+    found = policy.log_prob(windows.actions)
+    assert found.requires_grad
+    pairs = ((found, windows.log_probabilities), (values, windows.values))
+    return max((now - then).abs().max().item() for now, then in pairs)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_window_has_the_log_probabilities_of_acting(memory: str) -> None:
+    # Three windows: episodes have 51 steps, so that some end inside of one.
+    agent, found = acted(dataclasses.replace(SMALL, memory=memory), 3)
+    assert any(windows.starts[:, 1:].any() for windows in found)
+    assert agent.backbone.cut_invariant()
+    for windows in found:
+        assert difference(agent, windows) < 1e-5
+    if memory != "none":
+        # What was remembered matters.
+        emptied = dataclasses.replace(found[1], memory=found[0].memory)
+        assert difference(agent, emptied) > 1e-3
+
+
+def test_where_cuts_matter_the_architecture_says_so() -> None:
+    agent, found = acted(dataclasses.replace(SMALL, memory="compressive"), 3)
+    assert not agent.backbone.cut_invariant()
+    assert max(difference(agent, windows) for windows in found) > 1e-4
+
+
+def test_advantages_are_sums_over_what_follows_in_the_episode() -> None:
+    """Of discounted rewards less the value, where lambda is one."""
+    _, (windows,) = acted(dataclasses.replace(SMALL, window=60), 1)
+    after = torch.randn(4)
+    found = windows.advantages(after, 0.9, 1.0)
+    for row in range(4):
+        for t in range(60):
+            total, discount = 0.0, 1.0
+            for later in range(t, 60):
+                total += discount * windows.rewards[row, later].item()
+                discount *= 0.9
+                ends = windows.next_starts if later == 59 else windows.starts[:, later + 1]
+                if ends[row]:
+                    break
+            else:
+                total += discount * after[row].item()
+            expected = total - windows.values[row, t].item()
+            assert found[row, t].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_it_learns_to_say_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward for the card that is shown: the whole way from a step to an update."""
+    from popgym.envs.repeat_previous import RepeatPrevious
+
+    monkeypatch.setattr(ppo, "make_environment", lambda _: RepeatPrevious(k=1))
+    options = dataclasses.replace(
+        SMALL, memory="gru", layers=1, steps=8_000, window=51, learning_rate=1e-2
+    )
+    rows = list(ppo.train(options))
+    assert rows[-1]["return"] > 0.5 > rows[0]["return"]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "rows.jsonl"
+    sizes = {"width": 8, "steps": 600, "window": 20, "environments": 4}
+    given = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--memory", "gru", *given, "--out", str(out)])
+    ppo.main()
+    rows = [json.loads(row) for row in out.read_text().splitlines()]
+    assert [row["steps"] for row in rows] == [80 * (n + 1) for n in range(7)]

@@ -1,0 +1,121 @@
+"""A backbone in TorchRL: slices are trained on as they were acted, by its own losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs import Compose, GymEnv, InitTracker, TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import ProbabilisticActor, ValueOperator, set_recurrent_mode
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from memspan.errors import MemspanError
+from memspan.integrations.torchrl import MemoryModule
+from memspan.models import (
+    BackboneConfig,
+    CompressiveConfig,
+    FastWeightsConfig,
+    FeedbackConfig,
+    GatedDeltaNetConfig,
+    LSTMConfig,
+    TransformerXLConfig,
+)
+
+SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
+CONFIGS: dict[str, BackboneConfig] = {
+    "transformer-xl": TransformerXLConfig(**SMALL, memory_length=6, attention_span="fixed"),
+    "compressive": CompressiveConfig(**SMALL, memory_length=6, compressed_length=4),
+    "feedback": FeedbackConfig(**SMALL, memory_length=6),
+    "fast-weights": FastWeightsConfig(**SMALL),
+    "gated-delta-net": GatedDeltaNetConfig(**SMALL),
+    "lstm": LSTMConfig(n_layers=2, d_model=16),
+}
+LENGTH = 27
+
+
+def parts(config: BackboneConfig) -> tuple[TransformedEnv, MemoryModule, ProbabilisticActor]:
+    torch.manual_seed(0)
+    memory = MemoryModule(config.build())
+    primer = memory.make_tensordict_primer()
+    env = TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), primer))
+    env.set_seed(0)
+    encoder = TensorDictModule(nn.Linear(4, 16), ["observation"], ["embedding"])
+    head = TensorDictModule(nn.Linear(16, 2), ["hidden"], ["logits"])
+    policy = ProbabilisticActor(
+        TensorDictSequential(encoder, memory, head),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.OneHotCategorical,
+        return_log_prob=True,
+    )
+    return env, memory, policy
+
+
+@torch.no_grad()
+def acted(env: TransformedEnv, policy: ProbabilisticActor) -> TensorDict:
+    """Steps of several episodes, as slices ``[3, T]``."""
+    with set_exploration_type(ExplorationType.RANDOM):
+        steps = env.rollout(3 * LENGTH, policy, break_when_any_done=False).reshape(3, LENGTH)
+    assert steps["is_init"][:, 1:].any()
+    assert not steps["is_init"][1:, 0].all()
+    return steps
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_slices_have_the_log_probabilities_of_acting(name: str) -> None:
+    env, memory, policy = parts(CONFIGS[name])
+    steps = acted(env, policy)
+    with set_recurrent_mode(True):
+        found = policy.get_dist(steps.clone()).log_prob(steps["action"])
+    off = (found - steps["action_log_prob"]).abs().max().item()
+    if memory.backbone.cut_invariant():
+        assert off < 1e-5
+    else:
+        assert off > 1e-5
+    # What it had read before a slice counts there.
+    steps["memory"] = steps["memory"].apply(torch.zeros_like)
+    with set_recurrent_mode(True):
+        emptied = policy.get_dist(steps).log_prob(steps["action"])
+    torch.testing.assert_close(emptied[0], found[0])
+    assert (emptied - found).abs().max() > 1e-4
+
+
+def test_torchrls_own_loss_trains_it() -> None:
+    env, memory, policy = parts(CONFIGS["transformer-xl"])
+    critic = TensorDictSequential(
+        *policy.module[0][:2], ValueOperator(nn.Linear(16, 1), ["hidden"])
+    )
+    loss = ClipPPOLoss(policy, critic)
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic, shifted=True)
+    optimiser = torch.optim.Adam(loss.parameters(), 3e-3)
+    before = {name: p.clone() for name, p in memory.named_parameters()}
+    for _ in range(2):
+        steps = acted(env, policy)
+        with set_recurrent_mode(True):
+            with torch.no_grad():
+                advantage(steps)
+            for update in range(3):
+                found = loss(steps.clone())
+                if update == 0:
+                    # With the weights of acting no probability has moved.
+                    assert found["kl_approx"].abs() < 1e-5
+                total = sum(found[n] for n in ("loss_objective", "loss_critic", "loss_entropy"))
+                optimiser.zero_grad()
+                total.backward()
+                optimiser.step()
+    assert all((p != before[name]).any() for name, p in memory.named_parameters())
+
+
+def test_another_backbones_memory_is_refused() -> None:
+    env, _, policy = parts(CONFIGS["fast-weights"])
+    steps = acted(env, policy)
+    other = MemoryModule(CONFIGS["gated-delta-net"].build())
+    with set_recurrent_mode(True), pytest.raises(MemspanError, match="make_tensordict_primer"):
+        other(steps)
+    with set_recurrent_mode(True), pytest.raises(MemspanError, match="time"):
+        other(steps[0, 0])
