@@ -97,7 +97,7 @@ def test_it_learns_to_say_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ppo, "make_environment", lambda _: RepeatPrevious(k=1))
     options = dataclasses.replace(
-        SMALL, memory="gru", layers=1, steps=8_000, window=51, learning_rate=1e-2
+        SMALL, memory="gru", layers=1, steps=5_000, window=51, learning_rate=1e-2
     )
     rows = list(ppo.train(options))
     assert rows[-1]["return"] > 0.5 > rows[0]["return"]

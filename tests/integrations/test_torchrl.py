@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,9 @@ from memspan.models import (
     LSTMConfig,
     TransformerXLConfig,
 )
+from pages import blocks
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "agents.md"
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
 CONFIGS: dict[str, BackboneConfig] = {
     "transformer-xl": TransformerXLConfig(**SMALL, memory_length=6, attention_span="fixed"),
@@ -119,3 +122,14 @@ def test_another_backbones_memory_is_refused() -> None:
         other(steps)
     with set_recurrent_mode(True), pytest.raises(MemspanError, match="time"):
         other(steps[0, 0])
+
+
+def test_the_guides_code_runs() -> None:
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    for language, block in blocks(GUIDE):
+        if language == "python":
+            exec(block, names)
+    gradients = [parameter.grad for parameter in names["memory"].parameters()]
+    assert gradients
+    assert all(gradient is not None and gradient.any() for gradient in gradients)
