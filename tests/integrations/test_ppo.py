@@ -100,7 +100,8 @@ def test_it_learns_to_say_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
         SMALL, memory="gru", layers=1, steps=5_000, window=51, learning_rate=1e-2
     )
     rows = list(ppo.train(options))
-    assert rows[-1]["return"] > 0.5 > rows[0]["return"]
+    # Guessing gives -0.5.
+    assert rows[-1]["return"] > 0.1 > -0.3 > rows[0]["return"]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
