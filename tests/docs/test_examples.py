@@ -39,7 +39,7 @@ NOT_RUN = {
     r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",
     r"memspan check ": "tests/commands/test_check.py and tests/integrations have it",
     r"memspan export runs/book --to transformers": "tests/integrations has it",
-    r"python examples/serve.py": "test_serve.py runs it",
+    r"python examples/(ppo|serve).py": "test_ppo.py and test_serve.py run them",
     r".*--nproc": "starts processes: tests/distributed has it",
     r".*enwik8": "a download, and days of training",
 }
