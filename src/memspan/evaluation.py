@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory
 from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
+from memspan.per_token import Losses, losses_to
 from memspan.precision.products import Precision
 from memspan.runs.reading import opened, options_of, precision_for, segment_for
 from memspan.runs.run import Run
@@ -198,7 +198,7 @@ def evaluate(
         per_stream = len(ids) // max(batch_size, 1)
         segment_length = min(segment_for(run, memory, sizes, reading), max(per_stream, 1))
     rows = np.arange(batch_size) * -(-len(ids) // max(batch_size, 1))
-    with _losses_to(per_token, rows) as each:
+    with losses_to(per_token, rows) as each:
         scores = score_tokens(
             run.model,
             ids,
@@ -224,47 +224,6 @@ def evaluate(
         precision=precision.products,
         matmul_precision=precision.matmul,
     )
-
-
-Losses = Callable[[Segment, Tensor], None]
-"""Takes a segment and its losses ``[B, T]``."""
-
-
-@contextmanager
-def _losses_to(path: str | Path | None, rows: np.ndarray) -> Iterator[Losses | None]:
-    """What writes every token's loss to a new file; the streams begin at the positions ``rows [B]``."""
-    if path is None:
-        yield None
-        return
-    with _created(Path(path)) as file:
-        first = torch.from_numpy(rows)[:, None]
-
-        def each(segment: Segment, losses: Tensor) -> None:
-            nonlocal first
-            positions = first + torch.arange(losses.shape[1])
-            first = positions[:, -1:] + 1
-            scored = (segment.targets != NOT_SCORED).cpu()
-            columns = [t.cpu()[scored].tolist() for t in (positions, segment.targets, losses)]
-            for position, token, nats in zip(*columns, strict=True):
-                print(
-                    f'{{"position": {position}, "token": {token}, "nats": {nats:.6g}}}', file=file
-                )
-
-        try:
-            yield each
-        finally:
-            if not file.tell():
-                # Refused before the first token: the same command may follow.
-                Path(path).unlink()
-
-
-def _created(path: Path) -> TextIO:
-    try:
-        return path.open("x", encoding="utf-8")
-    except FileExistsError:
-        raise MemspanError(f"{path} exists: give --per-token another path") from None
-    except OSError as error:
-        raise MemspanError(f"cannot write {path} ({error.strerror}): check --per-token") from None
 
 
 def _before(

@@ -117,6 +117,10 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
         and (isinstance(size, int) or size != getattr(type(run.config.model), name))
     )
     memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
+    context = run.model.backbone.context(scores.segment_length, **scores.reading)
+    if context is not None:
+        least, most = context
+        memory += f", no memory: each token sees {least:,} to {most:,} before it"
     precision = Precision(scores.precision, scores.matmul_precision)
     if precision != Precision():
         memory += f", {precision}"

@@ -143,6 +143,7 @@ class Writer:
         run = opened(run)
         model, tokenizer = run.model, run.tokenizer
         sizes, reading = options_of(run, options)
+        reading = run.config.model.writing_options(run.config.train.segment_length) | reading
         precision = precision or precision_for(run)
         empty = model.initial_memory(1, **sizes)
         rows = len(prompts) * samples

@@ -101,7 +101,8 @@ class LanguageModel(nn.Module):
             reader = model.reader(memory)
         """
         like = self.initial_memory(batch_size)
-        return type(like).load(path, self.fingerprint(), like=like).to(like.tokens_seen.device)
+        memory = self.backbone.load_memory(Path(path), self.fingerprint(), like)
+        return memory.to(like.tokens_seen.device)
 
     def _refuse_unknown(
         self, what: str, method: Callable[..., object], options: dict[str, object]

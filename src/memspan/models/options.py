@@ -92,6 +92,11 @@ class BackboneConfig(Protocol):
         """These options with all sizes set that depend on the longest segment in training."""
         return self
 
+    def writing_options(self, segment_length: int) -> dict[str, Any]:
+        """Options of the reader where tokens are written, unless others are given; ``segment_length``:
+        in training."""
+        return {}
+
     @property
     def longest_segment(self) -> int | None:
         """The longest segment that a model with these options can read (None: any)."""

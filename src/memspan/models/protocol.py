@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -326,6 +327,16 @@ class Backbone(nn.Module, Generic[M]):
     def longest_segment(self, memory: M, **options: Any) -> int | None:
         """The most tokens that can be read at once after ``memory`` (None: any number). The options
         are those of :meth:`reader`."""
+        return None
+
+    def load_memory(self, path: Path, fingerprint: str, like: Memory) -> Memory:
+        """A memory of this backbone's that ``memory.save(path, fingerprint)`` wrote; ``like``: an empty
+        one."""
+        return type(like).load(path, fingerprint, like=like)
+
+    def context(self, segment_length: int, **options: Any) -> tuple[int, int] | None:
+        """How many tokens before it a token sees, away from the text's beginning, at least and at most,
+        where the options are those of :meth:`reader` (None: as far as the memory reaches)."""
         return None
 
     def units(self) -> list[nn.Module]:

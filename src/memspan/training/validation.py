@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from memspan.evaluation import Scores, score_tokens
 from memspan.generation.drawing import draw_tokens
 from memspan.generation.prompts import read_prompt
 from memspan.memory import Memory
+from memspan.models.language_model import LanguageModel
 from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
 
@@ -88,12 +90,15 @@ class Validation:
         """Text that the model writes after :meth:`prompt`, always with the same random numbers."""
         state = self.state
         state.model.eval()
-        reader = state.passes.scored.reader(batch_size=1, precision=self.precision)
+        scored, options = state.passes.scored, state.config.train
+        # Of shared parameters a reader has no options.
+        writing: dict[str, Any] = {}
+        if isinstance(scored, LanguageModel):
+            writing = state.config.model.writing_options(options.segment_length)
+        reader = scored.reader(batch_size=1, precision=self.precision, **writing)
         tokenizer = state.prepared.tokenizer
         decoder = tokenizer.stream_decoder()
-        logits = read_prompt(
-            reader, [tokenizer.encode(self.prompt())], state.config.train.segment_length
-        )
+        logits = read_prompt(reader, [tokenizer.encode(self.prompt())], options.segment_length)
         drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
         return "".join(decoder.push(ids[0]) for ids, _ in drawn)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
@@ -11,6 +11,21 @@ from memspan.models.options import BackboneConfig, layer_parameters
 
 if TYPE_CHECKING:
     from memspan.models.transformer.model import Transformer
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """How a model without memory sees beyond what it reads at once."""
+
+    window: int | None = None
+    """Slide a window of so many tokens over the text: with each segment the tokens before it are read
+    again, as many as there is room for. The segment is the stride: of 1 token it gives each the whole
+    window, at the cost of reading it for each (None: generation slides by single tokens, a window as
+    long as a segment of training; in evaluation a token sees its own segment)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "window")
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class TransformerConfig(BackboneConfig):
     dropout: float = 0.0
     """Dropout probability on embeddings, attention weights and sub-layer outputs."""
 
+    reader_options: ClassVar[type] = WindowOptions
+
     def __post_init__(self) -> None:
         check_types(self)
         at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff")
@@ -45,6 +62,10 @@ class TransformerConfig(BackboneConfig):
         from memspan.models.transformer.model import Transformer
 
         return Transformer(self)
+
+    def writing_options(self, segment_length: int) -> dict[str, Any]:
+        # Or each token would see itself alone.
+        return {"window": segment_length}
 
     def least_parameters(self) -> int:
         return self.n_layers * layer_parameters(self.d_model, self.d_model, self.d_ff)

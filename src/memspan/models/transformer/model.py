@@ -1,20 +1,33 @@
 """Transformer (Vaswani et al. 2017), pre-norm, with rotary positions (Su et al. 2021).
 
-The baseline without memory: a token sees the earlier ones of its own segment and no others. Where
-tokens are read one at a time, as in generation, each sees itself alone.
+The baseline without memory: a token sees the earlier ones of its own segment and no others, or with a
+sliding window those that are read again before it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.files.tensors import read_header
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
+from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone
-from memspan.models.segments import Padding, count_after, documents_of
+from memspan.models.protocol import Backbone, BackboneReader, PassReader
+from memspan.models.segments import (
+    Documents,
+    Padding,
+    count_after,
+    documents_of,
+    in_use,
+    newest_columns,
+    without_padding,
+)
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, attention, dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
@@ -46,6 +59,25 @@ class TransformerLayer(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
+@dataclass(frozen=True, repr=False)
+class TransformerWindow(Memory):
+    """What was read last, to be read again: no memory of what the layers made of it. A window of ``W``
+    tokens has ``W - 1`` slots."""
+
+    inputs: Tensor
+    """``[B, W - 1, D]``, newest right-most, zero where nothing was read."""
+    length: Tensor
+    """Slots in use, int64 ``[B]``."""
+
+    def slots(self) -> dict[str, int]:
+        return {"length": self.inputs.shape[1]}
+
+    def of_slots(self, count: int) -> TransformerWindow:
+        """The newest ``count``, or as many more that are empty."""
+        inputs = F.pad(self.inputs, (0, 0, count - self.inputs.shape[1], 0))
+        return replace(self, inputs=inputs, length=self.length.clamp(max=count))
+
+
 def rotated(x: Tensor, codes: Tensor) -> Tensor:
     """Each pair ``(x_i, x_{i + K/2})`` of ``x [B, H, T, K]`` turned by the angle of its position."""
     (a, b), (sine, cosine) = x.chunk(2, -1), codes.to(x.dtype).chunk(2, -1)
@@ -53,7 +85,11 @@ def rotated(x: Tensor, codes: Tensor) -> Tensor:
 
 
 class Transformer(Backbone[Memory]):
-    """The stack over vectors, see :class:`memspan.models.Backbone`. Reading depends on the cuts."""
+    """The stack over vectors, see :class:`memspan.models.Backbone`. Reading depends on the cuts.
+
+    On from a :class:`TransformerWindow` of ``W`` tokens, a segment of ``T`` is read together with the
+    ``W - T`` tokens before it: every layer anew, so that none sees further, as in training.
+    """
 
     memory_type = Memory
     implementations = ("reference", "sdpa")
@@ -73,6 +109,39 @@ class Transformer(Backbone[Memory]):
         """Nothing but the number of tokens, 0."""
         return Memory(self.final_norm.weight.new_zeros(batch_size, dtype=torch.long))
 
+    def own_memory(self, memory: Memory | None, rows: int) -> Memory:
+        if not isinstance(memory, TransformerWindow):
+            return super().own_memory(memory, rows)
+        sizes = {"inputs": (memory.inputs.shape[1], self.config.d_model)}
+        check_memory(memory, TransformerWindow, sizes, self.device)
+        return memory
+
+    def load_memory(self, path: Path, fingerprint: str, like: Memory) -> Memory:
+        if read_header(path).get("kind") != TransformerWindow.__name__:
+            return super().load_memory(path, fingerprint, like)
+        memory = TransformerWindow.load(path, fingerprint).to(self.device)
+        return self.own_memory(memory, like.batch_size)
+
+    def reader(
+        self, memory: Memory | None, batch_size: int, window: int | None = None
+    ) -> BackboneReader[Memory]:
+        """See :meth:`Backbone.reader`; ``window``: see :class:`WindowOptions`."""
+        memory = self.own_memory(memory, batch_size)
+        if window is not None:
+            if not isinstance(memory, TransformerWindow):
+                seen = memory.tokens_seen
+                nothing = self.final_norm.weight.new_zeros(len(seen), 0, self.config.d_model)
+                memory = TransformerWindow(seen, nothing, torch.zeros_like(seen))
+            memory = memory.of_slots(window - 1)
+        return PassReader(self, memory)
+
+    def longest_segment(self, memory: Memory, window: int | None = None) -> int | None:  # type: ignore[override]
+        """Half the window, so that every token sees the other half; a longer stride is allowed."""
+        return None if window is None else max(window // 2, 1)
+
+    def context(self, segment_length: int, window: int = 0) -> tuple[int, int]:  # type: ignore[override]
+        return max(window - segment_length, 0), max(window, segment_length) - 1
+
     def forward(
         self,
         x: Tensor,
@@ -85,15 +154,42 @@ class Transformer(Backbone[Memory]):
     ) -> BackboneOutput[Memory]:
         """Read a segment; ``implementation``: ``reference`` or ``sdpa``, PyTorch's fused attention."""
         refuse_unknown_implementation(implementation, self.implementations)
-        seen = (self.initial_memory(len(x)) if memory is None else memory).tokens_seen
+        memory = self.initial_memory(len(x)) if memory is None else memory
         x, documents = documents_of(x, starts, lengths, padding)
+        after: Memory = Memory(count_after(memory.tokens_seen, x.shape[1], documents))
+        again = 0
+        if isinstance(memory, TransformerWindow):
+            n_slots = memory.inputs.shape[1]
+            again = max(n_slots + 1 - x.shape[1], 0)
+            whole = torch.cat([memory.inputs, x.to(memory.inputs.dtype)], 1)
+            length = count_after(memory.length, x.shape[1], documents).clamp(max=n_slots)
+            inputs = without_padding(
+                newest_columns(whole, n_slots, documents), in_use(n_slots, length)
+            )
+            after = TransformerWindow(after.tokens_seen, inputs, length)
+            x = torch.cat([memory.inputs[:, n_slots - again :].to(x.dtype), x], 1)
         position = torch.arange(x.shape[1], device=x.device)
         codes = sinusoids(position, self.config.d_model // self.config.n_heads, x.dtype)
         mask = (position <= position[:, None])[None]
-        mask = mask if documents is None else documents.mask(mask)
+        if again:
+            assert isinstance(memory, TransformerWindow)
+            mask = _with_window(mask, in_use(again, memory.length.clamp(max=again)), documents)
+        elif documents is not None:
+            mask = documents.mask(mask)
         h = self.dropout(x)
         for layer in self.layers:
             h = self.through(layer, h, mask, codes, implementation == "reference")
-        h = self.final_norm(h)
+        h = self.final_norm(h[:, again:])
         h = h if documents is None else documents.put_back(h)
-        return BackboneOutput(h, Memory(count_after(seen, x.shape[1], documents)), h.new_zeros(()))
+        return BackboneOutput(h, after, h.new_zeros(()))
+
+
+def _with_window(causal: Tensor, used: Tensor, documents: Documents | None) -> Tensor:
+    """The mask ``[B, S, S]`` of tokens read again and a segment; ``used [B, S - T]``: of the former."""
+    own = F.pad(used, (0, causal.shape[-1] - used.shape[1]), value=True)
+    mask = causal & own[:, None]
+    if documents is not None:
+        number = F.pad(documents.number, (used.shape[1], 0))
+        mask = mask & (number[:, :, None] == number[:, None])
+    # An empty slot sees itself, or its softmax would have no key; nothing else sees it.
+    return mask | torch.eye(causal.shape[-1], dtype=torch.bool, device=causal.device)

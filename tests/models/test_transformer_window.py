@@ -1,0 +1,134 @@
+"""A sliding window over a model without memory: what a token sees, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import memspan
+from command_line import SMALL, refused
+from memspan import cli
+from memspan.memory import Memory, concatenate
+from memspan.models import LanguageModel
+from memspan.models.transformer.config import TransformerConfig
+
+WINDOW = 6
+SMALL_TRANSFORMER = ["--model", "transformer", *SMALL]
+del SMALL_TRANSFORMER[(at := SMALL_TRANSFORMER.index("--model.memory-length")) : at + 2]
+
+
+@pytest.fixture
+def model() -> LanguageModel:
+    torch.manual_seed(1)
+    return LanguageModel(11, TransformerConfig(n_layers=2, d_model=8, n_heads=2, d_ff=12)).eval()
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(11, (2, 17), generator=torch.Generator().manual_seed(2))
+
+
+def _alone(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits after ``tokens``, read in one pass from nothing."""
+    with torch.no_grad():
+        return model(tokens).logits[:, -1]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4, 6, 9])
+def test_each_token_sees_what_is_in_its_window(
+    model: LanguageModel, tokens: torch.Tensor, stride: int
+) -> None:
+    reader = model.reader(batch_size=2, window=WINDOW)
+    logits = torch.cat([reader.read(part) for part in tokens.split(stride, 1)], 1)
+    for t in range(tokens.shape[1]):
+        begun = t - t % stride
+        length = min(stride, tokens.shape[1] - begun)
+        first = max(begun - max(WINDOW - length, 0), 0)
+        torch.testing.assert_close(logits[:, t], _alone(model, tokens[:, first : t + 1]))
+    assert reader.memory.tokens_seen.tolist() == [17, 17]
+
+
+def test_without_a_window_nothing_has_changed(model: LanguageModel, tokens: torch.Tensor) -> None:
+    reader = model.reader(batch_size=2)
+    logits = torch.cat([reader.read(part) for part in tokens.split(4, 1)], 1)
+    whole = [model(part).logits for part in tokens.split(4, 1)]
+    assert torch.equal(logits, torch.cat(whole, 1))
+    assert type(reader.memory) is Memory
+
+
+def test_a_window_ends_where_a_document_begins(model: LanguageModel, tokens: torch.Tensor) -> None:
+    reader = model.reader(batch_size=2, window=WINDOW)
+    reader.read(tokens[:, :5])
+    starts = torch.tensor([[False, True, False], [False, False, False]])
+    logits = reader.read(tokens[:, 5:8], starts=starts)
+    torch.testing.assert_close(logits[:1, 2], _alone(model, tokens[:1, 6:8]))
+    torch.testing.assert_close(logits[1:, 2], _alone(model, tokens[1:, 2:8]))
+    more = reader.read(tokens[:, 8:10])[:, -1]
+    torch.testing.assert_close(more[:1], _alone(model, tokens[:1, 6:10]))
+    torch.testing.assert_close(more[1:], _alone(model, tokens[1:, 4:10]))
+    assert reader.memory.tokens_seen.tolist() == [4, 10]
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_rows_of_other_lengths_read_as_alone(
+    model: LanguageModel, tokens: torch.Tensor, padding: str
+) -> None:
+    memory = model.reader(batch_size=2, window=WINDOW).memory
+    with torch.no_grad():
+        memory = model(tokens[:, :4], memory).memory
+        part = tokens[:, 4:7].clone()
+        if padding == "left":
+            part[1] = part[1].roll(1)
+        lengths = torch.tensor([3, 2])
+        memory = model(part, memory, lengths=lengths, padding=padding).memory
+        logits = model(tokens[:, 8:9], memory).logits[:, -1]
+    torch.testing.assert_close(logits[:1], _alone(model, tokens[:1, [2, 3, 4, 5, 6, 8]]))
+    torch.testing.assert_close(logits[1:], _alone(model, tokens[1:, [1, 2, 3, 4, 5, 8]]))
+
+
+def test_a_window_is_a_memory(model: LanguageModel, tokens: torch.Tensor, tmp_path: Path) -> None:
+    reader = model.reader(batch_size=2, window=WINDOW)
+    reader.read(tokens[:, :9])
+    both = concatenate([reader.memory[1], reader.memory[0]])
+    both.save(tmp_path / "a.memory", model.fingerprint())
+    loaded = model.load_memory(tmp_path / "a.memory", 2)
+    torch.testing.assert_close(
+        model.reader(loaded).read(tokens[[1, 0], 9:10])[:, 0], _alone(model, tokens[[1, 0], 4:10])
+    )
+    # A shorter window from a longer one, and a longer one, whose first slots are empty.
+    shorter = model.reader(loaded, window=3).read(tokens[[1, 0], 9:10])[:, 0]
+    torch.testing.assert_close(shorter, _alone(model, tokens[[1, 0], 7:10]))
+    longer = model.reader(loaded, window=9)
+    longer.read(tokens[[1, 0], 9:10])
+    logits = longer.read(tokens[[1, 0], 10:11])[:, 0]
+    torch.testing.assert_close(logits, _alone(model, tokens[[1, 0], 4:11]))
+
+
+@pytest.mark.usefixtures("own_folders")
+def test_runs_score_and_write_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 40)
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL_TRANSFORMER])
+    run = memspan.load("run")
+    capsys.readouterr()
+    cli.main(["evaluate", "run"])
+    assert "segment 8, no memory: each token sees 0 to 7 before it" in capsys.readouterr().out
+    cli.main(["evaluate", "run", "--window", "8"])
+    said = capsys.readouterr().out
+    assert "segment 4, window 8, no memory: each token sees 4 to 7 before it" in said
+    cli.main(["evaluate", "run", "--window", "8", "--segment-length", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["reading"] == {"window": 8}
+    # Written with the window of training: as reading on without it cannot.
+    written = memspan.generate(run, "the quick brown", tokens=6, sampling=memspan.Sampling(0))
+    text = run.tokenizer.encode(b"the quick brown").tolist()
+    for token in written.tokens[0]:
+        logits = _alone(run.model, torch.tensor([text[-8:]]))
+        assert token == int(logits.argmax())
+        text.append(token)
+    cli.main(["generate", "run", "--tokens", "3", "--save-memory", "a.memory"])
+    cli.main(["generate", "run", "--tokens", "3", "--memory", "a.memory", "--window", "4"])
+    assert "window must be at least 1" in refused(capsys, "evaluate", "run", "--window", "0")
+    line = refused(capsys, "evaluate", "shakespeare", "--window", "9")
+    assert "has no option --window" in line
