@@ -104,7 +104,7 @@ def test_log_probabilities_are_the_models(config: Any) -> None:
     run = tiny(config)
     text = "some text of a few segments"
     found = generate(run, text, tokens=5, log_probabilities=True, sampling=Sampling(3.0, top_k=9))
-    reader = run.model.reader()
+    reader = run.model.reader(**config.writing_options(SEGMENT))
     ids = torch.tensor([[*text.encode()]])
     for segment in ids.split(SEGMENT, 1):
         logits = reader.read(segment)
