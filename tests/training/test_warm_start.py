@@ -23,7 +23,7 @@ from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
-from memspan.ops.feedback.attention import Distances, attend
+from memspan.ops.feedback.attention import Distances, feedback_attention
 from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
@@ -63,7 +63,7 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
             Positions(keys, scores, content_bias=u, position_bias=w),
             mask=(torch.arange(7) < 6)[None, None], implementation="reference",
         )  # fmt: skip
-        ours = attend(
+        ours = feedback_attention(
             q[:, :, 0], k, v, Distances(layer.position_keys, layer.position_scores),
             layer.content_bias, torch.ones(1, 6, dtype=torch.bool),
         )  # fmt: skip
