@@ -3,9 +3,9 @@
     python benchmarks/recompute.py                  -> results/recompute.json
 
 A segment forward and backward with memory and dropout 0.1: eight layers of width 128, 4 heads,
-feed-forward 512, 8 rows of 256 bytes, 256 slots of memory. The process's peak beyond model and memory,
-gradients included, each in a process of its own; CPU time on one thread, with and without taking turns:
-the median over rounds of their ratio.
+feed-forward 512, 8 rows of 256 bytes, 256 slots of memory. Bytes of tensors that live at once at most,
+and the process's peak beyond model and memory, each in a process of its own; gradients are included.
+CPU time on one thread, with and without taking turns: the median over rounds of their ratio.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
+from memspan.training.sample import LiveTensors
 from peak_memory import peak_bytes, reset_peak
 from timing import interleaved, machine
 
@@ -47,6 +48,14 @@ def work(architecture: str, recompute: bool) -> Callable[[], None]:
         model(tokens, memory, targets=tokens).loss.backward()
 
     return call
+
+
+def living(architecture: str, recompute: bool) -> float:
+    """Megabytes of tensors."""
+    call = work(architecture, recompute)
+    with LiveTensors() as counted:
+        call()
+    return counted.peak / 1e6
 
 
 def peak(architecture: str, recompute: bool) -> float:
@@ -79,14 +88,17 @@ def main() -> None:
         pairs = zip(seconds["recomputed"], seconds["plain"], strict=True)
         row = {
             "architecture": architecture,
-            "megabytes": peak(architecture, False),
-            "megabytes_recomputed": peak(architecture, True),
+            "tensors": living(architecture, False),
+            "tensors_recomputed": living(architecture, True),
+            "process": peak(architecture, False),
+            "process_recomputed": peak(architecture, True),
             "time": median(slow / fast for slow, fast in pairs),
         }
         rows.append(row)
         print(
-            f"{architecture:<16} {row['megabytes']:6,.0f} MB, recomputed "
-            f"{row['megabytes_recomputed']:6,.0f} MB in {row['time']:.2f} of the time",
+            f"{architecture:<16} {row['tensors']:4,.0f} MB of tensors, process {row['process']:4,.0f}; "
+            f"recomputed {row['tensors_recomputed']:4,.0f} and {row['process_recomputed']:4,.0f} in "
+            f"{row['time']:.2f} of the time",
             flush=True,
         )
     options.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")

@@ -154,6 +154,19 @@ TABLES = (
         },
     ),
     Table(
+        "recompute.json",
+        "Layers computed again in the backward pass",
+        "rows",
+        {
+            "architecture": "architecture",
+            "tensors": "MB of tensors",
+            "tensors_recomputed": "recomputed",
+            "process": "MB of the process",
+            "process_recomputed": "recomputed",
+            "time": "times the time",
+        },
+    ),
+    Table(
         "initialisation.json",
         "Initialisations",
         "runs",

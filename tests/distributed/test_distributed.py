@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
 SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fsdp"))
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
 KINDS = ("ddp", "fsdp")
-RECOMPUTED = ("compressive", "feedback")
+RECOMPUTED = ("compressive",)
 several = pytest.mark.processes
 STEPS, CUT = 5, 3
 SOURCE = str(Path(memspan.__file__).parents[1])
