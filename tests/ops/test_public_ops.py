@@ -75,7 +75,7 @@ def with_weights(**fields: Tensor) -> dict[str, Any]:
 MISTAKES: list[tuple[Operation, dict[str, Any], str]] = [
     (RELATIVE, {"q": torch.randn(B, T, K)}, r"pass \[B, H, T, K\] and \[B, H, S, K\]"),
     (RELATIVE, {"q": torch.randn(B, H, 9, K)}, "9 queries need as many keys or more, not 6"),
-    (RELATIVE, {"v": torch.randn(B, H, S, V)}, "values must be as many and as wide as keys"),
+    (RELATIVE, {"v": torch.randn(B, H, S - 1, K)}, "values must be as many as keys"),
     (RELATIVE, {"v": torch.randn(B, H, S, K, device="meta")}, "v is on meta and q on cpu"),
     (
         RELATIVE,

@@ -133,7 +133,7 @@ def relative_attention(
     Args:
         q: queries ``[B, H, T, K]``.
         k: keys ``[B, H, S, K]``, ``S >= T``, oldest first.
-        v: values ``[B, H, S, K]``.
+        v: values ``[B, H, S, V]``.
         positions: for distances up to ``S - 1``.
         mask: bool ``[B or 1, T, S]``, true where a query may attend: not to keys more than ``F`` in
             its future, and every query to something. None: every query attends to every key, which
@@ -146,7 +146,7 @@ def relative_attention(
             dropout, are added to it in place, without gradient.
 
     Returns:
-        ``[B, H, T, K]``.
+        ``[B, H, T, V]``.
 
     Raises:
         MemspanError: shapes or devices do not go together, or the positions are not those of ``S``
@@ -154,10 +154,8 @@ def relative_attention(
     """
     positions.check(q, k, mask)
     check_together(False, q=q, v=v)
-    if v.shape != k.shape:
-        raise MemspanError(
-            f"values must be as many and as wide as keys: {[*v.shape]}, {[*k.shape]}"
-        )
+    if v.shape[:-1] != k.shape[:-1]:
+        raise MemspanError(f"values must be as many as keys: {[*v.shape]}, {[*k.shape]}")
     if received is not None and received.shape != (len(k), k.shape[2]):
         raise MemspanError(
             f"received must be [B, S], {[len(k), k.shape[2]]}, not {[*received.shape]}"
