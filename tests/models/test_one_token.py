@@ -25,7 +25,9 @@ CASES = {
     "xl-no-memory": transformer_xl(memory_length=0, tie_position_biases=True),
     "xl-fixed": transformer_xl(attention_span="fixed"),
     "xl-fixed-one": transformer_xl(attention_span="fixed", memory_length=1),
+    "xl-gated": transformer_xl(gating="gru", d_ff=4, attention_bias=True),
     "convolution": compressive(),
+    "mean-gated": compressive(compression="mean", gating="gru", activation="gelu"),
     "mean-gelu": compressive(compression="mean", activation="gelu", auxiliary_loss="none"),
     "max-learned": compressive(
         compression="max", positions="learned", max_distance=60, attention_bias=True
@@ -58,7 +60,7 @@ def in_pytorch(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, torch.float64) for name in CASES]
-    + [(name, torch.float32) for name in ("xl", "xl-wide-heads", "most-used")],
+    + [(name, torch.float32) for name in ("xl", "xl-wide-heads", "xl-gated", "most-used")],
 )
 def test_as_the_model_and_as_pytorch(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +118,9 @@ def test_autocast_rounds_the_weights_alone(name: str, monkeypatch: pytest.Monkey
     model = CASES[name].model(torch.float32).backbone
     rounded = copy.deepcopy(model)
     for part_name, part in rounded.named_modules():
-        if part_name.split(".")[-1] in ("query", "key", "value", "output", "inner", "outer"):
+        name_of_part = part_name.split(".")[-1]
+        product = name_of_part in ("query", "key", "value", "output", "inner", "outer")
+        if product or name_of_part.startswith("of_"):
             part.weight.copy_(part.weight.bfloat16())
     tokens = torch.randn(5, 60, model.config.d_model).split(1, 1)
     other = rounded.reader(None, 5)

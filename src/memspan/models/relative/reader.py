@@ -181,15 +181,16 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         return self.backbone.final_norm(h)
 
     def _compiles(self, halved: bool) -> bool:
-        config = self.backbone.config
-        supported = config.normalisation == "pre" and config.gating == "none"
-        return supported and relative_step.available(self._hidden, halved)
+        pre_norm = self.backbone.config.normalisation == "pre"
+        return pre_norm and relative_step.available(self._hidden, halved)
 
     def _compiled_step(self, halved: bool) -> CompiledStep:
         backbone = self.backbone
         projections = [
-            {"projections": weight, "projections_bias": bias}
-            for weight, bias in self._attention.weights
+            {"projections": weight, "projections_bias": bias} | _gates(layer)
+            for layer, (weight, bias) in zip(
+                self._attention.layers, self._attention.weights, strict=True
+            )
         ]
         return CompiledStep(
             packed_stack(
@@ -328,6 +329,15 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         self._hidden, self._keys = moved(self._hidden), moved(self._keys)
         self._values = moved(self._values)
         self._end = self.n_slots
+
+
+def _gates(layer: RelativeLayer) -> dict[str, Tensor]:
+    """The weights of the layer's gates, by the names that the step in C has for them."""
+    return {
+        name.removesuffix(".weight").replace(".", "_"): parameter
+        for name, parameter in layer.named_parameters()
+        if "_gate." in name
+    }
 
 
 def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,9 +108,6 @@ static void convolve(REAL *x, REAL *inputs, const REAL *w, long C, long taps) {
     else convolve_of(x, inputs, w, C, taps);
 }
 
-INLINE REAL exponential(REAL x) { return sizeof(REAL) == 4 ? expf(x) : exp(x); }
-INLINE REAL sigmoid(REAL x) { return 1 / (1 + exponential(-x)); }
-
 /* Beyond 20 it is x itself, as in PyTorch. */
 static REAL softplus(REAL x) { return x > 20 ? x : log1p(exp(x)); }
 

@@ -191,7 +191,10 @@ static void softmax(REAL *s, long n) {
     for (long j = 0; j < n; j++) s[j] /= sum;
 }
 
-/* ----- Norm and activation */
+/* ----- Norm and activations */
+
+INLINE REAL exponential(REAL x) { return sizeof(REAL) == 4 ? expf(x) : exp(x); }
+INLINE REAL sigmoid(REAL x) { return 1 / (1 + exponential(-x)); }
 
 static void normalise(
     const REAL *x, REAL *z, REAL *mean, REAL *rstd, long rows, long size, double eps

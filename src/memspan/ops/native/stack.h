@@ -1,12 +1,18 @@
 /* One token of every row through a stack of layers: norm, attention, norm, feed-forward, each half added
-   to its input. What happens between the projections and the attention's output is the architecture's. */
+   to its input, or joined to it by a gate. What happens between the projections and the attention's output is the architecture's. */
 
 #include "loop.h"
 
-/* Weights are [outputs, inputs], as PyTorch has them. Null: no norm, no bias. */
+/* Of GRUGate: [3 D, D], [2 D, D], [D, D], [D]. */
+typedef struct {
+    const REAL *of_branch, *of_stream, *of_reset_stream, *bias;
+} Gate;
+
+/* Weights are [outputs, inputs], as PyTorch has them. Null: no norm, no bias, no gate. */
 typedef struct {
     const REAL *norm_weight, *norm_bias, *projections, *projections_bias, *output, *output_bias,
         *inner_norm_weight, *inner_norm_bias, *inner, *inner_bias, *outer, *outer_bias;
+    Gate gates[2]; /* after attention, after feed-forward */
 } Layer;
 
 typedef struct {
@@ -19,12 +25,17 @@ typedef struct {
 
 /* The matrices of one layer, ready for products. */
 typedef struct {
+    Packed of_branch, of_stream, of_reset_stream;
+} GateMatrices;
+
+typedef struct {
     Packed projections, output, inner, outer;
+    GateMatrices gates[2];
 } Matrices;
 
 /* What a token needs besides. */
 typedef struct {
-    REAL *z, *inside, *attended, *moments;
+    REAL *z, *inside, *attended, *moments, *gate;
 } Scratch;
 
 void release(Matrices *m, long n_layers) {
@@ -33,6 +44,11 @@ void release(Matrices *m, long n_layers) {
         free(m[l].output.panels);
         free(m[l].inner.panels);
         free(m[l].outer.panels);
+        for (int i = 0; i < 2; i++) {
+            free(m[l].gates[i].of_branch.panels);
+            free(m[l].gates[i].of_stream.panels);
+            free(m[l].gates[i].of_reset_stream.panels);
+        }
     }
     free(m);
 }
@@ -49,8 +65,16 @@ Matrices *prepare(const Stack *s) {
         m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
         m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
         const Matrices *made = m + l;
-        if (!made->projections.panels || !made->output.panels || !made->inner.panels ||
-            !made->outer.panels) {
+        int can = made->projections.panels && made->output.panels && made->inner.panels &&
+                  made->outer.panels;
+        for (int i = 0; can && i < 2 && layer->gates[i].bias; i++) {
+            GateMatrices *gate = m[l].gates + i;
+            gate->of_branch = pack(layer->gates[i].of_branch, D, 3 * D, 1, D);
+            gate->of_stream = pack(layer->gates[i].of_stream, D, 2 * D, 1, D);
+            gate->of_reset_stream = pack(layer->gates[i].of_reset_stream, D, D, 1, D);
+            can = gate->of_branch.panels && gate->of_stream.panels && gate->of_reset_stream.panels;
+        }
+        if (!can) {
             release(m, s->n_layers);
             return NULL;
         }
@@ -62,10 +86,11 @@ Matrices *prepare(const Stack *s) {
 static Scratch new_scratch(const Stack *s) {
     long B = s->batch, I = s->n_heads * s->width;
     long inside = s->d_projected > s->d_ff ? s->d_projected : s->d_ff;
-    REAL *z = malloc((size_t)(B * (s->d_model + inside + I + 2)) * sizeof(REAL));
+    long gate = s->layers->gates->bias ? 6 * s->d_model : 0;
+    REAL *z = malloc((size_t)(B * (s->d_model + inside + I + 2 + gate)) * sizeof(REAL));
     if (!z) return (Scratch){0};
     REAL *projected = z + B * s->d_model, *attended = projected + B * inside;
-    return (Scratch){z, projected, attended, attended + B * I};
+    return (Scratch){z, projected, attended, attended + B * I, attended + B * (I + 2)};
 }
 
 static void affine_norm(
@@ -91,16 +116,44 @@ static void project(const Stack *s, const Matrices *m, const Scratch *t, long l)
     );
 }
 
+/* s->x, joined by the product of a and p: added or, with gates, by gate i of layer l. */
+static void join(
+    const Stack *s, const Matrices *m, const Scratch *t, long l, int i, const REAL *a, const Packed *p,
+    const REAL *bias
+) {
+    const GateMatrices *gate = m[l].gates + i;
+    const REAL *b = s->layers[l].gates[i].bias;
+    long B = s->batch, D = s->d_model;
+    REAL *x = s->x, *y = t->gate, *branch = y + B * D, *stream = branch + 3 * B * D;
+    product(a, p->depth, p, B, bias, b ? NULL : x, b ? y : x, D, b != NULL);
+    if (!b) return;
+    product(y, D, &gate->of_branch, B, NULL, NULL, branch, 3 * D, 0);
+    product(x, D, &gate->of_stream, B, NULL, NULL, stream, 2 * D, 0);
+    for (long r = 0; r < B; r++) {
+        const REAL *reset = branch + r * 3 * D, *own = stream + r * 2 * D;
+        for (long d = 0; d < D; d++) y[r * D + d] = x[r * D + d] * sigmoid(reset[d] + own[d]);
+    }
+    /* In place of W_r y. */
+    product(y, D, &gate->of_reset_stream, B, NULL, NULL, branch, 3 * D, 0);
+    for (long r = 0; r < B; r++, x += D) {
+        const REAL *of_reset = branch + r * 3 * D, *update = of_reset + D, *candidate = update + D,
+                   *own = stream + r * 2 * D + D;
+        for (long d = 0; d < D; d++) {
+            REAL z = sigmoid(update[d] + own[d] - b[d]), h = candidate[d] + of_reset[d];
+            x[d] += z * ((sizeof(REAL) == 4 ? tanhf(h) : tanh(h)) - x[d]);
+        }
+    }
+}
+
 /* The rest of layer l after the heads' attention, [B, H K] in t->attended. */
 static void after_attention(const Stack *s, const Matrices *m, const Scratch *t, long l) {
     const Layer *layer = s->layers + l;
-    long B = s->batch, D = s->d_model, I = s->n_heads * s->width, F = s->d_ff;
-    REAL *x = s->x;
-    product(t->attended, I, &m[l].output, B, layer->output_bias, x, x, D, 0);
-    affine_norm(s, x, t->z, t->moments, layer->inner_norm_weight, layer->inner_norm_bias);
+    long B = s->batch, D = s->d_model, F = s->d_ff;
+    join(s, m, t, l, 0, t->attended, &m[l].output, layer->output_bias);
+    affine_norm(s, s->x, t->z, t->moments, layer->inner_norm_weight, layer->inner_norm_bias);
     product(t->z, D, &m[l].inner, B, layer->inner_bias, NULL, t->inside, F, !s->gelu);
     if (s->gelu) gelu(t->inside, t->inside, B * F);
-    product(t->inside, F, &m[l].outer, B, layer->outer_bias, x, x, D, 0);
+    join(s, m, t, l, 1, t->inside, &m[l].outer, layer->outer_bias);
 }
 
 static void final_norm(const Stack *s, const Scratch *t) {

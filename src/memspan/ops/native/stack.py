@@ -14,6 +14,11 @@ from memspan.ops.native import compiler
 _LAYER = (
     "norm_weight", "norm_bias", "projections", "projections_bias", "output", "output_bias",
     "inner_norm_weight", "inner_norm_bias", "inner", "inner_bias", "outer", "outer_bias",
+    *(
+        f"{gate}_gate_{name}"
+        for gate in ("attention", "feed_forward")
+        for name in ("of_branch", "of_stream", "of_reset_stream", "bias")
+    ),
 )  # fmt: skip
 _INTEGERS = (
     "batch", "n_layers", "d_model", "n_heads", "width", "d_projected", "d_ff", "gelu",
@@ -45,8 +50,8 @@ class PackedStack:
 
     Args:
         source: the C file whose ``step`` reads a token.
-        layers: per layer the tensors of ``Layer`` in C, ``[outputs, inputs]``; norms and biases may be
-            missing.
+        layers: per layer the tensors of ``Layer`` in C, ``[outputs, inputs]``; norms, biases
+            and gates may be missing.
         final_norm: gain and bias, or nothing.
         n_heads: heads.
         batch: rows of a token.
