@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic
@@ -10,10 +9,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from memspan.devices import can_look
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows, sent
-from memspan.models.inputs import check_vectors
+from memspan.models.inputs import rows_not_finite
 from memspan.models.protocol import Backbone, M, PassReader, WatchedReader
 from memspan.models.segments import cuts
 
@@ -59,14 +57,13 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
         }
         return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
 
-    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """See :meth:`BackboneReader.read`.
+    @property
+    def _sizes(self) -> tuple[int, torch.device, int]:
+        return self._width, self._device, self._rows.count
 
-        Raises:
-            NonFiniteError: the output is not finite. On a GPU, where checking would wait for the
-                device, it is returned as it is.
-        """
-        check_vectors(x, self._width, self._device, self._rows.count, starts)
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        """Refuses an output that is not finite. On a GPU, where checking would wait for the device, it
+        is returned as it is."""
         if not x.shape[1]:
             return self._final_norm(x)  # type: ignore[no-any-return]
         self.watch.refuse_changes(x.shape[1] > 1)
@@ -85,8 +82,11 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
+        rows = self._rows.mask(mask).nonzero().flatten()
+        if not len(rows):
+            return
         self.watch.refuse_changes(whole=False)
-        at = sent(self._rows.mask(mask).nonzero().flatten(), self._device)
+        at = sent(rows, self._device)
         self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
         for parts in self._layers.values():
             for tensor in parts:
@@ -120,9 +120,8 @@ class FinitePassReader(PassReader[M]):
     """Of a backbone whose modules are not those that it was made with; it refuses what is not finite,
     too."""
 
-    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """See :meth:`InPlaceReader.read`."""
-        output = super().read(x, starts)
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        output = super()._read_vectors(x, starts)
         refuse_non_finite(output)
         return output
 
@@ -130,20 +129,9 @@ class FinitePassReader(PassReader[M]):
 def refuse_non_finite(output: Tensor) -> None:
     """Raise :class:`NonFiniteError` where ``output [B, T, D]`` is not finite: one such key or value has
     spoilt its row's matrices, and with them every later output."""
-    if not can_look(output):
-        return
-    if math.isfinite(output.sum(dtype=torch.float32).item()):
-        return
-    rows = ~output.isfinite().flatten(1).all(1)
-    if rows.any():
+    if rows := rows_not_finite(output):
         raise NonFiniteError(
-            f"keys or values of rows {listed(rows)} are not finite, nor is what they wrote to memory: "
+            f"keys or values of rows {rows} are not finite, nor is what they wrote to memory: "
             "check the input, or read on from an earlier memory; in training, lower the learning rate, "
             "or with Fast Weights use normalisation sum, without which the delta rule may diverge"
         )
-
-
-def listed(mask: Tensor) -> str:
-    """The numbers of the rows where ``mask [B]`` is true, at most eight, for a message."""
-    rows: list[int] = mask.nonzero().flatten().tolist()
-    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")

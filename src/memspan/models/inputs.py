@@ -8,13 +8,14 @@ checking first would wait for the GPU in every pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from memspan.devices import can_look
-from memspan.errors import MemspanError, refuse_unknown
+from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory, check_field
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
@@ -74,6 +75,40 @@ def check_vectors(
                 f"lengths must lie in 0 .. {shape[1]}, the tokens of a row, not "
                 f"{lengths.min()} .. {lengths.max()}"
             )
+
+
+def check_step(x: Tensor, width: int, device: torch.device, rows: int) -> None:
+    """Refuse what a reader of so many rows B cannot take as one vector for each, ``[B, D]``, and, where
+    looking does not wait for the device, rows that are not finite: they would spoil their memory."""
+    if not (
+        isinstance(x, Tensor)
+        and x.shape == (rows, width)
+        and x.is_floating_point()
+        and x.device == device
+    ):
+        raise MemspanError(
+            f"a step needs a floating-point tensor [{rows}, {width}] on {device}, one vector for each "
+            f"row of the reader, not {_described(x)}"
+        )
+    if spoilt := rows_not_finite(x):
+        raise NonFiniteError(
+            f"the vectors of rows {spoilt} are not finite, so no row was read: put zeros there, reset "
+            "these rows, and step again"
+        )
+
+
+def rows_not_finite(x: Tensor) -> str:
+    """The numbers of the rows of ``x [B, ...]`` that are not finite, at most eight, for a message; none
+    where looking would wait for the device."""
+    if not can_look(x) or math.isfinite(x.sum(dtype=torch.float32).item()):
+        return ""
+    return listed(~x.isfinite().flatten(1).all(1))
+
+
+def listed(mask: Tensor) -> str:
+    """The numbers of the rows where ``mask [B]`` is true, at most eight, for a message."""
+    rows: list[int] = mask.nonzero().flatten().tolist()
+    return ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
 
 
 def _check(

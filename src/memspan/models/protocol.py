@@ -7,6 +7,7 @@ reader included: an architecture needs one of its own only to stream faster than
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models.inputs import check_memory, check_vectors
+from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Schema, Watch, is_exactly
@@ -49,6 +50,18 @@ class BackboneReader(Protocol[M_co]):
         Raises:
             MemspanError: ``x`` has other rows or another width, is no floating-point tensor, or is on
                 another device than the memory. The reader stays as it was.
+        """
+        ...
+
+    def step(self, x: Tensor) -> Tensor:
+        """One vector of every row, ``[B, D] -> [B, D]``, as an agent acts in ``B`` environments: the
+        same as :meth:`read` of one token, without documents. Nothing waits for the device.
+
+        Raises:
+            NonFiniteError: vectors of some rows, which the message names, are not finite. On a GPU they
+                are read, and spoil their own rows until these are reset.
+            MemspanError: ``x`` is not as described in :meth:`read`. Either way the reader stays as it
+                was.
         """
         ...
 
@@ -400,7 +413,35 @@ def not_copied(reader: object, protocol: object) -> NoReturn:
     )
 
 
-class WatchedReader:
+class VectorReader(ABC):
+    """Checks what a reader is given, and reads it without gradients."""
+
+    @property
+    @abstractmethod
+    def _sizes(self) -> tuple[int, torch.device, int]:
+        """The width of vectors, where they must be, and the number of rows."""
+
+    @abstractmethod
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        """See :meth:`BackboneReader.read`; the arguments have been checked."""
+
+    @torch.no_grad()
+    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """See :meth:`BackboneReader.read`."""
+        check_vectors(x, *self._sizes, starts)
+        return self._read_vectors(x, starts)
+
+    @torch.no_grad()
+    def step(self, x: Tensor) -> Tensor:
+        """See :meth:`BackboneReader.step`."""
+        check_step(x, *self._sizes)
+        return self._step_on(x)
+
+    def _step_on(self, x: Tensor) -> Tensor:
+        return self._read_vectors(x[:, None], None)[:, 0]
+
+
+class WatchedReader(VectorReader):
     """What readers share that compute with weights past their modules: they refuse to read on after
     weights or modules have changed."""
 
@@ -434,7 +475,7 @@ class MemoryReader(Generic[M]):
         self.memory = self.memory.replace(rows, memory)
 
 
-class PassReader(MemoryReader[M]):
+class PassReader(VectorReader, MemoryReader[M]):
     """The reader of any backbone, whatever its modules are: whole passes, nothing kept beside the
     memory.
 
@@ -445,11 +486,12 @@ class PassReader(MemoryReader[M]):
         super().__init__(memory)
         self._backbone, self._options = backbone, options
 
-    @torch.no_grad()
-    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """See :meth:`BackboneReader.read`."""
-        width, rows = self._backbone.config.d_model, self.memory.batch_size
-        check_vectors(x, width, self.memory.tokens_seen.device, rows, starts)
+    @property
+    def _sizes(self) -> tuple[int, torch.device, int]:
+        seen = self.memory.tokens_seen
+        return self._backbone.config.d_model, seen.device, len(seen)
+
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         # Past the backbone's own checks, which take a tenth of a token's time: its memory is known.
         output: BackboneOutput[M] = nn.Module.__call__(
             self._backbone, x, self.memory, starts=starts, **self._options

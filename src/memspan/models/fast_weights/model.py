@@ -20,8 +20,9 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.fast_weights.attention import FastWeightsAttention, products
 from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.in_place import FinitePassReader, listed
+from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
+from memspan.models.inputs import listed
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import (
     Schema,

@@ -68,7 +68,6 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         foreign = self.backbone.foreign(memory)[:, None, None, None, None]
         return replace(memory, weights=memory.weights.masked_fill(foreign, math.nan))
 
-    @torch.no_grad()
     def _read(self, x: Tensor) -> Tensor:
         backbone = self.backbone
         seen = self._counts["tokens_seen"]

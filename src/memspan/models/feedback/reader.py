@@ -7,7 +7,6 @@ from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
 from memspan.models.feedback.model import Feedback, FeedbackMemory
-from memspan.models.inputs import check_vectors
 from memspan.models.protocol import WatchedReader
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
@@ -75,10 +74,11 @@ class FeedbackReader(WatchedReader):
             length=sent(self._length()[rows], self._device),
         )
 
-    @torch.no_grad()
-    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """See :meth:`BackboneReader.read`."""
-        check_vectors(x, self.backbone.config.d_model, self._device, self._batch, starts)
+    @property
+    def _sizes(self) -> tuple[int, torch.device, int]:
+        return self.backbone.config.d_model, self._device, self._batch
+
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         self.watch.refuse_changes(x.shape[1] > 1)
         if starts is None or not starts.numel():
             return self._read(x)
@@ -91,10 +91,10 @@ class FeedbackReader(WatchedReader):
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
-        self.watch.refuse_changes(whole=False)
         rows = self._rows.mask(mask).nonzero().flatten()
         if not len(rows):
             return
+        self.watch.refuse_changes(whole=False)
         at = sent(rows, self._device)
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         self._vectors[self._end - self.span : self._end].index_fill_(1, at, 0)

@@ -60,7 +60,6 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
             stack, layers, key_heads=config.n_heads, beta=largest, epsilon=EPSILON
         )
 
-    @torch.no_grad()
     def _read(self, x: Tensor) -> Tensor:
         self._counts = {"tokens_seen": self._counts["tokens_seen"] + x.shape[1]}
         step = self._step_for(x, self._dtype) if x.shape[1] == 1 else None

@@ -14,10 +14,13 @@ from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, dropout, known, module_list
-from memspan.models.protocol import Backbone
+from memspan.models.protocol import Backbone, PassReader, WatchedReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import dropout_layer
 from memspan.ops.implementations import refuse_unknown_implementation
+
+PARAMETERS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+"""Of each layer: ``W_i``, ``W_h`` and their biases, for the gates i, f, g, o."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,17 +108,62 @@ class LSTM(Backbone[LSTMMemory]):
         memory = LSTMMemory(memory.tokens_seen + x.shape[1], output, cell)
         return BackboneOutput(h, memory, h.new_zeros(()))
 
+    def reader(self, memory: LSTMMemory | None, batch_size: int) -> PassReader[LSTMMemory]:
+        """A reader that steps by PyTorch's cells."""
+        memory = self.own_memory(memory, batch_size)
+        return LSTMReader(self, memory) if self.is_as_made() else PassReader(self, memory)
+
     def float32_part(self) -> str:
         """The recurrence; not every processor has it in bfloat16."""
         return "the LSTM is computed"
+
+
+class LSTMReader(WatchedReader, PassReader[LSTMMemory]):
+    """Reads by passes, and steps by PyTorch's cells: on a CPU a pass of one token takes four times as
+    long."""
+
+    def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
+        PassReader.__init__(self, backbone, memory)
+        WatchedReader.__init__(self, backbone)
+        self._weights = [
+            [layer.get_parameter(name) for name in PARAMETERS] for layer in backbone.layers
+        ]
+
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        self.watch.refuse_changes(x.shape[1] > 1)
+        return super()._read_vectors(x, starts)
+
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`BackboneReader.reset`."""
+        self.watch.refuse_changes(whole=False)
+        super().reset(mask)
+
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`BackboneReader.replace`."""
+        self.watch.refuse_changes(whole=False)
+        super().replace(rows, memory)
+
+    def _step_on(self, x: Tensor) -> Tensor:
+        if self._backbone.training:
+            return super()._step_on(x)
+        self.watch.refuse_changes(whole=False)
+        memory, dtype, states = self.memory, self._weights[0][0].dtype, []
+        before = (memory.output.to(dtype).unbind(1), memory.cell.to(dtype).unbind(1))
+        h = x.to(dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            for weights, state in zip(self._weights, zip(*before, strict=True), strict=True):
+                h, cell = torch.lstm_cell(h, state, *weights)
+                states.append((h, cell))
+        output, cell = (torch.stack(each, 1) for each in zip(*states, strict=True))
+        self.memory = LSTMMemory(memory.tokens_seen + 1, output, cell)
+        return h
 
 
 def step_by_step(
     layer: nn.Module, x: Tensor, h: Tensor, c: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The equations of ``torch.nn.LSTM``, token by token."""
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    (w, r, b, b_r), outputs = [getattr(layer, name) for name in names], []
+    (w, r, b, b_r), outputs = [getattr(layer, name) for name in PARAMETERS], []
     for x_t in x.unbind(1):
         i, f, g, o = (x_t @ w.T + b + h @ r.T + b_r).chunk(4, -1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()

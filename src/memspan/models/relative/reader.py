@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.memory import Memory, Rows, sent
-from memspan.models.inputs import check_vectors
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M, WatchedReader
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
@@ -127,6 +126,7 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
     counts_attention = False
     """Whether :meth:`_advance` needs the attention that each slot received."""
 
+    @torch.no_grad()
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
         super().__init__(backbone)
         counts = memory.counts()
@@ -145,9 +145,11 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         self._end = self.n_slots
         self._count(**counts)
 
-    def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """See :meth:`BackboneReader.read`."""
-        check_vectors(x, self.backbone.config.d_model, self._device, self._rows.count, starts)
+    @property
+    def _sizes(self) -> tuple[int, torch.device, int]:
+        return self.backbone.config.d_model, self._device, self._rows.count
+
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         if not x.numel():
             return self.backbone.final_norm(x)
         self.watch.refuse_changes(x.shape[1] > 1)
@@ -222,8 +224,10 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
     @torch.no_grad()
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
-        self.watch.refuse_changes(whole=False)
         rows = self._rows.mask(mask).nonzero().flatten()
+        if not len(rows):
+            return
+        self.watch.refuse_changes(whole=False)
         at = self._emptied(rows)
         self._seen_before = self._tokens_seen.index_fill(0, at, 0)
         self._n_read = 0

@@ -1,0 +1,169 @@
+"""A reader that steps many environments at once: each as if it were alone, and trained as acted."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import CASES, Case, transformer_xl
+from golden import assert_same
+from memspan.errors import MemspanError, NonFiniteError
+from memspan.memory import Memory, concatenate
+from memspan.models import FastWeights
+from readings import assert_memories_equal, every_case, fields, some_memory
+
+ROWS, STEPS, CUT = 4, 16, 7
+ENDS = torch.zeros(STEPS, ROWS, dtype=torch.bool)
+ENDS[[2, 9, 10, 12], [1, 0, 0, 2]] = ENDS[13, [0, 3]] = True
+"""Where an episode begins: rows of every age, one that is reset twice running, one never before."""
+ONE_EACH = ["xl-segment", "xl-fixed", "xl-segment-gated", "compressive", "feedback", "fast-delta"]
+ONE_EACH += ["gated", "lstm", "transformer"]
+
+
+def observations(case: Case) -> Tensor:
+    return torch.randn(STEPS, ROWS, case.backbone.d_model, dtype=torch.float64)
+
+
+@torch.no_grad()
+@every_case
+def test_every_environment_is_alone_and_replayed_as_acted(case: Case) -> None:
+    """Rows of different ages, resets, a memory put into two rows; replayed from the value of a step in
+    one call where reading does not depend on the cut, else step by step."""
+    model, x = case.shared_model(), observations(case)
+    backbone, start, other = model.backbone, some_memory(model, ROWS), some_memory(model, 2, seed=7)
+    reader, acted = backbone.reader(start, ROWS), []
+    alone = [start.select([row]) for row in range(ROWS)]
+    for t in range(STEPS):
+        reader.reset(ENDS[t])
+        if t == 4:
+            reader.replace([3, 1], other)
+            alone[3], alone[1] = other.select([0]), other.select([1])
+        if t == CUT:
+            stored = reader.memory
+            kept = stored.map(torch.clone)
+        hidden = reader.step(x[t])
+        acted.append(hidden.clone())
+        assert hidden.shape == x[t].shape
+        for row in range(ROWS):
+            memory = alone[row].reset([True]) if ENDS[t, row] else alone[row]
+            out = backbone(x[t, row][None, None], memory)
+            alone[row] = out.memory
+            assert_same(hidden[row], out.hidden[0, 0], 1e-9, f"step {t}, row {row}")
+        assert torch.equal(hidden, acted[t])
+    assert_memories_equal(reader.memory, concatenate(alone), 1e-9)
+
+    assert_memories_equal(stored, kept)
+    window, starts = x[CUT:].transpose(0, 1), ENDS[CUT:].T.contiguous()
+    starts[:, 0] = False  # The stored memory has been reset already.
+    cuts = [STEPS - CUT] if case.cut_invariant else [1] * (STEPS - CUT)
+    replayed, memory = [], stored
+    for part, begin in zip(window.split(cuts, 1), starts.split(cuts, 1), strict=True):
+        out = backbone(part, memory, starts=begin)
+        replayed.append(out.hidden)
+        memory = out.memory
+    assert_same(torch.cat(replayed, 1), torch.stack(acted[CUT:], 1), 1e-9, "replayed")
+    assert_memories_equal(memory, reader.memory, 1e-9)
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_what_is_not_finite_is_named_and_others_go_on(name: str) -> None:
+    """Nothing has been read: with zeros in its place and the row reset, the others miss no step."""
+    case = CASES[name]
+    x = observations(case)
+    reader, expected = (case.shared_model().backbone.reader(None, ROWS) for _ in range(2))
+    for t in range(8):
+        seen = x[t].clone()
+        if t == 5:
+            seen[1, 3], seen[2, 0] = torch.nan, torch.inf
+            with pytest.raises(
+                NonFiniteError, match=r"rows 1, 2 are not finite, so no row was read"
+            ):
+                reader.step(seen)
+            broken = ~seen.isfinite().all(1)
+            seen[broken] = 0
+            reader.reset(broken.numpy())
+        hidden, wanted = reader.step(seen), expected.step(x[t])
+        assert_same(hidden[[0, 3]], wanted[[0, 3]], 1e-12, f"step {t}")
+    assert_memories_equal(reader.select([0, 3]), expected.select([0, 3]), 1e-12)
+    assert reader.memory.tokens_seen.tolist() == [8, 3, 3, 8]
+    # What overflows a sum is finite.
+    reader.step(torch.full((ROWS, 8), 1e37, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_mistakes_are_one_line_and_change_nothing(name: str) -> None:
+    case = CASES[name]
+    model, x = case.shared_model(), observations(case)
+    reader, before = model.backbone.reader(None, ROWS), None
+    reader.step(x[0])
+    before = reader.memory
+    other = CASES["feedback" if name != "feedback" else "lstm"].shared_model().backbone
+    for mistake, said in (
+        (
+            lambda: reader.step(x[0, :3]),
+            "tensor [4, 8] on cpu, one vector for each row of the reader",
+        ),
+        (lambda: reader.step(x[0, :, 1:]), "not a tensor of float64 [4, 7] on cpu"),
+        (lambda: reader.step(x[0][:, None]), "not a tensor of float64 [4, 1, 8] on cpu"),
+        (lambda: reader.step(x[0].long()), "not a tensor of int64 [4, 8] on cpu"),
+        (lambda: reader.step(x[0].numpy()), "not a ndarray"),
+        (lambda: reader.step(x[0].to("meta")), "[4, 8] on meta"),
+        (lambda: reader.reset([True] * 3), "reset needs one bool per row, [4], not [3]"),
+        (lambda: reader.replace([0], other.initial_memory(1)), "give one of this model"),
+        (
+            lambda: model.backbone.reader(other.initial_memory(4), 4),
+            "use this model's initial_memory",
+        ),
+    ):
+        with pytest.raises(MemspanError) as caught:
+            mistake()
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert_memories_equal(reader.memory, before)
+
+
+def test_a_window_longer_than_the_learned_positions() -> None:
+    backbone = transformer_xl(positions="learned", max_distance=9).model().backbone
+    reader = backbone.reader(None, 2)
+    for x in torch.randn(12, 2, 8).double():
+        reader.step(x)
+    with pytest.raises(
+        MemspanError, match="table of 9 rows: read segments of at most 4, or read with"
+    ):
+        backbone(torch.randn(2, 5, 8).double(), reader.memory)
+
+
+@pytest.mark.gradients(recorded=True)
+@every_case
+def test_steps_record_no_gradients(case: Case) -> None:
+    """Nor does reading, whoever calls it: a reader that did would keep all that it has read."""
+    reader = case.shared_model().backbone.reader(None, ROWS)
+    x = observations(case).requires_grad_()
+    assert not reader.step(x[0]).requires_grad
+    assert not reader.read(x[1:3].transpose(0, 1)).requires_grad
+    assert not any(t.requires_grad for t in fields(reader.memory).values())
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_a_step_does_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values on device ``meta`` do not exist, so whatever waited for one would fail."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    backbone = CASES[name].model().backbone
+    memory: Memory = backbone.initial_memory(ROWS)
+    given, counts = memory.select([3, 0]), memory.counts()
+    backbone.to("meta")
+    with monkeypatch.context() as patch:
+        # Once, when it is made, a reader may wait.
+        patch.setattr(type(memory), "counts", lambda _: counts)
+        patch.setattr(FastWeights, "check_feature_map", lambda *_: None)
+        reader = backbone.reader(memory.to("meta"), ROWS)
+    x = torch.zeros(ROWS, 8, dtype=torch.float64, device="meta")
+    for t in range(STEPS):
+        reader.reset(ENDS[t])
+        if t == 4:
+            reader.replace([3, 1], given)
+        assert reader.step(x).is_meta
+    assert reader.memory.tokens_seen.is_meta
