@@ -17,7 +17,7 @@ from torch import Tensor
 
 import memspan
 from memspan.data.corpora import HELD_OUT
-from memspan.models.gated_delta_net import model as gated_delta_net
+from memspan.models.gated_delta_net import layer as gated_delta_net
 
 LENGTH, SEGMENT = 16_384, 256
 RUN = "shakespeare-gated-delta-net"

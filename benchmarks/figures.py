@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import memspan
-from memspan.models.gated_delta_net import model as gated_delta_net
+from memspan.models.gated_delta_net import layer as gated_delta_net
 
 FORM = 1
 """Of the files; docs/docsite/figures.py has the same number."""
@@ -101,13 +101,14 @@ def head_inputs(name: str = "shakespeare-fast-weights") -> dict[str, Tensor]:
     run = memspan.load(name)
     model, tokens = run.model.backbone, tokens_of(run)
     x, memory = run.model.embedding(tokens), model.initial_memory(1)
-    for layer, weights in zip(model.stack(), memory.weights.unbind(1), strict=True):
+    before = memory.layers(memory.weights.dtype)
+    for layer, carried in zip(model.stack(), before, strict=True):
         own = layer.attention
         q, k, v, beta = own.project(layer.before_attention(x))
         heads = {"q": own.features(q), "k": own.features(k), "v": v, "beta": beta.sigmoid()}
         if layer is model.layers[LAYER]:
             break
-        x = layer(x, weights, memory.key_sum[:, 0])[0]
+        x = layer(x, carried)[0]
     return {part: of_heads[0, HEAD] for part, of_heads in heads.items()}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import memspan
+import memspan.layers
 import memspan.models
 import memspan.ops
 import memspan.stateful
@@ -24,8 +25,8 @@ import memspan.stateful
 NAMES = Path(__file__).with_name("public_names.txt")
 
 
-MODULES = (memspan, memspan.models, memspan.ops, memspan.stateful)
-METHODS = (memspan.LanguageModel, memspan.Memory, memspan.models.Reader)
+MODULES = (memspan, memspan.layers, memspan.models, memspan.ops, memspan.stateful)
+METHODS = (memspan.LanguageModel, memspan.layers.LayerMemory, memspan.Memory, memspan.models.Reader)
 """Classes whose methods are listed as well."""
 
 

@@ -43,7 +43,8 @@ class MemspanFW(Side):
     def attention(self, x: Tensor) -> Tensor:
         backbone = self.model.backbone
         memory = backbone.initial_memory(len(x))
-        y, _, _ = next(backbone.stack()).attention(x, memory.weights[:, 0], memory.key_sum[:, 0])
+        own = memory.layers(memory.weights.dtype)[0]
+        y, _ = next(backbone.stack()).attention(x, own)
         return y
 
     def embedding(self) -> torch.nn.Parameter:

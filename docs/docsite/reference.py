@@ -13,6 +13,7 @@ from docsite.links import place, relative
 
 MODULES = {
     "memspan": "reference/memspan.md",
+    "memspan.layers": "reference/layers.md",
     "memspan.models": "reference/models.md",
     "memspan.ops": "reference/ops.md",
     "memspan.stateful": "reference/stateful.md",

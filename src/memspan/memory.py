@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors, read_header, save_tensors
-from memspan.trees import tree
+from memspan.trees import LayerMemory, form, named, per_row, row_mask, sent
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -37,30 +36,15 @@ class Fingerprint(str):
         return fingerprint
 
 
-@tree
 @dataclasses.dataclass(frozen=True, repr=False)
-class Memory:
-    """Base of the architectures' memories: a frozen dataclass whose fields are all tensors.
+class Memory(LayerMemory):
+    """Base of the architectures' memories: of all layers of a model, with the tokens that were read.
 
-    Every field has the batch first, a fixed size, and all-zero rows where nothing was read, so the
-    operations below work for every architecture. None of them changes the memory it is called on: to
-    branch a stream, keep the old value.
+    All that a :class:`memspan.layers.LayerMemory` can do, it can do.
     """
 
     tokens_seen: Tensor
     """Tokens that each row has read since it was last empty, int64 ``[B]``."""
-
-    def __init_subclass__(cls) -> None:
-        tree(cls)
-
-    def __post_init__(self) -> None:
-        """Refuse fields that the operations below do not know: anything but dense tensors."""
-        for name, value in vars(self).items():
-            if not isinstance(value, Tensor):
-                raise MemspanError(f"a memory's {name} must be a tensor, not {reprlib.repr(value)}")
-            if value.layout != torch.strided or value.is_nested:
-                kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-                raise MemspanError(f"a memory's {name} must be a dense tensor, not a {kind} one")
 
     def __repr__(self) -> str:
         seen = "tokens"
@@ -68,69 +52,6 @@ class Memory:
             least, most = int(self.tokens_seen.min()), int(self.tokens_seen.max())
             seen = f"{least:,} tokens" if least == most else f"{least:,} to {most:,} tokens"
         return f"{type(self).__name__}({self.batch_size} rows, {seen} seen, {self.nbytes:,} bytes)"
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The memory with ``function`` applied to every field."""
-        return dataclasses.replace(
-            self, **{name: function(tensor) for name, tensor in self.tensors().items()}
-        )
-
-    def detach(self) -> Self:
-        """Cut from the graph: truncated back-propagation through time."""
-        return self.map(Tensor.detach)
-
-    def to(
-        self,
-        device: torch.device | str | torch.dtype | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Move to a device; ``dtype`` applies to floating-point fields only.
-
-        As for a tensor, the dtype may stand alone: ``memory.to(torch.bfloat16)``.
-        """
-        if isinstance(device, torch.dtype):
-            device, dtype = None, device
-        return self.map(lambda t: t.to(device, dtype if t.is_floating_point() else None))
-
-    def select(self, rows: Tensor | list[int]) -> Self:
-        """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``.
-
-        Raises:
-            MemspanError: a row does not exist; on a GPU torch itself raises.
-        """
-        wanted = f"select needs row numbers in 0 .. {self.batch_size - 1}"
-        index = per_row(rows, torch.int64, wanted, self.tokens_seen.device)
-        try:
-            return self.map(lambda t: t.index_select(0, index))
-        except IndexError:
-            raise MemspanError(f"{wanted}, not {index.tolist()}") from None
-
-    def __getitem__(self, rows: int | slice | Tensor | list[int] | list[bool]) -> Self:
-        """Rows as of a tensor, but an ``int`` keeps the batch: ``memory[-1]``, ``memory[2:]``,
-        ``memory[[0, 0]]``, ``memory[mask]``.
-
-        Raises:
-            IndexError: a row does not exist.
-        """
-        if isinstance(rows, int):
-            rows = range(self.batch_size)[rows]
-            rows = slice(rows, rows + 1)
-        return self.map(lambda t: t[rows])
-
-    def __len__(self) -> int:
-        return self.batch_size
-
-    def reset(self, mask: Tensor | list[bool]) -> Self:
-        """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
-
-        Raises:
-            MemspanError: the mask is not one bool per row.
-        """
-        empty = Rows.of(self).mask(mask, self.tokens_seen.device)
-        # Not a multiplication, which would keep NaN.
-        return self.map(
-            lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
-        )
 
     def replace(self, rows: Tensor | list[int], other: Memory) -> Self:
         """The memory with row ``rows[i]`` replaced by row ``i`` of ``other``, for each ``i``.
@@ -151,27 +72,6 @@ class Memory:
                 for name, t in self.tensors().items()
             },
         )
-
-    def where(self, mask: Tensor, other: Self) -> Self:
-        """This memory's rows where ``mask`` (bool ``[B]``) is true, those of ``other`` elsewhere."""
-        fields = other.tensors()
-        return dataclasses.replace(
-            self,
-            **{
-                name: torch.where(mask.view(-1, *[1] * (t.dim() - 1)), t, fields[name])
-                for name, t in self.tensors().items()
-            },
-        )
-
-    @property
-    def batch_size(self) -> int:
-        """Rows, B."""
-        return self.tokens_seen.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes; independent of the number of tokens read."""
-        return sum(t.nbytes for t in self.tensors().values())
 
     def save(self, path: str | Path, fingerprint: str) -> None:
         """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``.
@@ -246,17 +146,13 @@ class Memory:
         count: Tensor = getattr(self, name)
         wanted = f"the memory's {name} must be int64 [{self.batch_size}], in 0 .. {most:,}"
         if count.dtype != torch.int64 or count.shape != (self.batch_size,) or count.is_meta:
-            raise MemspanError(f"{wanted}, not {_form(count)}: use this model's memory")
+            raise MemspanError(f"{wanted}, not {form(count)}: use this model's memory")
         values = (count := count.cpu()).tolist()
         if values and not 0 <= min(values) <= max(values) <= most:
             raise MemspanError(
                 f"{wanted}, not {min(values):,} .. {max(values):,}: use this model's memory"
             )
         return count
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All fields by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
 
 def concatenate(memories: Iterable[M]) -> M:
@@ -305,11 +201,7 @@ class Rows(Generic[M]):
         Raises:
             MemspanError: it is not one bool per row.
         """
-        wanted = f"reset needs one bool per row, [{self.count}]"
-        found = per_row(mask, torch.bool, wanted, device)
-        if found.shape != (self.count,):
-            raise MemspanError(f"{wanted}, not {list(found.shape)}")
-        return found
+        return row_mask(mask, self.count, device)
 
     def numbers(self, rows: Tensor | list[int]) -> Tensor:
         """``rows`` as int64 ``[B']`` on the CPU, in any order, repeated or not.
@@ -352,22 +244,6 @@ class Rows(Generic[M]):
         return found, memory
 
 
-def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.device | str) -> Tensor:
-    """``values`` as a tensor ``[N]`` of that type on the device; an error begins with ``wanted``."""
-    try:
-        found = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise MemspanError(f"{wanted}, not {values!r}") from None
-    # An empty list has no type of its own.
-    found = found if found.numel() else found.to(dtype)
-    has_values = found.layout == torch.strided and (
-        not found.is_meta or torch.device(device).type == "meta"
-    )
-    if found.dtype != dtype or found.dim() != 1 or not has_values:
-        raise MemspanError(f"{wanted}, not {_form(found)}")
-    return sent(found, device)
-
-
 def check_field(
     name: str,
     field: Tensor,
@@ -388,30 +264,13 @@ def check_field(
         return
     sizes = ", ".join("any" if size is None else str(size) for size in shape)
     raise MemspanError(
-        f"the memory's {name} is {_form(field)} on {field.device}, not {_named(dtype)} [{sizes}] on "
+        f"the memory's {name} is {form(field)} on {field.device}, not {named(dtype)} [{sizes}] on "
         f"{device or 'cpu'}: use a memory of this model, of this size"
     )
 
 
 def _fits(size: int, wanted: int | None) -> bool:
     return wanted in (None, size)
-
-
-def _form(tensor: Tensor) -> str:
-    """Type and size for a message, and what keeps the values from being read."""
-    kept = "meta " if tensor.is_meta else "" if tensor.layout == torch.strided else "sparse "
-    return f"{kept}{_named(tensor.dtype)} {list(tensor.shape)}"
-
-
-def _named(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def sent(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
-    """``tensor`` on the device. From the CPU to CUDA nothing waits for the device."""
-    # CUDA has read pageable memory when the call returns; other devices may read it later.
-    at_once = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
-    return tensor.to(device, dtype, non_blocking=at_once)
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,27 @@ NOT_SCORED = -100
 """The target of a token that is not scored: its loss is 0. PyTorch's own ``ignore_index``."""
 NO_FLOAT64 = ("mps",)
 """Device types without float64: what needs it is computed on the CPU."""
+
+
+Kind = TypeVar("Kind", bound=type[nn.Module])
+METHODS: dict[type[nn.Module], dict[str, object]] = {}
+"""Of each class that a kernel knows, as they were when it was defined."""
+NAMES: dict[type[nn.Module], frozenset[str]] = {}
+
+
+def known(kind: Kind) -> Kind:
+    """Remember the methods of a class, so that one that is replaced later is noticed: a decorator of
+    every class in a :class:`memspan.models.packing.Schema`."""
+    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module]
+    names = {
+        name
+        for base in bases
+        for name, value in vars(base).items()
+        if isinstance(value, FunctionType | property | staticmethod)
+    }
+    NAMES[kind] = frozenset({*names, "forward", "__call__"})
+    METHODS[kind] = {name: getattr(kind, name) for name in NAMES[kind]}
+    return kind
 
 
 def dropout_layer(probability: float) -> nn.Module:

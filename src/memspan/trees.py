@@ -1,13 +1,18 @@
-"""Memories, outputs and options as trees of tensors, for ``torch.export``, ``torch.func`` and
-``torch.utils._pytree.tree_map``."""
+"""Values made of tensors: what a layer carries; and memories, outputs and options as trees, for
+``torch.export``, ``torch.func`` and ``torch.utils._pytree.tree_map``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import Any, TypeVar
+import reprlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
 
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from memspan.errors import MemspanError
 
 T = TypeVar("T", bound=type)
 
@@ -52,3 +57,203 @@ def constant(kind: type) -> None:
 
 def _nothing_of(options: Any) -> tuple[list[Any], Any]:
     return [], options
+
+
+@dataclass(frozen=True, repr=False)
+class LayerMemory:
+    """What one layer carries from segment to segment: a frozen dataclass whose fields are all tensors.
+
+    Every field has the batch first, a fixed size, and all-zero rows where nothing was read. None of the
+    operations changes the memory it is called on: to branch a stream, keep the old value.
+    """
+
+    def __init_subclass__(cls) -> None:
+        tree(cls)
+
+    def __post_init__(self) -> None:
+        """Refuse fields that the operations below do not know: anything but dense tensors."""
+        for name, value in vars(self).items():
+            if not isinstance(value, Tensor):
+                raise MemspanError(f"a memory's {name} must be a tensor, not {reprlib.repr(value)}")
+            if value.layout != torch.strided or value.is_nested:
+                kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+                raise MemspanError(f"a memory's {name} must be a dense tensor, not a {kind} one")
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The memory with ``function`` applied to every field."""
+        return replace(self, **{name: function(tensor) for name, tensor in self.tensors().items()})
+
+    def detach(self) -> Self:
+        """Cut from the graph: truncated back-propagation through time."""
+        return self.map(Tensor.detach)
+
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Move to a device; ``dtype`` applies to floating-point fields only.
+
+        As for a tensor, the dtype may stand alone: ``memory.to(torch.bfloat16)``.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        return self.map(lambda t: t.to(device, dtype if t.is_floating_point() else None))
+
+    def select(self, rows: Tensor | list[int]) -> Self:
+        """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``.
+
+        Raises:
+            MemspanError: a row does not exist; on a GPU torch itself raises.
+        """
+        wanted = f"select needs row numbers in 0 .. {self.batch_size - 1}"
+        index = per_row(rows, torch.int64, wanted, self.device)
+        try:
+            return self.map(lambda t: t.index_select(0, index))
+        except IndexError:
+            raise MemspanError(f"{wanted}, not {index.tolist()}") from None
+
+    def __getitem__(self, rows: int | slice | Tensor | list[int] | list[bool]) -> Self:
+        """Rows as of a tensor, but an ``int`` keeps the batch: ``memory[-1]``, ``memory[2:]``,
+        ``memory[[0, 0]]``, ``memory[mask]``.
+
+        Raises:
+            IndexError: a row does not exist.
+        """
+        if isinstance(rows, int):
+            rows = range(self.batch_size)[rows]
+            rows = slice(rows, rows + 1)
+        return self.map(lambda t: t[rows])
+
+    def __len__(self) -> int:
+        return self.batch_size
+
+    def reset(self, mask: Tensor | list[bool]) -> Self:
+        """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
+
+        Raises:
+            MemspanError: the mask is not one bool per row.
+        """
+        empty = row_mask(mask, self.batch_size, self.device)
+        # Not a multiplication, which would keep NaN.
+        return self.map(
+            lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
+        )
+
+    def where(self, mask: Tensor, other: Self) -> Self:
+        """This memory's rows where ``mask`` (bool ``[B]``) is true, those of ``other`` elsewhere."""
+        fields = other.tensors()
+        return replace(
+            self,
+            **{
+                name: torch.where(mask.view(-1, *[1] * (t.dim() - 1)), t, fields[name])
+                for name, t in self.tensors().items()
+            },
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.batch_size} rows, {self.nbytes:,} bytes)"
+
+    @property
+    def batch_size(self) -> int:
+        """Rows, B."""
+        return next(iter(self.tensors().values())).shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return next(iter(self.tensors().values())).device
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes; independent of the number of tokens read."""
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -> None:
+    """Refuse what a layer cannot read.
+
+    Args:
+        layer: a module with ``initial_memory``.
+        x: must be ``[B, T, D]``, ``T >= 1``, on the layer's device and of its type.
+        width: D.
+        memory: must be the layer's, with as many rows as ``x`` (None: nothing was read).
+    """
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
+        found = form(x) if isinstance(x, Tensor) else type(x).__name__
+        raise MemspanError(f"x must be [B, T, {width}] with at least one token, not {found}")
+    weight = next(layer.parameters())
+    if x.device != weight.device:
+        raise MemspanError(f"x is on {x.device} and the layer on {weight.device}: move one of them")
+    if not x.is_floating_point() or (
+        weight.is_floating_point()
+        and x.dtype != weight.dtype
+        and not torch.is_autocast_enabled(x.device.type)
+    ):
+        raise MemspanError(f"x must be {named(weight.dtype)} as the layer is, not {named(x.dtype)}")
+    if memory is None:
+        return
+    empty: LayerMemory = layer.initial_memory(0)
+    if type(memory) is not type(empty):
+        raise MemspanError(
+            f"the memory must be a {type(empty).__name__}, not {type(memory).__name__}: use the "
+            "layer's initial_memory, or what it returned"
+        )
+    for name, like in empty.tensors().items():
+        field = getattr(memory, name)
+        wrong_type = field.is_floating_point() != like.is_floating_point()
+        if field.shape != (len(x), *like.shape[1:]) or field.device != x.device or wrong_type:
+            raise MemspanError(
+                f"the memory's {name} is {form(field)} on {field.device}, not "
+                f"{[len(x), *like.shape[1:]]} on {x.device}: use this layer's memory of these rows"
+            )
+
+
+def row_mask(mask: Tensor | list[bool], count: int, device: torch.device | str) -> Tensor:
+    """``mask`` as bool ``[B]`` on the device.
+
+    Raises:
+        MemspanError: it is not one bool per row.
+    """
+    wanted = f"reset needs one bool per row, [{count}]"
+    found = per_row(mask, torch.bool, wanted, device)
+    if found.shape != (count,):
+        raise MemspanError(f"{wanted}, not {list(found.shape)}")
+    return found
+
+
+def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.device | str) -> Tensor:
+    """``values`` as a tensor ``[N]`` of that type on the device; an error begins with ``wanted``."""
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise MemspanError(f"{wanted}, not {values!r}") from None
+    # An empty list has no type of its own.
+    found = found if found.numel() else found.to(dtype)
+    has_values = found.layout == torch.strided and (
+        not found.is_meta or torch.device(device).type == "meta"
+    )
+    if found.dtype != dtype or found.dim() != 1 or not has_values:
+        raise MemspanError(f"{wanted}, not {form(found)}")
+    return sent(found, device)
+
+
+def form(tensor: Tensor) -> str:
+    """Type and size for a message, and what keeps the values from being read."""
+    kept = "meta " if tensor.is_meta else "" if tensor.layout == torch.strided else "sparse "
+    return f"{kept}{named(tensor.dtype)} {list(tensor.shape)}"
+
+
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def sent(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
+    """``tensor`` on the device. From the CPU to CUDA nothing waits for the device."""
+    # CUDA has read pageable memory when the call returns; other devices may read it later.
+    at_once = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
+    return tensor.to(device, dtype, non_blocking=at_once)

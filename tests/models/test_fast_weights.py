@@ -154,7 +154,7 @@ def test_attention_normalisation_sums_earlier_keys_exactly(
     x = torch.randn(2, 40, 8)
     with torch.no_grad():
         _, k, _, _ = attention.project(x)
-        attention(x, torch.zeros(2, 2, 4, 4), torch.zeros(2, 2, 4), implementation)
+        attention(x, None, implementation)
     k = attention.features(k).double()
     earlier = k.cumsum(2) - k
     assert not seen[0][:, :, 0].any()
@@ -167,10 +167,10 @@ def test_norms_stand_where_the_option_says(norm: str) -> None:
     layer = next(model.backbone.stack())
     names = [n for n, _ in layer.named_parameters() if "norm.weight" in n]
     assert ("attention_norm.weight" in names) == (norm != "feed-forward")
-    x, memory = torch.randn(2, 5, 8, dtype=torch.float64), model.initial_memory(2)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
 
     def attention(x: Tensor) -> Tensor:
-        return layer.attention(x, memory.weights[:, 0], memory.key_sum[:, 0])[0]
+        return layer.attention(x)[0]
 
     if norm == "post":
         h = layer.attention_norm(x + attention(x))
@@ -186,12 +186,11 @@ def test_attention_reads_the_normalised_input() -> None:
     """The norm before the attention is used: its gain matters, the scale of the input does not."""
     layer = next(fast_weights().model().backbone.stack())
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    empty = torch.zeros(2, 2, 8, 4, dtype=torch.float64), torch.zeros(2, 2, 0).double()
-    seen = [layer(scale * x, *empty)[1] for scale in (1.0, 100.0)]
+    seen = [layer(scale * x)[1].weights for scale in (1.0, 100.0)]
     assert_same(seen[0], seen[1], 1e-4, "fast weights")
     with torch.no_grad():
         layer.attention_norm.weight.mul_(2)
-    assert not torch.allclose(layer(x, *empty)[1], seen[0])
+    assert not torch.allclose(layer(x)[1].weights, seen[0])
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "pytorch"])

@@ -16,7 +16,7 @@ from architectures import Case, gated_delta_net
 from golden import assert_same
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import GatedDeltaNet, GatedDeltaNetConfig, GatedDeltaNetMemory
-from memspan.models.gated_delta_net.model import GatedDeltaRule
+from memspan.models.gated_delta_net.layer import GatedDeltaRule
 from memspan.models.gated_delta_net.reader import GatedDeltaNetReader
 from memspan.ops.fast_weights import compiled
 from memspan.ops.native import threads

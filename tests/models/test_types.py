@@ -44,6 +44,14 @@ def main() -> None:
         for name in re.findall(r"^class (\w+)\(NamedTuple\)", path.read_text(), re.M):
             sys.modules[f"namedtuple_{name}"] = Anything(name)
 
+    # Layers import their options for types only, so that one that is taken home brings less along.
+    import memspan.models as models
+    from memspan.models.fast_weights import layer as fast_weights
+    from memspan.models.gated_delta_net import layer as gated_delta_net
+
+    vars(fast_weights)["FastWeightsConfig"] = models.FastWeightsConfig
+    vars(gated_delta_net)["GatedDeltaNetConfig"] = models.GatedDeltaNetConfig
+
     import torch
     from beartype.roar import BeartypeCallHintViolation
 

@@ -16,8 +16,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights import compiled
 from memspan.ops.fast_weights.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
-from memspan.ops.fast_weights.inputs import Chunking
-from memspan.ops.fast_weights.rules import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule, sum_rule
 from memspan.ops.native import threads
 
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

@@ -18,8 +18,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import GatedDeltaNetConfig
 from memspan.ops.fast_weights import fla, reference
-from memspan.ops.fast_weights.inputs import Chunking, RuleInputs
-from memspan.ops.fast_weights.rules import delta_rule, sum_rule
+from memspan.ops.fast_weights.rules import Chunking, RuleInputs, delta_rule, sum_rule
 
 Call = dict[str, Any]
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 from memspan.models.inputs import check_device
 from memspan.models.options import EmbeddingConfig
-from memspan.models.packing import is_itself, known
+from memspan.models.packing import is_itself
 from memspan.models.recomputation import recomputed
-from memspan.nn import NOT_SCORED, in_chunks
+from memspan.nn import NOT_SCORED, in_chunks, known
 
 
 class Embedding(nn.Module):

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from memspan.errors import NonFiniteError
-from memspan.memory import Memory, Rows, sent
+from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
 from memspan.models.protocol import Backbone, M, PassReader, WatchedReader
 from memspan.models.segments import cuts
+from memspan.trees import sent
 
 
 class InPlaceReader(WatchedReader, ABC, Generic[M]):

@@ -20,7 +20,7 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.packing import WeightsWatch, is_itself, known
+from memspan.models.packing import WeightsWatch, is_itself
 from memspan.models.protocol import (
     Backbone,
     BackboneReader,
@@ -31,7 +31,7 @@ from memspan.models.protocol import (
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.ties import expand_ties, tie, tied_names
-from memspan.nn import NOT_SCORED, dropout_layer
+from memspan.nn import NOT_SCORED, dropout_layer, known
 from memspan.precision.products import Precision
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, product
 from operator import attrgetter, is_not
-from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from memspan.errors import StaleReaderError
-from memspan.nn import FeedForward
+from memspan.nn import METHODS, NAMES, FeedForward, known
 
 NORM_EPSILON = nn.LayerNorm(0).eps
 """Where an architecture has no option for it."""
@@ -37,27 +36,6 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") fo
 
 LOOKED_AT, PARTS = 256, 32
 """Words of each tensor whose values a reader compares, about; and in how many looks."""
-
-Kind = TypeVar("Kind", bound=type[nn.Module])
-_METHODS: dict[type[nn.Module], dict[str, object]] = {}
-"""Of each class that a kernel knows, as they were when it was defined."""
-_NAMES: dict[type[nn.Module], frozenset[str]] = {}
-
-
-def known(kind: Kind) -> Kind:
-    """Remember the methods of a class, so that one that is replaced later is noticed: a decorator of
-    every class in a :class:`Schema`."""
-    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module]
-    names = {
-        name
-        for base in bases
-        for name, value in vars(base).items()
-        if isinstance(value, FunctionType | property | staticmethod)
-    }
-    _NAMES[kind] = frozenset({*names, "forward", "__call__"})
-    _METHODS[kind] = {name: getattr(kind, name) for name in _NAMES[kind]}
-    return kind
-
 
 for _kind in (
     nn.Linear,
@@ -98,6 +76,15 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> Schema:
     """An ``nn.Linear``."""
     weight = {"weight": (outputs, inputs)}
     return Schema(nn.Linear, weight | ({"bias": (outputs,)} if bias else {}))
+
+
+def are_joined(parts: Sequence[nn.Module]) -> bool:
+    """Whether all are torch's own products without a bias, whose weights may then be one matrix."""
+    return all(
+        type(part) is nn.Linear
+        and is_exactly(part, linear(part.in_features, part.out_features, bias=False))
+        for part in parts
+    )
 
 
 def layer_norm(width: int, epsilon: float = NORM_EPSILON) -> Schema:
@@ -148,7 +135,7 @@ def is_itself(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _is_as_defined(kind: type[nn.Module]) -> bool:
-    return all(getattr(kind, name) is method for name, method in _METHODS[kind].items())
+    return all(getattr(kind, name) is method for name, method in METHODS[kind].items())
 
 
 def _is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -160,7 +147,7 @@ def _is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
         and not own["_forward_hooks"]
         and not own["_backward_pre_hooks"]
         and not own["_backward_hooks"]
-        and _NAMES[kind].isdisjoint(own)
+        and NAMES[kind].isdisjoint(own)
     )
 
 
@@ -287,7 +274,7 @@ class Watch(WeightsWatch):
                 *product(self.modules, ("training", "_parameters")),
                 *((part, "_modules") for part in self.modules if part._modules),
                 *_assumed(root, schema),
-                *((kind, name) for kind in schema.kinds for name in _METHODS[kind]),
+                *((kind, name) for kind in schema.kinds for name in METHODS[kind]),
             ]
         )
         self._found = self._in_places()

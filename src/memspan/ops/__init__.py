@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memspan.ops.fast_weights.feature_maps import favor as favor
     from memspan.ops.fast_weights.feature_maps import orthogonal_projection as orthogonal_projection
     from memspan.ops.fast_weights.feature_maps import sum_to_one as sum_to_one
-    from memspan.ops.fast_weights.inputs import Chunking as Chunking
+    from memspan.ops.fast_weights.rules import Chunking as Chunking
     from memspan.ops.fast_weights.rules import delta_rule as delta_rule
     from memspan.ops.fast_weights.rules import outer_product_rule as outer_product_rule
     from memspan.ops.fast_weights.rules import sum_rule as sum_rule
@@ -42,8 +42,7 @@ _HOMES = {
         "orthogonal_projection",
         "sum_to_one",
     ),
-    "fast_weights.inputs": ("Chunking",),
-    "fast_weights.rules": ("delta_rule", "outer_product_rule", "sum_rule"),
+    "fast_weights.rules": ("Chunking", "delta_rule", "outer_product_rule", "sum_rule"),
     "feedback.attention": ("Distances", "feedback_attention", "span_mask"),
     "feedback.buffers": ("FoldedWeights",),
     "feedback.recurrence": ("feedback_recurrence",),

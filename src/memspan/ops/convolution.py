@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.devices import check_together
 from memspan.errors import MemspanError
-from memspan.ops.implementations import Implementation, choose
+from memspan.ops.implementations import Implementation, check_together, choose
 
 CACHE_BYTES = 1 << 18
 """On a CPU, as many outputs are worked on at once."""

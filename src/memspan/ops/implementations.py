@@ -1,4 +1,5 @@
-"""An operation's implementations: a table of what there is, and the choice among them.
+"""An operation's inputs, which must go together, and its implementations: a table of what there is, and
+the choice among them.
 
 To add one, write it beside the others and give it an entry in its operation's table.
 """
@@ -8,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
 
 from memspan.errors import MemspanError
 
@@ -51,3 +55,27 @@ def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> N
     """Raise :class:`MemspanError` unless ``name`` is None or one of ``known``."""
     if name is not None and name not in known:
         raise MemspanError(f"there is no implementation {name!r}: use {', '.join(known)}")
+
+
+def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
+    """Refuse tensors of one operation, by name, that are no floating-point tensors on one device or,
+    with ``alike``, are of different types. Those that are None are not there."""
+    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first = given[0]
+    for name, tensor in given:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise MemspanError(f"{name} must be a floating-point tensor, not {kind}: convert it")
+        if tensor.device != first.device:
+            raise MemspanError(
+                f"{name} is on {tensor.device} and {first_name} on {first.device}: move one of them"
+            )
+        if alike and tensor.dtype != first.dtype:
+            raise MemspanError(
+                f"{name} is {_name(tensor.dtype)} and {first_name} {_name(first.dtype)}: convert one "
+                "of them"
+            )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -20,10 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.devices import check_together
 from memspan.errors import MemspanError
-from memspan.ops.implementations import Implementation, choose
-from memspan.precision.products import float32_matmul_precision
+from memspan.ops.implementations import Implementation, check_together, choose
 
 CACHE_BYTES = 2 << 20
 """Bytes of scores that are computed at once on a CPU; half or twice as many cost little."""
@@ -412,6 +410,8 @@ def sdpa_is_fast(like: Tensor) -> bool:
     if like.device.type != "cpu" or like.dtype != torch.float32 or torch.compiler.is_compiling():
         # A graph of torch.compile is used under any setting: it may be slower, but not wrong.
         return True
+    from memspan.precision.products import float32_matmul_precision
+
     return float32_matmul_precision() == "highest"
 
 

@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import is_torchdynamo_exporting
 
 from memspan.errors import MemspanError
-from memspan.models.gated_delta_net.model import unit
+from memspan.models.gated_delta_net.layer import unit
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import delta_rule
 

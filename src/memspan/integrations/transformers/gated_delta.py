@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
-from memspan.models.gated_delta_net.model import GatedDeltaRule
+from memspan.models.gated_delta_net.layer import GatedDeltaRule
 
 Tensors = Mapping[str, Tensor]
 

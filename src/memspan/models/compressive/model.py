@@ -24,7 +24,7 @@ from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import NORM_EPSILON, Schema, known
+from memspan.models.packing import NORM_EPSILON, Schema
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
@@ -43,6 +43,7 @@ from memspan.models.segments import (
     newest_columns,
     padding_mask,
 )
+from memspan.nn import known
 
 
 @dataclass(frozen=True, repr=False)

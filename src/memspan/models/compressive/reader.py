@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from memspan.memory import sent
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.model import (
     Compression,
@@ -21,6 +20,7 @@ from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents, in_use
 from memspan.ops.relative_step.compiled import CompiledStep
+from memspan.trees import sent
 
 
 class CompressiveReader(RelativeReader[CompressiveMemory]):

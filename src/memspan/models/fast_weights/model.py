@@ -1,7 +1,7 @@
-"""Fast Weights (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174): memory, layer and stack.
+"""Fast Weights (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174): memory and stack.
 
 Every head has a matrix that each token writes to and reads from; these matrices are the memory.
-Options: :class:`memspan.models.FastWeightsConfig`. Writing and reading: ``attention.py``.
+Options: :class:`memspan.models.FastWeightsConfig`. One layer: ``layer.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models.fast_weights.attention import FastWeightsAttention, products
 from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.fast_weights.layer import (
+    FastWeightsAttention,
+    FastWeightsLayer,
+    FastWeightsLayerMemory,
+)
 from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import listed
@@ -28,7 +32,6 @@ from memspan.models.packing import (
     Schema,
     dropout,
     feed_forward,
-    known,
     layer_norm,
     linear,
     module_list,
@@ -36,7 +39,7 @@ from memspan.models.packing import (
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import BYTES, refuse_oversized
-from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.nn import dropout_layer, known, sinusoids
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.ops.implementations import refuse_unknown_implementation
@@ -59,47 +62,10 @@ class FastWeightsMemory(Memory):
     options and, with favor, its random projections. Weights written with one map mean nothing to
     another."""
 
-
-@known
-class FastWeightsLayer(nn.Module):
-    """Attention and feed-forward sub-layers, each with a residual; ``config.norm`` places the norms."""
-
-    def __init__(self, config: FastWeightsConfig) -> None:
-        super().__init__()
-        self.attention = FastWeightsAttention(config)
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation, config.dropout
-        )
-        self.post = config.norm == "post"
-        alone = config.norm == "feed-forward"
-        self.attention_norm = nn.Identity() if alone else nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = dropout_layer(config.dropout)
-
-    def before_attention(self, x: Tensor) -> Tensor:
-        """The input of the attention, ``[B, T, D]``."""
-        return x if self.post else self.attention_norm(x)
-
-    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output ``[B, T, D]`` from its input and the attention's output."""
-        x = x + self.dropout(attended)
-        if self.post:
-            x = self.attention_norm(x)
-            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-    def forward(
-        self,
-        x: Tensor,
-        weights: Tensor,
-        key_sum: Tensor,
-        implementation: str | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read a segment: arguments and results as in :meth:`FastWeightsAttention.forward`."""
-        attended, weights, key_sum = self.attention(
-            self.before_attention(x), weights, key_sum, implementation
-        )
-        return self.after_attention(x, attended), weights, key_sum
+    def layers(self, dtype: torch.dtype) -> list[FastWeightsLayerMemory]:
+        """What each layer reads, in this type."""
+        fields = (self.weights.to(dtype).unbind(1), self.key_sum.to(dtype).unbind(1))
+        return [FastWeightsLayerMemory(*own) for own in zip(*fields, strict=True)]
 
 
 @known
@@ -236,19 +202,16 @@ class FastWeights(Backbone[FastWeightsMemory]):
         """Read a segment in which no document begins and no row is padded."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         h = self.dropout(self.add_positions(x, memory.tokens_seen))
-        weights, key_sums = [], []
-        before = zip(memory.weights.unbind(1), memory.key_sum.unbind(1), strict=True)
-        for layer, (old, old_sum) in zip(self.stack(), before, strict=True):
-            given = (h, old.to(dtype), old_sum.to(dtype), implementation)
-            h, after, key_sum = self.through(layer, *given)
-            weights.append(after)
-            key_sums.append(key_sum)
+        after = []
+        for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
+            h, own = self.through(layer, h, before, implementation)
+            after.append(own)
         return BackboneOutput(
             self.final_norm(h),
             FastWeightsMemory(
                 tokens_seen=memory.tokens_seen + x.shape[1],
-                weights=torch.stack(weights, 1),
-                key_sum=torch.stack(key_sums, 1),
+                weights=torch.stack([own.weights for own in after], 1),
+                key_sum=torch.stack([own.key_sum for own in after], 1),
                 feature_map=self.feature_id.expand(x.shape[0]).clone(),
             ),
             h.new_zeros(()),
@@ -262,11 +225,11 @@ class FastWeights(Backbone[FastWeightsMemory]):
             return None
         h = self.add_positions(x, memory.tokens_seen)
         shares, ranks = [], []
-        for n, layer in enumerate(self.stack()):
+        for layer, own in zip(self.stack(), memory.layers(memory.weights.dtype), strict=True):
             before = layer.before_attention(h)
-            shares.append(layer.attention.retention(before, memory.key_sum[:, n]).mean((0, 1)))
-            h, weights, _ = layer(h, memory.weights[:, n], memory.key_sum[:, n])
-            values = torch.linalg.svdvals(weights)
+            shares.append(layer.attention.retention(before, own.key_sum).mean((0, 1)))
+            h, after = layer(h, own)
+            values = torch.linalg.svdvals(after.weights)
             share = values / values.sum(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
             ranks.append(torch.special.entr(share).sum(-1).exp().mean())
         return WriteRetention(
@@ -327,7 +290,7 @@ def _schema(config: FastWeightsConfig) -> Schema:
             "attention": Schema(
                 FastWeightsAttention,
                 attributes={"config": config, "n_heads": config.n_heads},
-                modules=products(config) | {"output": linear(inner, d)},
+                modules=_products(config) | {"output": linear(inner, d)},
                 buffers=projection,
             ),
             "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
@@ -347,6 +310,15 @@ def _schema(config: FastWeightsConfig) -> Schema:
         },
         buffers={"feature_id": ()},
     )
+
+
+def _products(config: FastWeightsConfig) -> dict[str, Schema]:
+    """Those of the input."""
+    inner = linear(config.d_model, config.n_heads * config.head_width, bias=False)
+    beta = linear(config.d_model, config.n_heads, bias=False)
+    named = {"query": inner, "key": inner, "value": inner, "beta": beta}
+    missing = {"outer-product": ("query", "beta"), "sum": ("beta",)}.get(config.rule, ())
+    return {name: schema for name, schema in named.items() if name not in missing}
 
 
 def _refuse_oversized_features(config: FastWeightsConfig) -> None:

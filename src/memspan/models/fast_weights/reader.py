@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.devices import can_look
-from memspan.models.fast_weights.model import FastWeights, FastWeightsLayer, FastWeightsMemory
+from memspan.models.fast_weights.layer import FastWeightsLayer, FastWeightsLayerMemory
+from memspan.models.fast_weights.model import FastWeights, FastWeightsMemory
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
 from memspan.models.one_token import packed_stack
 from memspan.ops.fast_weights import compiled as delta_rule_loop
@@ -87,9 +88,10 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
             if one:
                 h = layer.after_attention(h, self._read_one(n, layer, h))
             else:
-                h, weights, key_sum = layer(h, self._weights[n], self._key_sums[n])
-                self._weights[n].copy_(weights)
-                self._key_sums[n].copy_(key_sum)
+                own = FastWeightsLayerMemory(self._weights[n], self._key_sums[n])
+                h, after = layer(h, own)
+                self._weights[n].copy_(after.weights)
+                self._key_sums[n].copy_(after.key_sum)
         h = backbone.final_norm(h)
         refuse_non_finite(h)
         return h

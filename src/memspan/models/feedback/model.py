@@ -27,14 +27,13 @@ from memspan.models.packing import (
     Schema,
     dropout,
     feed_forward,
-    known,
     layer_norm,
     linear,
     module_list,
 )
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader, PassReader
 from memspan.models.segments import Padding, read_in_pieces
-from memspan.nn import FeedForward, dropout_layer
+from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.memory import Memory, Rows, sent
+from memspan.memory import Memory, Rows
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.models.protocol import WatchedReader
 from memspan.models.segments import cuts
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.compiled import CompiledReader
 from memspan.ops.feedback.token_step import TokenStep
+from memspan.trees import sent
 
 
 class FeedbackReader(WatchedReader):

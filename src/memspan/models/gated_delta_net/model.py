@@ -1,23 +1,28 @@
-"""Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024, arXiv 2412.06464): memory, layer and stack.
+"""Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024, arXiv 2412.06464): memory and stack.
 
 Every head of values has a matrix that each token first decays, then writes to and reads from
 (eq. 10); these matrices, and the last inputs of the convolutions, are the memory. Options:
-:class:`memspan.models.GatedDeltaNetConfig`.
+:class:`memspan.models.GatedDeltaNetConfig`. One layer: ``layer.py``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.gated_delta_net.layer import (
+    EPSILON,
+    PRODUCTS,
+    GatedDeltaNetLayer,
+    GatedDeltaNetLayerMemory,
+    GatedDeltaRule,
+)
 from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
@@ -25,26 +30,16 @@ from memspan.models.packing import (
     Schema,
     dropout,
     feed_forward,
-    known,
     layer_norm,
     linear,
     module_list,
 )
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
-from memspan.nn import FeedForward, dropout_layer
-from memspan.ops.convolution import short_convolution
+from memspan.nn import dropout_layer, known
 from memspan.ops.fast_weights import compiled as delta_rule_loop
-from memspan.ops.fast_weights.inputs import Chunking
-from memspan.ops.fast_weights.rules import IMPLEMENTATIONS, delta_rule
+from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.ops.implementations import refuse_unknown_implementation
-
-EPSILON = 1e-6
-"""Inside the roots that normalise queries, keys and outputs."""
-PRODUCTS = ("query", "key", "value", "output_gate", "beta", "step")
-"""Of the input, in the order in which a reader has their weights as one matrix."""
-SLOWEST, FASTEST = 1e-3, 1e-1
-"""Range of softplus(dt_bias) at initialisation, log-uniform, as in Mamba (arXiv 2312.00752)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,124 +53,10 @@ class GatedDeltaNetMemory(Memory):
     """Before the convolutions, oldest first: queries, keys and values side by side,
     ``[B, L, W - 1, C]``."""
 
-
-@known
-class GatedDeltaRule(nn.Module):
-    """One layer's token mixing (section 3.4 and figure 1 of the paper)."""
-
-    def __init__(self, config: GatedDeltaNetConfig) -> None:
-        super().__init__()
-        self.config = config
-        d, heads = config.d_model, config.value_heads
-        queries, keys, values = config.widths
-        self.query = nn.Linear(d, queries, bias=False)
-        self.key = nn.Linear(d, keys, bias=False)
-        self.value = nn.Linear(d, values, bias=False)
-        self.convolution = nn.Parameter(torch.empty(sum(config.widths), config.convolution))
-        self.beta = nn.Linear(d, heads, bias=False)
-        self.step = nn.Linear(d, heads, bias=False)
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log_())
-        steps = torch.empty(heads).uniform_(math.log(SLOWEST), math.log(FASTEST)).exp_()
-        # softplus(dt_bias) is that.
-        self.dt_bias = nn.Parameter(steps + (-torch.expm1(-steps)).log())
-        self.output_gate = nn.Linear(d, values, bias=False)
-        self.norm = nn.RMSNorm(config.value_width, eps=EPSILON)
-        self.output = nn.Linear(values, d, bias=False)
-
-    def forward(
-        self, x: Tensor, weights: Tensor, inputs: Tensor, implementation: str | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read a segment.
-
-        Args:
-            x: ``[B, T, D]``.
-            weights: the matrices before it, ``[B, H, K, V]``.
-            inputs: the convolutions' last inputs before it, ``[B, W - 1, C]``.
-            implementation: see :func:`memspan.ops.fast_weights.rules.delta_rule`.
-
-        Returns:
-            The output ``[B, T, D]``, and matrices and inputs after the segment.
-        """
-        mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
-        beta, step, gate = self.beta(x), self.step(x), self.output_gate(x)
-        # Sums over thousands of tokens need float32, whatever precision the products have. fla's
-        # kernels add up in float32 themselves, and take what they multiply as it is.
-        with torch.autocast(x.device.type, enabled=False):
-            if implementation != "fla":
-                mixed, beta = mixed.to(weights.dtype), beta.to(weights.dtype)
-            step, gate = step.to(weights.dtype), gate.to(weights.dtype)
-            y, weights, inputs = self.write_and_read(
-                mixed, beta, step, weights, inputs, implementation
-            )
-            y = self.norm(y.to(weights.dtype)) * F.silu(gate.unflatten(-1, y.shape[2:]))
-        return self.output(y.flatten(2).to(x.dtype)), weights, inputs
-
-    def write_and_read(
-        self,
-        mixed: Tensor,
-        beta: Tensor,
-        step: Tensor,
-        weights: Tensor,
-        inputs: Tensor,
-        implementation: str | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The recurrence over a segment, from the projections: queries, keys and values side by side,
-        ``[B, T, C]``, and two logits per head, ``[B, T, H]``.
-
-        Returns ``y [B, T, H, V]``, and matrices and inputs after the segment.
-        """
-        config = self.config
-        mixed, after = short_convolution(
-            mixed,
-            self.convolution.to(mixed.dtype),
-            inputs.to(mixed.dtype),
-            implementation="reference" if implementation == "reference" else None,
-        )
-        inputs = after.to(inputs.dtype)
-        beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
-        q, k, v = F.silu(mixed).split(config.widths, -1)
-        q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
-        v = v.unflatten(-1, (config.value_heads, -1))
-        log_decay = -self.A_log.to(step.dtype).exp() * F.softplus(step + self.dt_bias)
-        y, weights = delta_rule(
-            q.transpose(1, 2) * config.head_width**-0.5,
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            beta.transpose(1, 2),
-            weights,
-            log_decay=log_decay.transpose(1, 2),
-            chunking=Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
-            implementation=implementation,
-        )
-        return y.transpose(1, 2), weights, inputs
-
-
-def unit(x: Tensor) -> Tensor:
-    """``x [..., K]`` divided by its length; zeros stay zeros."""
-    return x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
-
-
-@known
-class GatedDeltaNetLayer(nn.Module):
-    """Token mixing and a feed-forward sub-layer, each after a norm and with a residual."""
-
-    def __init__(self, config: GatedDeltaNetConfig) -> None:
-        super().__init__()
-        self.mixer = GatedDeltaRule(config)
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation, config.dropout
-        )
-        self.mixer_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = dropout_layer(config.dropout)
-
-    def forward(
-        self, x: Tensor, weights: Tensor, inputs: Tensor, implementation: str | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read a segment: arguments and results as in :meth:`GatedDeltaRule.forward`."""
-        mixed, weights, inputs = self.mixer(self.mixer_norm(x), weights, inputs, implementation)
-        x = x + self.dropout(mixed)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), weights, inputs
+    def layers(self, dtype: torch.dtype) -> list[GatedDeltaNetLayerMemory]:
+        """What each layer reads, in this type."""
+        fields = (self.weights.to(dtype).unbind(1), self.inputs.to(dtype).unbind(1))
+        return [GatedDeltaNetLayerMemory(*own) for own in zip(*fields, strict=True)]
 
 
 @known
@@ -258,13 +139,14 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         """Read a segment in which no document begins and no row is padded."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         h, after = self.dropout(x), []
-        before = zip(memory.weights.unbind(1), memory.inputs.unbind(1), strict=True)
-        for layer, (weights, inputs) in zip(self.stack(), before, strict=True):
-            given = (h, weights.to(dtype), inputs.to(dtype), implementation)
-            h, *own = self.through(layer, *given)
+        for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
+            h, own = self.through(layer, h, before, implementation)
             after.append(own)
-        weights, inputs = (torch.stack(own, 1) for own in zip(*after, strict=True))
-        memory = GatedDeltaNetMemory(memory.tokens_seen + x.shape[1], weights, inputs)
+        memory = GatedDeltaNetMemory(
+            memory.tokens_seen + x.shape[1],
+            weights=torch.stack([own.weights for own in after], 1),
+            inputs=torch.stack([own.inputs for own in after], 1),
+        )
         return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
 
     def reader(

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.models.gated_delta_net.model import (
-    EPSILON,
-    PRODUCTS,
-    GatedDeltaNet,
-    GatedDeltaNetMemory,
-)
+from memspan.models.gated_delta_net.layer import EPSILON, PRODUCTS, GatedDeltaNetLayerMemory
+from memspan.models.gated_delta_net.model import GatedDeltaNet, GatedDeltaNetMemory
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.ops.fast_weights import compiled as delta_rule_loop
@@ -69,11 +65,13 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
             step.read(h)
         else:
             h = x
-            memories = zip(self._layers["weights"], self._layers["inputs"], strict=True)
+            memories = map(
+                GatedDeltaNetLayerMemory, self._layers["weights"], self._layers["inputs"]
+            )
             for layer, own in zip(self.backbone.stack(), memories, strict=True):
-                h, *after = layer(h, *own)
-                for tensor, new in zip(own, after, strict=True):
-                    tensor.copy_(new)
+                h, after = layer(h, own)
+                own.weights.copy_(after.weights)
+                own.inputs.copy_(after.inputs)
             h = self.backbone.final_norm(h)
         refuse_non_finite(h)
         return h

@@ -13,10 +13,10 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import Schema, dropout, known, module_list
+from memspan.models.packing import Schema, dropout, module_list
 from memspan.models.protocol import Backbone, PassReader, WatchedReader
 from memspan.models.segments import Padding, read_in_pieces
-from memspan.nn import dropout_layer
+from memspan.nn import dropout_layer, known
 from memspan.ops.implementations import refuse_unknown_implementation
 
 PARAMETERS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")

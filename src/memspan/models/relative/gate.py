@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from memspan.models.packing import Schema, known, linear
+from memspan.models.packing import Schema, linear
+from memspan.nn import known
 
 FIRST_BIAS = 2.0
 """``b`` at the start: ``z`` is then about 0.12, and a layer nearly the identity."""

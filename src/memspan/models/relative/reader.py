@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.memory import Memory, Rows, sent
+from memspan.memory import Memory, Rows
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M, WatchedReader
 from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
@@ -17,6 +17,7 @@ from memspan.models.segments import Documents, count_after, documents_of
 from memspan.ops.relative import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.ops.relative_step.compiled import CompiledStep
+from memspan.trees import sent
 
 
 class ReaderAttention:

@@ -22,7 +22,6 @@ from memspan.models.packing import (
     Schema,
     dropout,
     feed_forward,
-    known,
     layer_norm,
     linear,
     module_list,
@@ -31,7 +30,7 @@ from memspan.models.protocol import Backbone, M, TransferableWeights
 from memspan.models.relative.gate import GRUGate, gate_schema
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.segments import Documents
-from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.nn import FeedForward, dropout_layer, known, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.ops.relative import (
     IMPLEMENTATIONS,

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import known
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
 from memspan.models.relative.self_attention import (
     AttentionPass,
@@ -36,6 +35,7 @@ from memspan.models.segments import (
     newest_columns,
 )
 from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.nn import known
 
 
 @dataclass(frozen=True, repr=False)

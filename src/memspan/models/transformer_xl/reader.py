@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.memory import sent
 from memspan.models.relative.reader import RelativeReader
 from memspan.models.segments import Documents, count_after, in_use
 from memspan.models.transformer_xl.model import TransformerXLMemory
+from memspan.trees import sent
 
 
 class TransformerXLReader(RelativeReader[TransformerXLMemory]):

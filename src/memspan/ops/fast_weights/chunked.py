@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from memspan.ops.fast_weights.inputs import RuleInputs
+from memspan.ops.fast_weights.rules import RuleInputs
 
 CACHE_BYTES = 1 << 20
 """On a CPU, as many chunks are worked on at once as have memories of this size together."""

@@ -21,7 +21,7 @@ from torch.library import custom_op
 from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights.feature_maps import DPFP
-from memspan.ops.fast_weights.inputs import RuleInputs
+from memspan.ops.fast_weights.rules import RuleInputs
 from memspan.ops.native import compiler
 from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
 from memspan.ops.native.threads import in_shares

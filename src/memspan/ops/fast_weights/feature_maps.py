@@ -22,10 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from memspan.devices import check_together
 from memspan.errors import MemspanError
-
-FeatureMap = Callable[[Tensor], Tensor]
+from memspan.ops.implementations import check_together
 
 FAVOR_FLOOR = 1e-4
 """Added to every exponential, as the Performer's authors do: no feature underflows to zero."""
@@ -86,7 +84,7 @@ class DPFP:
         return 2 * head_width * self.nu
 
 
-def in_plain_autograd(feature_map: FeatureMap) -> FeatureMap:
+def in_plain_autograd(feature_map: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The same map without custom functions, for double backward and ``torch.func``."""
     return feature_map.reference if isinstance(feature_map, DPFP) else feature_map
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from memspan.ops.fast_weights.inputs import RuleInputs
+from memspan.ops.fast_weights.rules import RuleInputs
 
 WIDEST_KEY = 256
 """Features that fla's kernels take."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from memspan.ops.fast_weights.feature_maps import in_plain_autograd
-from memspan.ops.fast_weights.inputs import RuleInputs
+from memspan.ops.fast_weights.rules import RuleInputs
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:

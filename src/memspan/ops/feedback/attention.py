@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.devices import check_together
 from memspan.errors import MemspanError
+from memspan.ops.implementations import check_together
 
 EPSILON = 1e-8
 """Added to the sum of weights that a learned span divides by."""

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from memspan.devices import can_look, check_together
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.feedback.buffers import (
     Call,
@@ -28,7 +28,7 @@ from memspan.ops.feedback.buffers import (
     mask_of_old_slots,
 )
 from memspan.ops.feedback.dropout import Kept
-from memspan.ops.implementations import Implementation, choose
+from memspan.ops.implementations import Implementation, check_together, choose
 
 
 class Loops(NamedTuple):

@@ -1,21 +1,21 @@
-"""One layer's attention in Fast Weights (Schlag, Irie, Schmidhuber 2021, sections 3 and 4).
+"""One layer of Fast Weights (Schlag, Irie, Schmidhuber 2021, sections 3 and 4), and its memory.
 
-Projections, feature map and update rule; the maps and rules themselves are in
-:mod:`memspan.ops.fast_weights`.
+Projections, feature map and update rule, and the feed-forward sub-layer around them; the maps and rules
+themselves are in :mod:`memspan.ops.fast_weights`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.packing import Schema, is_exactly, known, linear
+from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.fast_weights.feature_maps import (
     DPFP,
     elu_plus_one,
@@ -24,22 +24,31 @@ from memspan.ops.fast_weights.feature_maps import (
     orthogonal_projection,
     sum_to_one,
 )
-from memspan.ops.fast_weights.inputs import Chunking
-from memspan.ops.fast_weights.rules import delta_rule, outer_product_rule, sum_rule
+from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule, sum_rule
+from memspan.trees import LayerMemory, check_layer
+
+if TYPE_CHECKING:
+    from memspan.models.fast_weights.config import FastWeightsConfig
 
 
-def products(config: FastWeightsConfig) -> dict[str, Schema]:
-    """Those of the input, in the order in which their weights are one matrix."""
-    inner = linear(config.d_model, config.n_heads * config.head_width, bias=False)
-    beta = linear(config.d_model, config.n_heads, bias=False)
-    named = {"query": inner, "key": inner, "value": inner, "beta": beta}
-    missing = {"outer-product": ("query", "beta"), "sum": ("beta",)}.get(config.rule, ())
-    return {name: schema for name, schema in named.items() if name not in missing}
+@dataclass(frozen=True, repr=False)
+class FastWeightsLayerMemory(LayerMemory):
+    """The fast weights of one layer, in float32 or better."""
+
+    weights: Tensor
+    """``[B, H, F, V]``: features by values, the paper's W transposed."""
+    key_sum: Tensor
+    """``z``, the sum of all keys, ``[B, H, F]`` with normalisation attention; else ``F`` is 0."""
 
 
 @known
 class FastWeightsAttention(nn.Module):
-    """Projections, feature map and one of the update rules."""
+    """Projections, feature map and one of the update rules: attention without a residual or a norm.
+
+    Args:
+        config: its width, heads, rule and feature map; what concerns other parts of a model, such as
+            ``n_layers``, is not looked at.
+    """
 
     projection: Tensor
 
@@ -55,7 +64,8 @@ class FastWeightsAttention(nn.Module):
         self.value = nn.Linear(config.d_model, inner, bias=False)
         if config.rule == "delta":
             self.beta = nn.Linear(config.d_model, config.n_heads, bias=False)
-        self.products = products(config)
+        names = {"outer-product": ("key", "value"), "sum": ("query", "key", "value")}
+        self.products = names.get(config.rule, ("query", "key", "value", "beta"))
         self.output = nn.Linear(inner, config.d_model)
         if config.feature_map == "favor":
             self.register_buffer("projection", self.draw_projection())
@@ -70,8 +80,10 @@ class FastWeightsAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values ``[B, H, T, K]``; with the delta rule, beta's logits ``[B, H, T]``."""
+        from memspan.models.packing import are_joined
+
         projections = [getattr(self, name) for name in self.products]
-        if all(map(is_exactly, projections, self.products.values())):
+        if are_joined(projections):
             widths = [projection.out_features for projection in projections]
             parts = list(F.linear(x, self.fused_weight()).split(widths, -1))
         else:
@@ -106,24 +118,32 @@ class FastWeightsAttention(nn.Module):
             x = x.softmax(-1)
         return x if epsilon is None else sum_to_one(x, epsilon)
 
+    def initial_memory(self, batch_size: int) -> FastWeightsLayerMemory:
+        """A memory before the first token, in float32 or better."""
+        return _empty(self, self.config, batch_size)
+
     def forward(
         self,
         x: Tensor,
-        weights: Tensor,
-        key_sum: Tensor,
+        memory: FastWeightsLayerMemory | None = None,
         implementation: str | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, FastWeightsLayerMemory]:
         """Read a segment.
 
         Args:
             x: ``[B, T, D]``.
-            weights: the fast weights before it, ``[B, H, F, V]``.
-            key_sum: the sum of keys before it, ``[B, H, F]``.
-            implementation: see :func:`memspan.ops.fast_weights.rules.delta_rule`.
+            memory: what was read before (None: nothing). It is not changed.
+            implementation: see :func:`memspan.ops.delta_rule`.
 
         Returns:
-            The output ``[B, T, D]``, and weights and key sum after the segment.
+            The output ``[B, T, D]``, and the memory after the segment.
+
+        Raises:
+            MemspanError: shapes, types or devices do not go together.
         """
+        check_layer(self, x, self.config.d_model, memory)
+        memory = self.initial_memory(len(x)) if memory is None else memory
+        weights, key_sum = memory.weights, memory.key_sum
         q, k, v, beta = self.project(x)
         # Sums over thousands of tokens need float32, whatever precision the products have.
         q, k, v = (t.to(weights.dtype) for t in (q, k, v))
@@ -132,7 +152,7 @@ class FastWeightsAttention(nn.Module):
                 q, k, v, beta, weights, key_sum, implementation
             )
         y = self.output(y.transpose(1, 2).flatten(2).to(x.dtype))
-        return y, weights, key_sum
+        return y, FastWeightsLayerMemory(weights, key_sum)
 
     def write_and_read(
         self,
@@ -229,3 +249,61 @@ class FastWeightsAttention(nn.Module):
         """
         # Not z_k > epsilon, which would replace NaN by 1.
         return torch.where(z_k <= self.config.epsilon, 1.0, z_k)
+
+
+@known
+class FastWeightsLayer(nn.Module):
+    """Attention and feed-forward sub-layers, each with a residual; ``config.norm`` places the norms.
+
+    Args:
+        config: as of :class:`FastWeightsAttention`, and the feed-forward's width, norms and dropout.
+    """
+
+    def __init__(self, config: FastWeightsConfig) -> None:
+        super().__init__()
+        self.attention = FastWeightsAttention(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.post = config.norm == "post"
+        alone = config.norm == "feed-forward"
+        self.attention_norm = nn.Identity() if alone else nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = dropout_layer(config.dropout)
+
+    def before_attention(self, x: Tensor) -> Tensor:
+        """The input of the attention, ``[B, T, D]``."""
+        return x if self.post else self.attention_norm(x)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output ``[B, T, D]`` from its input and the attention's output."""
+        x = x + self.dropout(attended)
+        if self.post:
+            x = self.attention_norm(x)
+            return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    def initial_memory(self, batch_size: int) -> FastWeightsLayerMemory:
+        """A memory before the first token, in float32 or better."""
+        return _empty(self, self.attention.config, batch_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: FastWeightsLayerMemory | None = None,
+        implementation: str | None = None,
+    ) -> tuple[Tensor, FastWeightsLayerMemory]:
+        """Read a segment: arguments, results and errors as in :meth:`FastWeightsAttention.forward`."""
+        check_layer(self, x, self.attention.config.d_model, memory)
+        attended, memory = self.attention(self.before_attention(x), memory, implementation)
+        return self.after_attention(x, attended), memory
+
+
+def _empty(layer: nn.Module, config: FastWeightsConfig, rows: int) -> FastWeightsLayerMemory:
+    weight = next(layer.parameters())
+    dtype, features = torch.promote_types(weight.dtype, torch.float32), config.feature_width
+    sums = features if config.normalisation == "attention" else 0
+    return FastWeightsLayerMemory(
+        weight.new_zeros(rows, config.n_heads, features, config.head_width, dtype=dtype),
+        weight.new_zeros(rows, config.n_heads, sums, dtype=dtype),
+    )

@@ -1,0 +1,51 @@
+"""Layers of the architectures for models of your own, each with its memory.
+
+``y, memory = layer(x, memory)``: ``x`` and ``y`` are ``[B, T, D]``. Without a memory a layer begins
+anew; the one that is passed in is not changed. They are the layers that whole models are made of: there
+is no second implementation. Importing this imports no torch, and a name imports what it needs alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memspan.models.fast_weights.layer import FastWeightsAttention as FastWeightsAttention
+    from memspan.models.fast_weights.layer import FastWeightsLayer as FastWeightsLayer
+    from memspan.models.fast_weights.layer import FastWeightsLayerMemory as FastWeightsLayerMemory
+    from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer as GatedDeltaNetLayer
+    from memspan.models.gated_delta_net.layer import (
+        GatedDeltaNetLayerMemory as GatedDeltaNetLayerMemory,
+    )
+    from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
+    from memspan.models.initialisation import initialise as initialise
+    from memspan.trees import LayerMemory as LayerMemory
+
+_HOMES = {
+    "models.fast_weights.layer": (
+        "FastWeightsAttention",
+        "FastWeightsLayer",
+        "FastWeightsLayerMemory",
+    ),
+    "models.gated_delta_net.layer": (
+        "GatedDeltaNetLayer",
+        "GatedDeltaNetLayerMemory",
+        "GatedDeltaRule",
+    ),
+    "models.initialisation": ("initialise",),
+    "trees": ("LayerMemory",),
+}
+"""Module -> its public names, imported when they are first used."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'memspan.layers' has no attribute {name!r}")
+    return getattr(import_module(f"memspan.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

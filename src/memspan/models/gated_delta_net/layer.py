@@ -1,0 +1,201 @@
+"""One layer of Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024, arXiv 2412.06464), and its memory.
+
+The rule and the convolution themselves are in :mod:`memspan.ops`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.nn import FeedForward, dropout_layer, known
+from memspan.ops.convolution import short_convolution
+from memspan.ops.fast_weights.rules import Chunking, delta_rule
+from memspan.trees import LayerMemory, check_layer
+
+if TYPE_CHECKING:
+    from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+
+EPSILON = 1e-6
+"""Inside the roots that normalise queries, keys and outputs."""
+PRODUCTS = ("query", "key", "value", "output_gate", "beta", "step")
+"""Of the input, in the order in which a reader has their weights as one matrix."""
+SLOWEST, FASTEST = 1e-3, 1e-1
+"""Range of softplus(dt_bias) at initialisation, log-uniform, as in Mamba (arXiv 2312.00752)."""
+
+
+@dataclass(frozen=True, repr=False)
+class GatedDeltaNetLayerMemory(LayerMemory):
+    """The matrices of one layer and the last inputs of its convolutions, in float32 or better."""
+
+    weights: Tensor
+    """``[B, H, K, V]``: keys by values, the paper's S transposed."""
+    inputs: Tensor
+    """Before the convolutions, oldest first: queries, keys and values side by side,
+    ``[B, W - 1, C]``."""
+
+
+@known
+class GatedDeltaRule(nn.Module):
+    """One layer's token mixing (section 3.4 and figure 1 of the paper), without a residual or a norm.
+
+    Args:
+        config: its width, heads and convolution; what concerns other parts of a model, such as
+            ``n_layers``, is not looked at.
+    """
+
+    def __init__(self, config: GatedDeltaNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        d, heads = config.d_model, config.value_heads
+        queries, keys, values = config.widths
+        self.query = nn.Linear(d, queries, bias=False)
+        self.key = nn.Linear(d, keys, bias=False)
+        self.value = nn.Linear(d, values, bias=False)
+        # Whole models draw it; until then it passes each token on.
+        taps = torch.zeros(sum(config.widths), config.convolution)
+        taps[:, -1] = 1
+        self.convolution = nn.Parameter(taps)
+        self.beta = nn.Linear(d, heads, bias=False)
+        self.step = nn.Linear(d, heads, bias=False)
+        self.A_log = nn.Parameter(torch.empty(heads).uniform_(1, 16).log_())
+        steps = torch.empty(heads).uniform_(math.log(SLOWEST), math.log(FASTEST)).exp_()
+        # softplus(dt_bias) is that.
+        self.dt_bias = nn.Parameter(steps + (-torch.expm1(-steps)).log())
+        self.output_gate = nn.Linear(d, values, bias=False)
+        self.norm = nn.RMSNorm(config.value_width, eps=EPSILON)
+        self.output = nn.Linear(values, d, bias=False)
+
+    def initial_memory(self, batch_size: int) -> GatedDeltaNetLayerMemory:
+        """A memory before the first token, in float32 or better."""
+        return _empty(self, self.config, batch_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: GatedDeltaNetLayerMemory | None = None,
+        implementation: str | None = None,
+    ) -> tuple[Tensor, GatedDeltaNetLayerMemory]:
+        """Read a segment.
+
+        Args:
+            x: ``[B, T, D]``.
+            memory: what was read before (None: nothing). It is not changed.
+            implementation: see :func:`memspan.ops.delta_rule`.
+
+        Returns:
+            The output ``[B, T, D]``, and the memory after the segment.
+
+        Raises:
+            MemspanError: shapes, types or devices do not go together.
+        """
+        check_layer(self, x, self.config.d_model, memory)
+        memory = self.initial_memory(len(x)) if memory is None else memory
+        weights, inputs = memory.weights, memory.inputs
+        mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
+        beta, step, gate = self.beta(x), self.step(x), self.output_gate(x)
+        # Sums over thousands of tokens need float32, whatever precision the products have. fla's
+        # kernels add up in float32 themselves, and take what they multiply as it is.
+        with torch.autocast(x.device.type, enabled=False):
+            if implementation != "fla":
+                mixed, beta = mixed.to(weights.dtype), beta.to(weights.dtype)
+            step, gate = step.to(weights.dtype), gate.to(weights.dtype)
+            y, weights, inputs = self.write_and_read(
+                mixed, beta, step, weights, inputs, implementation
+            )
+            y = self.norm(y.to(weights.dtype)) * F.silu(gate.unflatten(-1, y.shape[2:]))
+        return self.output(y.flatten(2).to(x.dtype)), GatedDeltaNetLayerMemory(weights, inputs)
+
+    def write_and_read(
+        self,
+        mixed: Tensor,
+        beta: Tensor,
+        step: Tensor,
+        weights: Tensor,
+        inputs: Tensor,
+        implementation: str | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The recurrence over a segment, from the projections: queries, keys and values side by side,
+        ``[B, T, C]``, and two logits per head, ``[B, T, H]``.
+
+        Returns ``y [B, T, H, V]``, and matrices and inputs after the segment.
+        """
+        config = self.config
+        mixed, after = short_convolution(
+            mixed,
+            self.convolution.to(mixed.dtype),
+            inputs.to(mixed.dtype),
+            implementation="reference" if implementation == "reference" else None,
+        )
+        inputs = after.to(inputs.dtype)
+        beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
+        q, k, v = F.silu(mixed).split(config.widths, -1)
+        q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
+        v = v.unflatten(-1, (config.value_heads, -1))
+        log_decay = -self.A_log.to(step.dtype).exp() * F.softplus(step + self.dt_bias)
+        y, weights = delta_rule(
+            q.transpose(1, 2) * config.head_width**-0.5,
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            beta.transpose(1, 2),
+            weights,
+            log_decay=log_decay.transpose(1, 2),
+            chunking=Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
+            implementation=implementation,
+        )
+        return y.transpose(1, 2), weights, inputs
+
+
+def unit(x: Tensor) -> Tensor:
+    """``x [..., K]`` divided by its length; zeros stay zeros."""
+    return x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
+
+
+@known
+class GatedDeltaNetLayer(nn.Module):
+    """Token mixing and a feed-forward sub-layer, each after a norm and with a residual.
+
+    Args:
+        config: as of :class:`GatedDeltaRule`, and the feed-forward's width and dropout.
+    """
+
+    def __init__(self, config: GatedDeltaNetConfig) -> None:
+        super().__init__()
+        self.mixer = GatedDeltaRule(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.mixer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = dropout_layer(config.dropout)
+
+    def initial_memory(self, batch_size: int) -> GatedDeltaNetLayerMemory:
+        """A memory before the first token, in float32 or better."""
+        return _empty(self, self.mixer.config, batch_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: GatedDeltaNetLayerMemory | None = None,
+        implementation: str | None = None,
+    ) -> tuple[Tensor, GatedDeltaNetLayerMemory]:
+        """Read a segment: arguments, results and errors as in :meth:`GatedDeltaRule.forward`."""
+        check_layer(self, x, self.mixer.config.d_model, memory)
+        mixed, memory = self.mixer(self.mixer_norm(x), memory, implementation)
+        x = x + self.dropout(mixed)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), memory
+
+
+def _empty(layer: nn.Module, config: GatedDeltaNetConfig, rows: int) -> GatedDeltaNetLayerMemory:
+    weight = next(layer.parameters())
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    matrix = (config.value_heads, config.head_width, config.value_width)
+    return GatedDeltaNetLayerMemory(
+        weight.new_zeros(rows, *matrix, dtype=dtype),
+        weight.new_zeros(rows, config.convolution - 1, sum(config.widths), dtype=dtype),
+    )
