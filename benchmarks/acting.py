@@ -1,0 +1,155 @@
+"""Steps of an agent's memory: many environments in one call, against a window and against LSTM cells.
+
+    python benchmarks/acting.py                       # some ten minutes on one core
+    python benchmarks/acting.py --models lstm --rows 1
+
+A backbone of width 128 and 3 layers, with a memory of 128 slots (Compressive: 64, and 64
+compressed ones, one for four), takes one vector of every environment per step (`reader.step`), after
+`reader.reset` for the episodes that ended: they last 150 steps on average, so rows are of all ages.
+`window`: the same model without memory reads each environment's last 128 vectors anew at every step.
+`cells`: as many `torch.nn.LSTMCell` of the same width, with the states of ended episodes multiplied by
+zero. CPU time on one thread, median of interleaved rounds; ratios are formed within a round.
+Written: results/acting.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from memspan.models import Backbone
+from memspan.models.registry import MODELS
+from timing import interleaved, write
+
+WIDTH, LAYERS, WINDOW, EPISODE = 128, 3, 128, 150
+SIZE = {"n_layers": LAYERS, "d_model": WIDTH}
+ATTENTION = SIZE | {"n_heads": 4, "d_ff": 512}
+XL = ATTENTION | {"memory_length": 128}
+COMPRESSIVE = ATTENTION | {"memory_length": 64, "compressed_length": 64}
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "transformer-xl": ("transformer-xl", XL),
+    "transformer-xl, fixed": ("transformer-xl", XL | {"attention_span": "fixed"}),
+    "transformer-xl, gated": ("transformer-xl", XL | {"gating": "gru"}),
+    "compressive": ("compressive", COMPRESSIVE),
+    "compressive, gated": ("compressive", COMPRESSIVE | {"gating": "gru"}),
+    "feedback": ("feedback", XL),
+    "fast-weights": ("fast-weights", ATTENTION),
+    "gated-delta-net": ("gated-delta-net", ATTENTION),
+    "lstm": ("lstm", SIZE),
+}
+ROWS = (1, 8, 64)
+
+
+def made(name: str) -> Backbone[Any]:
+    torch.manual_seed(1)
+    architecture, options = SIZES[name]
+    return MODELS[architecture](**options).build().eval()
+
+
+def stepping(backbone: Backbone[Any], x: Tensor, ends: Tensor) -> Callable[[], object]:
+    """One step of a reader whose rows have episodes behind them; ``x [T, B, D]``, ``ends [T, B]``."""
+    reader, t = backbone.reader(None, x.shape[1]), 0
+
+    def step() -> None:
+        nonlocal t
+        reader.reset(ends[t % len(ends)])
+        reader.step(x[t % len(x)])
+        t += 1
+
+    for _ in range(2 * EPISODE):
+        step()
+    return step
+
+
+def in_window(backbone: Backbone[Any], x: Tensor) -> Callable[[], object]:
+    window = x[:WINDOW].transpose(0, 1).contiguous()
+    return lambda: backbone(window).hidden[:, -1]
+
+
+def in_cells(x: Tensor, ends: Tensor) -> Callable[[], object]:
+    cells = [nn.LSTMCell(WIDTH, WIDTH) for _ in range(LAYERS)]
+    states = [(torch.zeros(x.shape[1:]),) * 2 for _ in cells]
+    kept, t = (~ends).float()[..., None], 0
+
+    def step() -> None:
+        nonlocal t
+        h, own = x[t % len(x)], kept[t % len(kept)]
+        for n, cell in enumerate(cells):
+            states[n] = cell(h, (states[n][0] * own, states[n][1] * own))
+            h = states[n][0]
+        t += 1
+
+    return step
+
+
+@torch.no_grad()
+def measure(name: str, rows: int, rounds: int) -> dict[str, object]:
+    backbone = made(name)
+    x, ends = torch.randn(WINDOW, rows, WIDTH), torch.rand(997, rows) < 1 / EPISODE
+    sides = {
+        "step": stepping(backbone, x, ends),
+        "window": in_window(backbone, x),
+        "cells": in_cells(x, ends),
+    }
+    times = interleaved(sides, rounds)
+    step = median(times["step"])
+    against = {
+        side: median(a / b for a, b in zip(times[side], times["step"], strict=True))
+        for side in ("window", "cells")
+    }
+    return {
+        "model": name,
+        "parameters": sum(p.numel() for p in backbone.parameters()),
+        "environments": rows,
+        "bytes_per_environment": backbone.initial_memory(1).nbytes,
+        "steps_per_second": round(1 / step, 1),
+        "environment_steps_per_second": round(rows / step, 1),
+        "times_a_window": round(against["window"], 1),
+        "time_over_lstm_cells": round(1 / against["cells"], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), metavar="N")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path(__file__).resolve().parent / "results" / "acting.json",
+        metavar="PATH",
+        help="where the rows go (default: benchmarks/results/acting.json)",
+    )
+    options = parser.parse_args()
+    if options.rounds < 1 or min(options.rows) < 1:
+        parser.error("--rounds and --rows must be at least 1")
+    torch.set_num_threads(1)
+    console, found = Console(), []
+    table = Table(title="Steps per second of all environments at once, one thread")
+    for column in ("model", "environments", "steps/s", "window / step", "step / cells"):
+        table.add_column(column, justify="right")
+    for name in options.models:
+        for rows in options.rows:
+            row = measure(name, rows, options.rounds)
+            found.append(row)
+            console.print(f"{name}, {rows} environments: {row['steps_per_second']:,} steps/s")
+            shown = ("steps_per_second", "times_a_window", "time_over_lstm_cells")
+            table.add_row(name, str(rows), *(f"{row[key]:,}" for key in shown))
+    Console(width=None if console.is_terminal else 110).print(table)
+    write(options.json, found)
+    console.print(f"written: {options.json}")
+
+
+if __name__ == "__main__":
+    main()
