@@ -98,7 +98,7 @@ class TrainConfig:
     segment's start. At most accumulate."""
     recompute: bool = False
     """Activation checkpointing: each layer keeps only what it is given for the backward pass, and is
-    computed again there. It takes less memory and about a third more time, and changes no number; a
+    computed again there. It takes less memory and a third to a half more time, and changes no number; a
     run may be resumed with it or without."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
