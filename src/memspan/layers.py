@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         GatedDeltaNetLayerMemory as GatedDeltaNetLayerMemory,
     )
     from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
-    from memspan.models.initialisation import initialise as initialise
     from memspan.trees import LayerMemory as LayerMemory
 
 _HOMES = {
@@ -33,7 +32,6 @@ _HOMES = {
         "GatedDeltaNetLayerMemory",
         "GatedDeltaRule",
     ),
-    "models.initialisation": ("initialise",),
     "trees": ("LayerMemory",),
 }
 """Module -> its public names, imported when they are first used."""

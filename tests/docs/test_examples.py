@@ -128,6 +128,8 @@ def folder(own_folders: Path, own_architectures: None, monkeypatch: pytest.Monke
     return own_folders
 
 
+# Tracing for torch.compile warns of this; it is not ours.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
     """Blocks run in order, Python's in one namespace: a page is read from top to bottom."""
