@@ -139,7 +139,7 @@ def test_one_graph_under_compile(name: str) -> None:
     """Output, memory, and what flows back from both."""
     torch._dynamo.reset()
     layer = MAKERS[name]()
-    compiled: Any = torch.compile(layer, fullgraph=True, backend="eager")
+    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x, memory = torch.randn(2, 4, 8), layer(torch.randn(2, 4, 8))[1].detach()
     sides = []
     for read_on in (compiled, layer):

@@ -138,6 +138,10 @@ class GatedDeltaRule(nn.Module):
         q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
         v = v.unflatten(-1, (config.value_heads, -1))
         log_decay = -self.A_log.to(step.dtype).exp() * F.softplus(step + self.dt_bias)
+        if torch.compiler.is_compiling():
+            # The same, but its gradient comes back contiguous: traced, softplus's backward has the
+            # strides of its input (torch 2.13), and those of the gradient where it runs.
+            log_decay = torch.stack(log_decay.unbind(-1), -1)
         y, weights = delta_rule(
             q.transpose(1, 2) * config.head_width**-0.5,
             k.transpose(1, 2),
