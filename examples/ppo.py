@@ -232,7 +232,7 @@ class Rollouts:
         seen: dict[str, list[Tensor]] = {name: [] for name in _COLLECTED}
         for _ in range(length):
             reader.reset(self.starts)
-            hidden = reader.read(agent.inputs(self.observations)[:, None])[:, 0]
+            hidden = reader.step(agent.inputs(self.observations))
             policy, values = agent.judged(hidden)
             actions = policy.sample()
             step = self.environments.step(actions.numpy())
