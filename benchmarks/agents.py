@@ -1,0 +1,144 @@
+"""What memory is worth to an agent: examples/ppo.py with every architecture, in two environments.
+
+    python benchmarks/agents.py                              # what is missing, model by model
+    python benchmarks/agents.py --environments repeat --models gru none
+    python benchmarks/agents.py --pictures                   # draw what is there
+
+A cart whose speeds are hidden (POPGym's PositionOnlyCartPole) and RepeatPreviousEasy, which asks for
+the card of three steps ago: 100,000 steps each. Two layers, about as many parameters as Transformer-XL
+of width 64 has, a span of 32 steps. Each model's learning rate is the best of three, tried alike with
+seed 0, by the mean return of the last quarter; then three other seeds. CPU time on one thread.
+Runs that are in results/agents.json are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import multiprocessing
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import ppo
+
+RESULTS = Path(__file__).resolve().parent / "results"
+FILE = RESULTS / "agents.json"
+MODELS = (
+    "transformer-xl",
+    "gated-transformer-xl",
+    "gated-delta-net",
+    "gru",
+    "none",
+    "fast-weights",
+    "feedback",
+)
+ENVIRONMENTS = {"repeat": "RepeatPreviousEasy", "cartpole": "PositionOnlyCartPole"}
+RATES, SEEDS, STEPS = (5e-4, 1e-3, 2e-3), (1, 2, 3), 100_000
+
+
+def n_parameters(memory: str, width: int) -> int:
+    options = ppo.Options(memory=memory, width=width)  # type: ignore[arg-type]
+    return sum(p.numel() for p in ppo.backbone_of(options).build().parameters())
+
+
+@functools.cache
+def width_of(memory: str) -> int:
+    """The width with about as many parameters as Transformer-XL of width 64, four heads in it."""
+    wanted = n_parameters("transformer-xl", 64)
+    return min(range(16, 129, 4), key=lambda width: abs(n_parameters(memory, width) - wanted))
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Train, and return the job with returns over steps and CPU seconds, at twenty places."""
+    torch.set_num_threads(1)
+    width = width_of(job["memory"])
+    options = dataclasses.replace(ppo.Options(steps=STEPS, width=width), **job)
+    rows = list(ppo.train(options))
+    kept = rows[:: max(len(rows) // 20, 1)] + rows[-1:]
+    last = mean(row["return"] for row in rows[-len(rows) // 4 :])
+    parameters = n_parameters(job["memory"], width)
+    curve = [[row["steps"], row["cpu_seconds"], row["return"]] for row in kept]
+    return job | {"parameters": parameters, "width": width, "last": round(last, 4), "curve": curve}
+
+
+def rows_in() -> list[dict[str, Any]]:
+    return json.loads(FILE.read_text()) if FILE.exists() else []
+
+
+def do(jobs: list[dict[str, Any]], workers: int) -> None:
+    """Those that are not in the file; each is added to it."""
+    done = [{key: row[key] for key in jobs[0]} for row in rows_in()]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for row in pool.imap_unordered(run, [job for job in jobs if job not in done]):
+            seconds = row["curve"][-1][1]
+            print(
+                f"{row['environment']:<10}{row['memory']:<22}seed {row['seed']}  rate "
+                f"{row['learning_rate']:g}  {seconds:4.0f} s  return {row['last']:.3f}",
+                flush=True,
+            )
+            lines = sorted(map(json.dumps, [*rows_in(), row]))
+            FILE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def best_rate(environment: str, memory: str) -> float:
+    tried = [r for r in rows_in() if (r["environment"], r["memory"]) == (environment, memory)]
+    best = max((row for row in tried if row["seed"] == 0), key=lambda row: row["last"])
+    return float(best["learning_rate"])
+
+
+def picture() -> None:
+    """Return against steps and against time, mean and range over seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in rows_in() if row["seed"]]
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.2), dpi=110, squeeze=False)
+    for line, (environment, title) in zip(axes, ENVIRONMENTS.items(), strict=True):
+        for i, memory in enumerate(MODELS):
+            found = [
+                r["curve"] for r in rows if (r["environment"], r["memory"]) == (environment, memory)
+            ]
+            if not found:
+                continue
+            steps, seconds, returns = torch.tensor(found).unbind(-1)
+            for at, ax in ((steps[0], line[0]), (seconds.mean(0), line[1])):
+                ax.plot(at, returns.mean(0), color=f"C{i}", label=memory)
+                low, high = returns.amin(0), returns.amax(0)
+                ax.fill_between(at, low, high, color=f"C{i}", alpha=0.12, linewidth=0)
+        line[0].set(title=title, xlabel="environment steps", ylabel="return")
+        line[1].set(title=title, xlabel="CPU seconds")
+    axes[0][0].legend(fontsize="small")
+    for ax in axes.flat:
+        ax.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "agents.png")
+    print(f"written: {RESULTS / 'agents.png'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=[*ENVIRONMENTS])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
+    parser.add_argument("--pictures", action="store_true", help="draw what is there, and no more")
+    options = parser.parse_args()
+    pairs = [(e, m) for m in options.models for e in options.environments]
+    for environment, memory in [] if options.pictures else pairs:
+        job = {"environment": environment, "memory": memory}
+        do([job | {"seed": 0, "learning_rate": rate} for rate in RATES], options.workers)
+        rate = best_rate(environment, memory)
+        do([job | {"seed": seed, "learning_rate": rate} for seed in SEEDS], options.workers)
+    picture()
+
+
+if __name__ == "__main__":
+    main()
