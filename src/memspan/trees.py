@@ -249,6 +249,7 @@ def form(tensor: Tensor) -> str:
 
 
 def named(dtype: torch.dtype) -> str:
+    """The type's name without its module, as in ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 

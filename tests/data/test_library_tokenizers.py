@@ -186,6 +186,14 @@ def test_what_is_not_restored_has_no_bits_per_byte(
         assert memspan.evaluate(folder, str(tmp_path / "low.txt"), split="all").bits_per_byte
 
 
+def test_a_tokenizer_without_a_token_for_what_is_unknown(tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -1.5), ("▁", -2.0)]))
+    made.save(str(tmp_path / "own.json"))
+    (tmp_path / "t.txt").write_text("abc " * 50)
+    with pytest.raises(MemspanError, match=r"no token for a part of the text .*byte fallback"):
+        prepare(str(tmp_path / "t.txt"), str(tmp_path / "own.json"))
+
+
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Tokenizer) -> None:
     path = tmp_path / "own.json"
     whole = json.loads(theirs.to_str())

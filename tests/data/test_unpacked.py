@@ -91,7 +91,7 @@ def test_a_damaged_cache_of_unpacked_text_is_made_again(tmp_path: Path) -> None:
         ('["text"]', "line 2 is no JSON object"),
         (
             '{"id": 1, "title": "a"}',
-            "line 2 has no 'text'; it has id, title: .*--data.field.* --field",
+            "line 2 has no 'text'; it has 'id', 'title': .*--data.field.* --field",
         ),
         ("{}", "line 2 has no 'text'; it has none"),
         ('{"text": 5}', "line 2: text is a number, not text"),
@@ -158,14 +158,16 @@ def test_a_field_of_a_table_may_be_large(tmp_path: Path) -> None:
     [
         (
             b"id,body\n1,a\n",
-            "t.csv has no 'text'; it has id, body: .*--data.field.*, or call it .txt",
+            "t.csv has no 'text'; it has 'id', 'body': .*--data.field.*, or call it .txt",
         ),
-        (b"id,text\n1,a,b\n", "line 2 has 3 columns, and the first line 2: quote texts with ','"),
+        (b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with ','"),
         (b"text,id\n1\n", "line 2 has 1 columns"),
-        (b'text\n"a"b\n', r"line 2 is no CSV \(.*\): double the quotes"),
-        (b'text\n"a\n', r"is no CSV \(unexpected end of data\)"),
+        (b'text\n"a"b\n', r"line 2 is not valid CSV \(.*\): double the quotes"),
+        (b'text\n"a\n', r"is not valid CSV \(unexpected end of data\)"),
         (b"text\ncaf\xe9\n", "t.csv is not UTF-8"),
-        (b"", "t.csv has no 'text'; it has none"),
+        (b"", "t.csv is empty"),
+        (b"id, text\n1,a\n", "it has 'id', ' text'"),
+        (b"text,text\n1,a\n", "has several columns 'text': rename all but one"),
     ],
 )
 def test_tables_that_are_none_are_refused(tmp_path: Path, content: bytes, says: str) -> None:

@@ -40,7 +40,9 @@ def test_each_row_of_parquet_is_a_document(tmp_path: Path) -> None:
 def test_bad_parquet_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table(TABLE), path)
-    with pytest.raises(MemspanError, match=r"has no 'text'; it has id, body: name .*--data.field"):
+    with pytest.raises(
+        MemspanError, match=r"has no 'text'; it has 'id', 'body': name .*--data.field"
+    ):
         load_corpus(str(path))
     with pytest.raises(MemspanError, match="row 1: id is a number, not text"):
         load_corpus(str(path), "id")
@@ -71,7 +73,7 @@ def test_a_saved_data_set_keeps_its_splits(tmp_path: Path, monkeypatch: pytest.M
     splits = _documents(str(tmp_path / "one"))
     assert list(map(len, splits.values())) == [448, 26, 26]
     assert splits["train"][0] == TEXTS[499]
-    with pytest.raises(MemspanError, match="has no 'text'; it has body"):
+    with pytest.raises(MemspanError, match="has no 'text'; it has 'body'"):
         load_corpus(str(tmp_path / "one"))
     (tmp_path / "one" / "state.json").write_text("{}")
     with pytest.raises(MemspanError, match="damaged data set"):

@@ -377,7 +377,7 @@ def test_where_looking_would_wait_a_foreign_row_comes_out_as_nan(
     dpfp, favor = fast_weights().model(), fast_weights(feature_map="favor").model()
     memory = dpfp(text(2, 5)).memory.reset([True, False])
     reader = favor.reader(batch_size=2)
-    for module in ("fast_weights.model", "fast_weights.reader", "in_place"):
+    for module in ("fast_weights.model", "fast_weights.reader", "inputs"):
         name = f"memspan.models.{module}.can_look"
         monkeypatch.setattr(name, lambda x: False)
     monkeypatch.setattr(Tensor, "__bool__", lambda x: pytest.fail("a value was looked at"))

@@ -86,6 +86,18 @@ def test_a_run_is_that_of_as_many_steps(budget: dict[str, float]) -> None:
         start.resume(Path("r"))
 
 
+@pytest.mark.parametrize("length", [2, 8])
+def test_tokens_are_counted_through_other_segments(length: int) -> None:
+    """What was read before a change of segments is not counted anew."""
+    start.train(options(max_tokens=48), Path("r"))
+    start.resume(Path("r"), config=options(max_tokens=160, segment_length=length))
+    state = checkpoints.latest(Path("r")).state
+    read = 2 * state["streams"]["tokens_read"]
+    assert 160 - 2 * length < read <= 160
+    with pytest.raises(MemspanError, match=f"it has made {state['step']} steps"):
+        start.resume(Path("r"))
+
+
 def test_a_budget_that_is_given_replaces_another(capsys: pytest.CaptureFixture[str]) -> None:
     """That of a preset, and that of the run to resume."""
     start.train(options(max_tokens=48), Path("r"))

@@ -118,7 +118,9 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     )
     memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
     context = run.model.backbone.context(scores.segment_length, **scores.reading)
-    if context is not None:
+    if context is not None and before is not None and not scores.reading:
+        memory += f", no memory but the window of {before}"
+    elif context is not None:
         least, most = context
         memory += f", no memory: each token sees {least:,} to {most:,} before it"
     precision = Precision(scores.precision, scores.matmul_precision)
@@ -126,6 +128,8 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
         memory += f", {precision}"
     apart = run.config.data.document_reset
     how = "every document by itself" if apart else "memory carried from start to end"
+    if context is not None and not apart:
+        how = "read from start to end"
     if before is not None:
         how += f", on top of {before}"
     streams = (

@@ -133,7 +133,7 @@ def missing_field(
     where: str, field: str, known: Iterable[object], instead: str = ""
 ) -> MemspanError:
     """The refusal of records without the field."""
-    names = ", ".join(str(name)[:60] for name in list(known)[:20]) or "none"
+    names = ", ".join(repr(name)[:60] for name in list(known)[:20]) or "none"
     return MemspanError(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
 
 
@@ -241,6 +241,10 @@ def _csv(path: Path, field: str) -> Documents:
             separator = "\t" if tabs else max(",;\t", key=first.count)
             rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
             columns = next(rows, [])
+            if not first:
+                return
+            if columns.count(field) > 1:
+                raise MemspanError(f"{path} has several columns {field!r}: rename all but one")
             if field not in columns:
                 raise missing_field(
                     str(path), field, columns, ", or call it .txt to read it as it is"
@@ -250,14 +254,15 @@ def _csv(path: Path, field: str) -> Documents:
                 where = f"{path}, line {rows.line_num:,}"
                 if len(row) not in (0, len(columns)):
                     raise MemspanError(
-                        f"{where} has {len(row):,} columns, and the first line {len(columns):,}: quote "
+                        f"{where} has {len(row):,} columns, the first line {len(columns):,}: quote "
                         f"texts with {separator!r}, quotes or line breaks"
                     )
                 if row:
                     yield [record_bytes(row[at], field, where)]
         except csv.Error as error:
             raise MemspanError(
-                f"{path}, line {rows.line_num:,} is no CSV ({error}): double the quotes inside quotes, "
+                f"{path}, line {rows.line_num:,} is not valid {'TSV' if tabs else 'CSV'} "
+                f"({str(error).replace(separator, repr(separator))}): double the quotes inside quotes, "
                 'and quote texts that begin with "'
             ) from None
         except UnicodeDecodeError as error:

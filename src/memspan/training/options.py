@@ -159,17 +159,21 @@ class TrainConfig:
             for (first, length), end in zip(stages, ends, strict=True)
         )
 
-    def updates(self, row_length: int) -> int:
-        """Updates that the budget is worth.
+    def updates(self, row_length: int, step: int = 0, tokens_read: int = 0) -> int:
+        """Updates that the budget is worth, those that were made included.
 
         Args:
             row_length: tokens of each stream until the text starts again.
+            step: updates that were made, perhaps with other segments.
+            tokens_read: tokens of each stream that they have read.
         """
         if self.steps is not None:
             return self.steps
 
+        more = tokens_read - self.tokens_read(step)
+
         def read(step: int) -> int:
-            return self.batch_size * self.tokens_read(step)
+            return self.batch_size * (self.tokens_read(step) + more)
 
         if self.max_tokens is not None:
             return bisect_right(range(MOST), self.max_tokens, key=read) - 1
@@ -259,7 +263,8 @@ class TrainConfig:
         at_least(0, self, "early_stopping_threshold")
         if self.early_stopping_patience is None and self.early_stopping_threshold:
             raise MemspanError(
-                "early_stopping_threshold is for early_stopping_patience: set both, or drop it"
+                "early_stopping_threshold is for early_stopping_patience: set both, or set the "
+                "threshold to 0"
             )
         if self.early_stopping_patience is not None and not self.evaluate_every:
             raise MemspanError(

@@ -187,7 +187,7 @@ def _resume(
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
     _check_corpus(state, prepared, config, folder, console)
-    _refuse_finished(state["step"], config, prepared, folder)
+    _refuse_finished(state, config, prepared, folder)
     if saved is not None:
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if (used := recorded_precision(state.get("environment"))) is not None:
@@ -265,10 +265,12 @@ def _check_corpus(
 
 
 def _refuse_finished(
-    step: int, config: RunConfig[BackboneConfig], prepared: Prepared, folder: Path
+    state: State, config: RunConfig[BackboneConfig], prepared: Prepared, folder: Path
 ) -> None:
-    """Refuse to go on where the budget is not worth more than ``step`` updates."""
-    steps = config.train.updates(streams_of(config, prepared).row_length)
+    """Refuse to go on where the budget is not worth more updates than were made."""
+    step = state["step"]
+    read = state["streams"].get("tokens_read", config.train.tokens_read(step))
+    steps = config.train.updates(streams_of(config, prepared).row_length, step, read)
     if step < steps:
         return
     budget = next(name for name in BUDGETS if getattr(config.train, name) is not None)
@@ -287,7 +289,8 @@ def _report_changes(
     folder: Path,
     console: Console,
 ) -> None:
-    steps = before.train.updates(training.streams.row_length)
+    streams = training.streams
+    steps = before.train.updates(streams.row_length, training.step, streams.tokens_read)
     old = learning_rate(training.step, before.optim, steps)
     new = learning_rate(training.step, training.config.optim, training.steps)
     rates = f"; learning rate here {old:.3g} -> {new:.3g}" if old != new else ""

@@ -273,6 +273,8 @@ class TrainingState:
         # Older versions did not count: theirs follows from the options, which could not change then.
         counted = {"tokens_read": self.config.train.tokens_read(self.step)}
         self.streams.load_state_dict(counted | saved.state["streams"])
+        read = self.streams.tokens_read
+        self.steps = self.config.train.updates(self.streams.row_length, self.step, read)
         self.best_step = saved.state["best_step"]
         self.unimproved = saved.state.get("unimproved", 0)
         counts = saved.state["health"] | {"unimproved": self.unimproved}

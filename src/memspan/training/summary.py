@@ -29,7 +29,8 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
     text, config = state.prepared.splits["train"], state.config
     n_parameters = sum(p.numel() for p in state.model.parameters())
     options = config.train
-    passes = options.batch_size * options.tokens_read(state.steps) / len(text.tokens)
+    left = options.tokens_read(state.steps) - options.tokens_read(state.step)
+    passes = (state.tokens_read + options.batch_size * left) / len(text.tokens)
     kind = state.prepared.tokenizer.kind
     if state.unknown_share:
         kind += f", {percent(state.unknown_share)} unknown"

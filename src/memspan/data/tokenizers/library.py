@@ -53,7 +53,15 @@ class LibraryTokenizer(Tokenizer):
         return self._size
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.asarray(self._tokenizer.encode(utf8(text)).ids, dtype=self.dtype)
+        try:
+            ids = self._tokenizer.encode(utf8(text)).ids
+        # The library raises nothing narrower.
+        except Exception as error:
+            raise MemspanError(
+                f"the tokeniser has no token for a part of the text ({error}): use one with a token "
+                "for what is unknown, or with byte fallback"
+            ) from None
+        return np.asarray(ids, dtype=self.dtype)
 
     def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
         # A whole document where the tokeniser may join what is on both sides of a space.

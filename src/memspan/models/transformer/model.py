@@ -28,6 +28,7 @@ from memspan.models.segments import (
     newest_columns,
     without_padding,
 )
+from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, attention, dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
@@ -128,6 +129,12 @@ class Transformer(Backbone[Memory]):
         """See :meth:`Backbone.reader`; ``window``: see :class:`WindowOptions`."""
         memory = self.own_memory(memory, batch_size)
         if window is not None:
+            refuse_oversized(
+                f"a window of {window:,} tokens",
+                batch_size * window * self.config.d_model * self.final_norm.weight.itemsize,
+                self.device,
+                "lower --window",
+            )
             if not isinstance(memory, TransformerWindow):
                 seen = memory.tokens_seen
                 nothing = self.final_norm.weight.new_zeros(len(seen), 0, self.config.d_model)
@@ -161,6 +168,9 @@ class Transformer(Backbone[Memory]):
         if isinstance(memory, TransformerWindow):
             n_slots = memory.inputs.shape[1]
             again = max(n_slots + 1 - x.shape[1], 0)
+            if x.is_cpu and len(x) and not torch.compiler.is_compiling():
+                # Slots that no row uses are not worth reading; to look would wait for another device.
+                again = min(again, int(memory.length.max()))
             whole = torch.cat([memory.inputs, x.to(memory.inputs.dtype)], 1)
             length = count_after(memory.length, x.shape[1], documents).clamp(max=n_slots)
             inputs = without_padding(
