@@ -114,7 +114,7 @@ def test_the_run_is_a_run(source: Path, tmp_path: Path) -> None:
     lines = [" ".join(f"w{(i * j) % 18}" for i in range(9)) for j in range(60)]
     text.write_text("\n".join(json.dumps({"body": line}) for line in lines))
     folder = memspan.convert(source, tmp_path / "run")
-    with pytest.raises(MemspanError, match=r"has no 'text'; it has body: .* --field in .*evaluate"):
+    with pytest.raises(MemspanError, match=r"has no 'text'; it has 'body': .*evaluate"):
         memspan.evaluate(folder, str(text), split="all")
     with pytest.raises(MemspanError, match="field 'body' is that of another corpus"):
         memspan.evaluate(folder, field="body")
