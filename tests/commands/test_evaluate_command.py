@@ -150,15 +150,21 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
 def test_a_text_from_standard_input_is_scored(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As a whole, unless a part of it is asked for."""
     scored = ["evaluate", "run", "--json", "--corpus"]
     capsys.readouterr()
-    cli.main([*scored, "text.txt"])
-    of_file = json.loads(capsys.readouterr().out)
+    for split, options in {"all": [], "validation": ["--split", "validation"]}.items():
+        cli.main([*scored, "text.txt", "--split", split])
+        of_file = json.loads(capsys.readouterr().out)
+        pipe(monkeypatch, TEXT)
+        cli.main([*scored, "-", *options])
+        piped = json.loads(capsys.readouterr().out)
+        assert (piped["corpus"], piped["split"]) == ("standard input", split)
+        assert piped["nats"] == of_file["nats"]
+    assert of_file["tokens"] < len(TEXT) / 10
     pipe(monkeypatch, TEXT)
-    cli.main([*scored, "-"])
-    piped = json.loads(capsys.readouterr().out)
-    assert piped["corpus"] == "standard input"
-    assert piped["nats"] == of_file["nats"]
+    cli.main(["evaluate", "run", "--corpus", "-"])
+    assert f"standard input, all: {len(TEXT):,} tokens" in capsys.readouterr().out
     pipe(monkeypatch, b"")
     assert "standard input is empty" in refused(capsys, *scored, "-")
     monkeypatch.setattr(sys, "stdin", None)

@@ -177,7 +177,8 @@ def test_all_runs_are_measured_on_a_text_from_standard_input(
     quick = ["--longest", "16", "--budget", "1000"]
     cli.main(["measure", "run", "other", "--corpus", "-", "--out", "report", *quick])
     found = json.loads(Path("report/measure.json").read_text())
-    assert [each["corpus"] for each in found["runs"]] == ["standard input"] * 2
+    read = [(each["corpus"], each["split"]) for each in found["runs"]]
+    assert read == [("standard input", "all")] * 2
     assert found["effective_context"]
 
 

@@ -57,6 +57,32 @@ def test_a_folder_may_hold_both_and_archives_are_no_text(tmp_path: Path) -> None
     assert [f.name for f in corpus.skipped] == ["c.gz", "d.tar.gz", "e.jsonl"]
 
 
+def test_tables_of_something_else_in_a_folder_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.csv").write_text("text,id\nplain,1\n")
+    (folder / "b.tsv").write_text("id\tlabel\n1\tx\n")
+    (folder / "c.jsonl").write_text('{"id": 1}\n{"text": "late"}\n')
+    (folder / "d.csv").touch()
+    corpus = load_corpus(str(folder))
+    assert b"".join(_documents(folder)) == b"plain\n"
+    assert [(f.name, f.reason) for f in corpus.skipped] == [
+        ("b.tsv", "no field 'text'"),
+        ("c.jsonl", "no field 'text'"),
+        ("d.csv", "empty"),
+    ]
+    for named, says in {
+        str(folder / "b.tsv"): "b.tsv has no 'text'; it has 'id', 'label'",
+        str(folder / "[bcd].*"): "b.tsv has no 'text'",
+    }.items():
+        with pytest.raises(MemspanError, match=says):
+            load_corpus(named)
+    # A mistake in texts is none of these.
+    (folder / "c.jsonl").write_text('{"text": "early"}\n{"id": 1}\n')
+    with pytest.raises(MemspanError, match="line 2 has no 'text'"):
+        load_corpus(str(folder))
+
+
 def test_a_changed_file_is_unpacked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text": "old", "title": "name"}')

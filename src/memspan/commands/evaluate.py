@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from memspan.checks import at_least
 from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
-from memspan.commands.standard_input import STDIN, readable
+from memspan.commands.standard_input import STDIN, Split, readable, usual_split
 from memspan.runs.config_files import load_config
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class EvaluateArguments(ReadingArguments):
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
     as in training)."""
-    split: Literal["train", "validation", "test", "all"] = "validation"
-    """Part of the corpus; all: the whole text in order."""
+    split: Split = None
+    """Part of the corpus; all: the whole text in order (None: validation; of standard input all)."""
     tokens: int = 0
     """Score only the first N tokens (0: all)."""
     batch_size: int = 1
@@ -68,7 +68,7 @@ def evaluate(arguments: list[str]) -> None:
                 run,
                 corpus,
                 field=options.field,
-                split=options.split,
+                split=options.split or usual_split(options.corpus),
                 tokens=options.tokens,
                 batch_size=options.batch_size,
                 segment_length=options.segment_length,

@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import TARGET_HELP, DeviceArguments
-from memspan.commands.standard_input import STDIN, readable
+from memspan.commands.standard_input import STDIN, Split, readable, usual_split
 from memspan.errors import MemspanError
 from memspan.runs.places import place_of
 from memspan.runs.shipped import is_shipped
@@ -40,8 +40,8 @@ class MeasureArguments(DeviceArguments):
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
     as in training)."""
-    split: Literal["train", "validation", "test", "all"] = "validation"
-    """Part of the corpus; all: the whole text in order."""
+    split: Split = None
+    """Part of the corpus; all: the whole text in order (None: validation; of standard input all)."""
     longest: int = 2048
     """Longest distance to measure, in tokens."""
     budget: float = 45.0
@@ -100,7 +100,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
                         model,
                         corpus,
                         field=options.field,
-                        split=options.split,
+                        split=options.split or usual_split(options.corpus),
                         longest=options.longest,
                         budget=options.budget,
                         precision=precision,

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from memspan.data.texts import CHUNK
 from memspan.errors import MemspanError
@@ -14,6 +15,13 @@ from memspan.files.bytes import write_atomically
 
 STDIN = "-"
 """The corpus that comes from standard input."""
+Split = Literal["train", "validation", "test", "all"] | None
+"""The option of a part of a corpus."""
+
+
+def usual_split(corpus: str | None) -> str:
+    """The part that is read where none is named: a text that is piped is meant as a whole."""
+    return "all" if corpus == STDIN else "validation"
 
 
 def keep_input(path: Path, option: str) -> None:

@@ -21,7 +21,7 @@ from memspan.data.download import fetch, read_member
 from memspan.data.options import Texts, title
 from memspan.data.splits import Splits, by_document, by_file, by_position
 from memspan.data.texts import Text, encoding_of
-from memspan.data.unpacked import documents_in, holds_records
+from memspan.data.unpacked import MissingFieldError, documents_in, holds_records
 from memspan.errors import MemspanError
 from memspan.files.cache import cache_folder
 
@@ -326,7 +326,7 @@ def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
     documents = [text for _, texts in contents for text in texts]
     if len(contents) >= 20:
         return by_file(contents), skipped
-    if has_fields(name):
+    if any(holds_records(Path(file)) for file, _ in contents):
         return by_document(documents), skipped
     return by_position(documents), skipped
 
@@ -340,7 +340,7 @@ def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], li
     path = Path(os.path.expanduser(name))
     try:
         texts = _find_texts(path)
-        contents = [(n, documents_in(p, field)) for n, p in texts]
+        contents, skipped = _documents(texts, field, named=path.is_file())
     except OSError as error:
         raise MemspanError(
             f"cannot read {error.filename or name} ({error.strerror}): check its name and "
@@ -352,15 +352,31 @@ def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], li
         near = difflib.get_close_matches(name, CORPORA, n=1)
         hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
-    skipped = []
-    if not path.is_file():
-        # A folder may hold other files, too; a file that is named itself is read as it is.
-        reasons = [_why_not(documents) for _, documents in contents]
-        skipped = [Skipped(n, why) for (n, _), why in zip(contents, reasons, strict=True) if why]
-        contents = [named for named, why in zip(contents, reasons, strict=True) if not why]
     if not any(len(text) for _, texts in contents for text in texts):
         what = "is empty" if path.is_file() else "holds no text"
         raise MemspanError(f"{name} {what}: give a file or folder with text in it")
+    return contents, skipped
+
+
+def _documents(
+    texts: list[tuple[str, Path]], field: str, named: bool
+) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
+    """Likewise of files found; one that is ``named`` itself is read as it is."""
+    contents, skipped, refusals = [], [], []
+    for name, path in texts:
+        try:
+            documents = documents_in(path, field)
+            reason = None if named else _why_not(documents)
+        except MissingFieldError as error:
+            refusals.append(error)
+            reason = f"no field {field!r}"
+        if reason:
+            skipped.append(Skipped(name, reason))
+        else:
+            contents.append((name, documents))
+    if refusals and not contents:
+        # Most likely all are tables, and the field is wrong.
+        raise refusals[0]
     return contents, skipped
 
 

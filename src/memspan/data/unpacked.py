@@ -44,6 +44,10 @@ Documents = Iterator[Iterable[bytes]]
 """Each document's text, in pieces."""
 
 
+class MissingFieldError(MemspanError):
+    """Records lack the field, from the first one on."""
+
+
 def holds_records(path: Path) -> bool:
     """Whether a file has one document per record, by its name: JSON Lines, CSV or Parquet."""
     return _reader(path) not in (None, _gzip)
@@ -130,11 +134,12 @@ def record_bytes(value: object, field: str, where: str) -> bytes:
 
 
 def missing_field(
-    where: str, field: str, known: Iterable[object], instead: str = ""
+    where: str, field: str, known: Iterable[object], instead: str = "", first: bool = True
 ) -> MemspanError:
-    """The refusal of records without the field."""
+    """The refusal of records without the field. ``first``: the first of them has none."""
     names = ", ".join(repr(name)[:60] for name in list(known)[:20]) or "none"
-    return MemspanError(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
+    kind = MissingFieldError if first else MemspanError
+    return kind(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
 
 
 def _joined(documents: Documents, ends: array[int], sums: hashlib._Hash) -> Iterator[bytes]:
@@ -203,10 +208,11 @@ def _json_lines(path: Path, field: str) -> Documents:
         while line := _reported(path, lambda: file.readline(LINE_LIMIT + 1)):
             number += 1
             if line.strip():
-                yield [_json_text(line, field, f"{path}, line {number:,}")]
+                yield [_json_text(line, field, path, number)]
 
 
-def _json_text(line: bytes, field: str, where: str) -> bytes:
+def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
+    where = f"{path}, line {number:,}"
     if len(line) > LINE_LIMIT:
         raise MemspanError(f"{where} has over {LINE_LIMIT:,} bytes: JSON Lines are one record each")
     try:
@@ -224,7 +230,7 @@ def _json_text(line: bytes, field: str, where: str) -> bytes:
             f"{where} is no JSON object: give lines such as {{{json.dumps(field)}: ...}}"
         )
     if field not in record:
-        raise missing_field(where, field, record)
+        raise missing_field(where, field, record, first=number == 1)
     return record_bytes(record[field], field, where)
 
 
