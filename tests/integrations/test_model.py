@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,39 @@ def test_training_is_ours(case: Case) -> None:
         expected.loss.backward()
     for name, parameter in reference.named_parameters():
         close(model.model.get_parameter(name).grad, parameter.grad)
+
+
+@every_architecture
+@pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
+def test_gradient_checkpointing_keeps_less_and_changes_nothing(case: Case) -> None:
+    rates = {name: 0.3 for name in ("dropout", "attention_dropout") if hasattr(case.backbone, name)}
+    case = dataclasses.replace(case, backbone=dataclasses.replace(case.backbone, **rates))
+    model, tokens = wrap(case).train(), text(2, 24)
+
+    def trained() -> tuple[int, list[Tensor]]:
+        """Bytes kept for backward; loss and gradients."""
+        kept: dict[int, int] = {}
+
+        def note(x: Tensor) -> Tensor:
+            kept[x.data_ptr()] = x.nbytes
+            return x
+
+        model.zero_grad()
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        return sum(kept.values()), [loss, *gradients]
+
+    most, expected = trained()
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    least, found = trained()
+    assert least < most / 2
+    assert all(map(torch.equal, found, expected))
+    model.gradient_checkpointing_disable()
+    assert not model.model.recompute
 
 
 def test_losses_are_shifted_masked_and_divided() -> None:

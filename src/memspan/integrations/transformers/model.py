@@ -37,6 +37,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = MemspanConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
     # Generation must not go back, nor spread the model over devices.
     _is_stateful = True
     _no_split_modules = ("LanguageModel",)
@@ -288,6 +289,16 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
                     f"the weights lack {name} of a {type(module).__name__}: they are damaged, or of "
                     "another config.json"
                 )
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """What ``gradient_checkpointing_enable`` sets, whose own options have no effect: see
+        :attr:`memspan.LanguageModel.recompute`."""
+        return self.model.recompute
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, wanted: bool) -> None:
+        self.model.recompute = wanted
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding."""
