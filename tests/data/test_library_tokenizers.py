@@ -215,6 +215,9 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Toke
         prepare(str(tmp_path / "t.txt"), str(path))
     with pytest.raises(MemspanError, match=r"no tokenizer 'words\.'"):
         DataConfig(tokenizer="words.")
+    for read in (lambda name: DataConfig(tokenizer=name), lambda name: read_tokenizer(Path(name))):
+        with pytest.raises(MemspanError, match=r"spm\.model is a SentencePiece model: .*AutoTok"):
+            read("spm.model")
     with pytest.raises(MemspanError, match="vocab_size belongs"):
         DataConfig(tokenizer="own.json", vocab_size=300)
 

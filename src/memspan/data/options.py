@@ -85,6 +85,7 @@ class DataConfig:
             raise MemspanError("standard input can be the corpus, not a split: give a file")
         if self.train is self.corpus is None:
             object.__setattr__(self, "corpus", DEFAULT_CORPUS)
+        refuse_sentence_piece(self.tokenizer)
         if self.tokenizer not in TOKENIZERS and not self.tokenizer.endswith(".json"):
             raise MemspanError(
                 f"there is no tokenizer {self.tokenizer!r}: use {', '.join(TOKENIZERS)}, or the path "
@@ -114,6 +115,20 @@ class DataConfig:
         if self.corpus is not None:
             return self.corpus
         return {name: text for name in SPLITS if (text := getattr(self, name)) is not None}
+
+
+def refuse_sentence_piece(path: str) -> None:
+    """Refuse SentencePiece's own file, which the library ``tokenizers`` does not read.
+
+    Raises:
+        MemspanError: it is one, by its name.
+    """
+    if path.endswith(".model"):
+        raise MemspanError(
+            f"{path} is a SentencePiece model: with transformers and sentencepiece installed, "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), in Python, writes a "
+            "tokenizer.json into its folder; give that"
+        )
 
 
 def refuse_oversized_vocabulary(vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memspan.data.options import refuse_oversized_vocabulary
+from memspan.data.options import refuse_oversized_vocabulary, refuse_sentence_piece
 from memspan.data.tokenizers.base import LIMIT, Tokenizer
 from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes, subword_library
 from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded, utf8
@@ -130,6 +130,7 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
     Raises:
         MemspanError: it cannot be read, or splits texts at random.
     """
+    refuse_sentence_piece(str(path))
     try:
         value = json.loads(read_limited(path, LIMIT))
         for name in LEFT_OUT:
