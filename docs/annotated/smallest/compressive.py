@@ -6,7 +6,8 @@ It computes what `memspan.models.Compressive` computes with `normalisation="post
 import math
 
 import torch
-from transformer_xl import layer
+from learn import learn, matrix, zeros
+from transformer_xl import layer, new_layer, newest
 
 
 def compress(old, w):
@@ -44,11 +45,22 @@ def read(h, memories, layers, memory_length, compressed_length, loss_of=attentio
         memory = torch.cat([memory, h])
         rate = len(w["f"])
         n_old = rate * math.ceil(max(0, len(memory) - memory_length) / rate)
-        if n_old:
+        if n_old and compressed_length:
             old = memory[:n_old].detach()
             new = compress(old, w)
             loss = loss + loss_of(h.detach(), old, new, w)
-            compressed = torch.cat([compressed, new.detach()])[-compressed_length:]
+            compressed = newest(torch.cat([compressed, new.detach()]), compressed_length)
         after.append((compressed, memory[n_old:]))
         h = output
     return h, after, loss
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    layers = [new_layer() | {"f": [matrix(32, 32) for _ in range(3)], "f_bias": zeros(32)}]
+
+    def segment(h, memories):
+        h, after, loss = read(h, memories, layers, memory_length=9, compressed_length=5)
+        return h, [(compressed, memory.detach()) for compressed, memory in after], loss
+
+    learn(segment, layers, empty=[(torch.zeros(0, 32), torch.zeros(0, 32))])

@@ -4,6 +4,7 @@ It computes what `memspan.models.FastWeights` computes with `norm="post"`, as a 
 """
 
 import torch
+from learn import learn, matrix, zeros
 from torch.nn.functional import layer_norm, relu
 
 
@@ -48,3 +49,30 @@ def read(text, memory, layers):
         memory = after
         outputs.append(x)
     return torch.stack(outputs), memory
+
+
+def new_layer(width=32, n_heads=2):
+    """The weights that a layer begins with."""
+    columns = {name: width // n_heads for name in ("query", "key", "value")}
+    heads = [{name: matrix(width, n) for name, n in columns.items()} for _ in range(n_heads)]
+    return {
+        "heads": [head | {"beta": zeros(width)} for head in heads],
+        "output": matrix(width, width),
+        "output_bias": zeros(width),
+        "inner": matrix(width, 2 * width),
+        "inner_bias": zeros(2 * width),
+        "outer": matrix(2 * width, width),
+        "outer_bias": zeros(width),
+    }
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    layers = [new_layer() for _ in range(2)]
+
+    def segment(h, memory):
+        h, after = read(h, memory, layers)
+        return h, [[W.detach() for W in matrices] for matrices in after], 0.0
+
+    # [2 K, K] for each layer and head: DPFP doubles a key's width.
+    learn(segment, layers, [[torch.zeros(32, 16)] * 2] * 2, rounds=20, rate=0.003)

@@ -4,6 +4,7 @@ It computes what `memspan.models.Feedback` computes with `normalisation="post"`,
 """
 
 import torch
+from learn import learn, matrix, zeros
 from torch.nn.functional import layer_norm, relu
 
 
@@ -41,3 +42,31 @@ def read(embeddings, past, layers, layer_weights, span):
         past = torch.cat([past, memory_vector[None]])[-span:]
         outputs.append(states[-1])
     return torch.stack(outputs), past
+
+
+def new_layer(span, width=32, n_heads=2):
+    """The weights that a layer begins with."""
+    K = width // n_heads
+    heads = [{name: matrix(width, K) for name in ("query", "key", "value")} for _ in range(n_heads)]
+    for head in heads:
+        head |= {"u": zeros(K), "position_keys": matrix(span, K), "position_scores": zeros(span)}
+    return {
+        "heads": heads,
+        "output": matrix(width, width),
+        "inner": matrix(width, 2 * width),
+        "inner_bias": zeros(2 * width),
+        "outer": matrix(2 * width, width),
+        "outer_bias": zeros(width),
+    }
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    layers = [new_layer(span=16)]
+    mixing = zeros(len(layers) + 1)
+
+    def segment(h, past):
+        h, past = read(h, past, layers, mixing, span=16)
+        return h, past.detach(), 0.0
+
+    learn(segment, [*layers, mixing], empty=torch.zeros(0, 32))

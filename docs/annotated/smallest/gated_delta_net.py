@@ -4,6 +4,7 @@ It computes what `memspan.models.GatedDeltaNet` computes, as a test checks.
 """
 
 import torch
+from learn import learn, matrix, zeros
 from torch.nn.functional import layer_norm, relu, rms_norm, silu, softplus
 
 
@@ -56,3 +57,34 @@ def read(text, memory, layers):
         memory = after
         outputs.append(layer_norm(x, x.shape))
     return torch.stack(outputs), memory
+
+
+def new_layer(width=32, n_heads=2):
+    """The weights that a layer begins with: half of a matrix is left after some 14 tokens."""
+    K = width // n_heads
+    names = ["query", "key", "value", "gate"]
+    heads = [{name: matrix(width, K) for name in names} for _ in range(n_heads)]
+    for head in heads:
+        head |= {"taps": matrix(4, 3 * K).T.detach().requires_grad_()}
+        head |= {"step": zeros(width), "beta": zeros(width)}
+        head |= {"A_log": zeros(), "dt_bias": torch.tensor(-3.0, requires_grad=True)}
+    return {
+        "heads": heads,
+        "output": matrix(width, width),
+        "inner": matrix(width, 2 * width),
+        "inner_bias": zeros(2 * width),
+        "outer": matrix(2 * width, width),
+        "outer_bias": zeros(width),
+    }
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    layers = [new_layer() for _ in range(2)]
+
+    def segment(h, memory):
+        h, after = read(h, memory, layers)
+        return h, [[[part.detach() for part in own] for own in each] for each in after], 0.0
+
+    # For each layer and head S [K, V] and the last three inputs of the convolution.
+    learn(segment, layers, empty=[[[torch.zeros(16, 16), torch.zeros(3, 48)]] * 2] * 2)

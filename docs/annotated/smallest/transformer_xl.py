@@ -4,6 +4,7 @@ It computes what `memspan.models.TransformerXL` computes with `normalisation="po
 """
 
 import torch
+from learn import learn, matrix, zeros
 from torch.nn.functional import layer_norm, relu
 
 
@@ -40,6 +41,37 @@ def read(h, memories, layers, memory_length):
     """Read a segment h [T, D] with one memory per layer, and return the memories after it."""
     after = []
     for memory, w in zip(memories, layers, strict=True):
-        after.append(torch.cat([memory, h])[-memory_length:])
+        after.append(newest(torch.cat([memory, h]), memory_length))
         h = layer(h, memory, w)
     return h, after
+
+
+def newest(vectors, count):
+    """The last `count` of them, or all. (`vectors[-count:]` would be all where `count` is 0.)"""
+    return vectors[max(0, len(vectors) - count) :]
+
+
+def new_layer(width=32, n_heads=2):
+    """The weights that a layer begins with."""
+    K = width // n_heads
+    names = ["query", "key", "value", "position"]
+    heads = [{name: matrix(width, K) for name in names} for _ in range(n_heads)]
+    return {
+        "heads": [head | {"u": zeros(K), "v": zeros(K)} for head in heads],
+        "output": matrix(width, width),
+        "inner": matrix(width, 2 * width),
+        "inner_bias": zeros(2 * width),
+        "outer": matrix(2 * width, width),
+        "outer_bias": zeros(width),
+    }
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    layers = [new_layer()]
+
+    def segment(h, memories):
+        h, after = read(h, memories, layers, memory_length=16)
+        return h, [memory.detach() for memory in after], 0.0
+
+    learn(segment, layers, empty=[torch.zeros(0, 32)])

@@ -316,7 +316,7 @@ const KINDS = {
       { name: "T", label: "T, tokens in a segment", values: [16, 32, 64, 128, 256, 512] },
       { name: "L", label: "L, layers", values: range(1, 12) },
       { name: "C", label: "C, compressed slots", values: [0, 32, 64, 128, 256, 512] },
-      { name: "c", label: "c, tokens in each", values: range(1, 8) },
+      { name: "c", label: "c, tokens in each", values: range(2, 8) },
     ],
     draw: drawSpan,
     tell: tellSpan,
