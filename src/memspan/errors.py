@@ -18,6 +18,11 @@ class MemspanError(ValueError):
         super().__init__(" ".join(printable.split()))
 
 
+def counted(n: int, noun: str) -> str:
+    """Such as ``1 token`` and ``2,000 tokens``."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
 def refuse_unknown(what: str, name: str | None, known: object) -> None:
     """Raise :class:`MemspanError` unless ``name`` is None or one of the literal type ``known``."""
     if name is not None and name not in get_args(known):

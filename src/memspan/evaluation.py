@@ -20,7 +20,7 @@ from memspan.data.prepared import Prepared, prepare
 from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
-from memspan.errors import MemspanError, NonFiniteError
+from memspan.errors import MemspanError, NonFiniteError, counted
 from memspan.memory import Memory
 from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
@@ -240,8 +240,9 @@ def _before(
         memory = run.model.load_memory(memory)
     if memory.batch_size != 1 or batch_size != 1:
         raise MemspanError(
-            f"a memory of {memory.batch_size} rows cannot begin {batch_size} streams: take a batch "
-            "size of 1 and a memory of one row, as memory.select([0])"
+            f"a memory of {counted(memory.batch_size, 'row')} cannot begin "
+            f"{counted(batch_size, 'stream')}: take a batch size of 1 and a memory of one row, "
+            "as memory.select([0])"
         )
     return memory
 
@@ -487,8 +488,8 @@ def percent(share: float) -> str:
 
 def _overflow(n_tokens: int) -> NonFiniteError:
     return NonFiniteError(
-        f"the score is not finite after {n_tokens:,} tokens of each stream: the weights or the "
-        "memory have overflowed; use an earlier checkpoint, or lower the learning rate in training"
+        f"the score is not finite after {counted(n_tokens, 'token')} of each stream: the weights or "
+        "the memory have overflowed; use an earlier checkpoint, or lower the learning rate in training"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, read_header, save_tensors
 from memspan.trees import LayerMemory, form, named, per_row, row_mask, sent
 
@@ -50,8 +50,9 @@ class Memory(LayerMemory):
         seen = "tokens"
         if self.batch_size and not self.tokens_seen.is_meta:
             least, most = int(self.tokens_seen.min()), int(self.tokens_seen.max())
-            seen = f"{least:,} tokens" if least == most else f"{least:,} to {most:,} tokens"
-        return f"{type(self).__name__}({self.batch_size} rows, {seen} seen, {self.nbytes:,} bytes)"
+            seen = counted(least, "token") if least == most else f"{least:,} to {most:,} tokens"
+        rows = counted(self.batch_size, "row")
+        return f"{type(self).__name__}({rows}, {seen} seen, {self.nbytes:,} bytes)"
 
     def replace(self, rows: Tensor | list[int], other: Memory) -> Self:
         """The memory with row ``rows[i]`` replaced by row ``i`` of ``other``, for each ``i``.
@@ -234,8 +235,8 @@ class Rows(Generic[M]):
             )
         if memory.batch_size != len(found):
             raise MemspanError(
-                f"the memory has {memory.batch_size} rows, to replace {len(found)}: give as many, "
-                "memory.select picks rows"
+                f"the memory has {counted(memory.batch_size, 'row')}, to replace {len(found)}: give as "
+                "many, memory.select picks rows"
             )
         for name, (size, dtype) in self.forms.items():
             check_field(name, getattr(memory, name), dtype, (len(found), *size))

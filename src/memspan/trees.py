@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 
 T = TypeVar("T", bound=type)
 
@@ -152,7 +152,7 @@ class LayerMemory:
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.batch_size} rows, {self.nbytes:,} bytes)"
+        return f"{type(self).__name__}({counted(self.batch_size, 'row')}, {self.nbytes:,} bytes)"
 
     @property
     def batch_size(self) -> int:

@@ -187,7 +187,7 @@ def test_a_field_of_a_table_may_be_large(tmp_path: Path) -> None:
             "t.csv has no 'text'; it has 'id', 'body': .*--data.field.*, or call it .txt",
         ),
         (b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with ','"),
-        (b"text,id\n1\n", "line 2 has 1 columns"),
+        (b"text,id\n1\n", "line 2 has 1 column, the first line 2"),
         (b'text\n"a"b\n', r"line 2 is not valid CSV \(.*\): double the quotes"),
         (b'text\n"a\n', r"is not valid CSV \(unexpected end of data\)"),
         (b"text\ncaf\xe9\n", "t.csv is not UTF-8"),

@@ -356,7 +356,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "more rows": (
         lambda m: m(text(2, 3), past_key_values=m(text(1, 3)).past_key_values),
-        "the cache has 1 rows and the input 2",
+        "the cache has 1 row and the input 2",
     ),
     "beams on a cache": (
         lambda m: m.generate(text(1, 5), past_key_values=m(text(1, 3)).past_key_values, **BEAMS),

@@ -90,6 +90,7 @@ def test_a_printed_memory_is_one_short_line() -> None:
     """Not its tensors, whatever the architecture."""
     assert repr(memory()) == "TransformerXLMemory(3 rows, 0 to 7 tokens seen, 336 bytes)"
     assert "(0 rows, tokens seen, " in repr(memory().select([]))
+    assert "(1 row, 7 tokens seen, " in repr(memory().select([0]))
     assert "(3 rows, tokens seen, " in repr(memory().to("meta"))
     for case in CASES.values():
         assert len(repr(case.model().initial_memory(2))) < 80

@@ -15,6 +15,7 @@ from memspan.commands.architectures import given_to, memory_and_reader, with_arc
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
 from memspan.commands.standard_input import STDIN, Split, readable, usual_split
+from memspan.errors import counted
 from memspan.runs.config_files import load_config
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
         if scores.streams == 1
         else f"{scores.streams} streams: the text is cut, each part starts with empty memory"
     )
-    print(f"{scores.run}  {scores.corpus}, {scores.split}: {scores.tokens:,} tokens, {streams}")
+    tokens = counted(scores.tokens, "token")
+    print(f"{scores.run}  {scores.corpus}, {scores.split}: {tokens}, {streams}")
     print(f"segment {scores.segment_length}{memory or ', memory of constant size'}")
     if scores.n_unknown:
         print(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")

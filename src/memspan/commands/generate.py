@@ -20,7 +20,7 @@ from memspan.commands.architectures import given_to, reader_only, with_architect
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
 from memspan.data.tokenizers.utf8 import bytes_of
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.runs.config_files import load_config
 from memspan.sampling import DEFAULT, Sampling
 
@@ -125,7 +125,7 @@ def generate(arguments: list[str]) -> None:
         memory = writer.memory.select([0])
         memory.save(options.save_memory, run.model.fingerprint())
         print(
-            f"memory of {int(memory.tokens_seen):,} tokens saved to {options.save_memory} "
+            f"memory of {counted(int(memory.tokens_seen), 'token')} saved to {options.save_memory} "
             f"({memory.nbytes:,} bytes)",
             file=sys.stderr,
         )

@@ -26,7 +26,7 @@ from memspan.data.tokenizers.registry import (
     tokenizer_class,
     train_tokenizer,
 )
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.files.cache import cache_folder
 
 
@@ -49,8 +49,8 @@ class Prepared:
         if self.skipped:
             shown = ", ".join(f"{file.name} ({file.reason})" for file in self.skipped[:5])
             more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
-            files = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
-            lines.append(f"{files} left out: {shown}{more}")
+            are = "is" if len(self.skipped) == 1 else "are"
+            lines.append(f"{counted(len(self.skipped), 'file')} {are} left out: {shown}{more}")
         if altered := [name for name, split in self.splits.items() if split.altered]:
             lines.append(
                 f"the tokeniser does not restore the text of {', '.join(altered)} (its case, spaces or "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.nn import NOT_SCORED
 
 START = 0
@@ -80,7 +80,7 @@ class Streams:
         _positive(batch_size, segment_length)
         if batch_size > len(tokens):
             raise MemspanError(
-                f"{batch_size:,} rows are more than the text's {len(tokens):,} tokens: lower "
+                f"{batch_size:,} rows are more than the text's {counted(len(tokens), 'token')}: lower "
                 "--train.batch-size, or give more text"
             )
         self._starts = document_starts
@@ -90,9 +90,9 @@ class Streams:
         self.n_segments = self.row_length // segment_length
         if self.n_segments < 1:
             raise MemspanError(
-                f"the text has {len(tokens):,} tokens, too few for {batch_size} rows of segments "
-                f"of {segment_length}: lower --train.segment-length or --train.batch-size, or give "
-                "more text"
+                f"the text has {counted(len(tokens), 'token')}, too few for "
+                f"{counted(batch_size, 'row')} of segments of {segment_length}: lower "
+                "--train.segment-length or --train.batch-size, or give more text"
             )
         self.position = 0
         """Segments read."""
@@ -196,13 +196,13 @@ def evaluation_segments(
         raise MemspanError("there is no text to score: give a split or file that has some")
     if batch_size > len(tokens):
         raise MemspanError(
-            f"{batch_size:,} streams are more than the text's {len(tokens):,} tokens: lower "
+            f"{batch_size:,} streams are more than the text's {counted(len(tokens), 'token')}: lower "
             "--batch-size"
         )
     if segment_length > len(tokens):
         raise MemspanError(
-            f"a segment of {segment_length:,} is longer than the text's {len(tokens):,} tokens: "
-            "lower --segment-length"
+            f"a segment of {segment_length:,} is longer than the text's "
+            f"{counted(len(tokens), 'token')}: lower --segment-length"
         )
     length = -(-len(tokens) // batch_size)
     rows = np.arange(batch_size) * length

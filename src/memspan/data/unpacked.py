@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from memspan.data.texts import CHUNK, Text
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.files.bytes import write_atomically
 from memspan.files.cache import cache_folder
 
@@ -260,8 +260,8 @@ def _csv(path: Path, field: str) -> Documents:
                 where = f"{path}, line {rows.line_num:,}"
                 if len(row) not in (0, len(columns)):
                     raise MemspanError(
-                        f"{where} has {len(row):,} columns, the first line {len(columns):,}: quote "
-                        f"texts with {separator!r}, quotes or line breaks"
+                        f"{where} has {counted(len(row), 'column')}, the first line "
+                        f"{len(columns):,}: quote texts with {separator!r}, quotes or line breaks"
                     )
                 if row:
                     yield [record_bytes(row[at], field, where)]

@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from memspan.distributed.reports import BY_US, LAUNCHER_NUMBERS, LOST, agree_on_failures, is_worker
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 
 if TYPE_CHECKING:  # takes a second to import, which one process does not need
     from torch.distributed.device_mesh import DeviceMesh
@@ -191,8 +191,8 @@ def own_device(device: torch.device) -> torch.device:
     index = int(os.environ["LOCAL_RANK"])
     if index >= torch.cuda.device_count():
         raise MemspanError(
-            f"this machine has {torch.cuda.device_count()} GPUs, fewer than processes: start one "
-            "process per GPU"
+            f"this machine has {counted(torch.cuda.device_count(), 'GPU')}, fewer than processes: "
+            "start one process per GPU"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

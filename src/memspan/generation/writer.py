@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.utf8 import bytes_of
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.generation.drawing import draw_tokens
 from memspan.generation.prompts import read_prompt, read_prompts
 from memspan.generation.samples import Sample
@@ -148,7 +148,7 @@ class Writer:
         empty = model.initial_memory(1, **sizes)
         rows = len(prompts) * samples
         refuse_oversized(
-            f"the memories of {rows:,} samples",
+            f"the memories of {counted(rows, 'sample')}",
             rows * empty.nbytes,
             empty.tokens_seen.device,
             "lower --samples, or give fewer prompts",
@@ -253,8 +253,8 @@ def _memory(run: Run, given: Memory | str | Path | None, empty: Memory, n_prompt
         return given
     if given.batch_size != 1:
         raise MemspanError(
-            f"the memory has {given.batch_size} rows, for {n_prompts} prompts: give one row, such as "
-            "memory[0], or one per prompt"
+            f"the memory has {given.batch_size} rows, for {counted(n_prompts, 'prompt')}: give one "
+            "row, such as memory[0], or one per prompt"
         )
     return given.select([0] * n_prompts)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.files.bytes import write_atomically
 from memspan.measurement.attention import Attention
 from memspan.measurement.effective_context import EffectiveContext, effective_context
@@ -50,8 +50,9 @@ class Report:
             best = min(m.span.points, key=lambda point: point.bits_per_byte)
             if best.difference.high < -TOLERANCE:
                 self.notes.append(
-                    f"{name} loses by a long history: its loss is lowest with {best.history:,} tokens, "
-                    f"so measure its span with --longest {best.history}"
+                    f"{name} loses by a long history: its loss is lowest with "
+                    f"{counted(best.history, 'token')}, so measure its span with --longest "
+                    f"{best.history}"
                 )
 
     def _compare(self) -> None:
@@ -170,7 +171,8 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{name}: loss against history, from an empty memory",
                 ("tokens of history", "bits per byte", "more than with the longest"),
                 span_rows,
-                f"The same {m.span.targets:,} tokens, in {m.span.blocks:,} blocks, in every row."
+                f"The same {counted(m.span.targets, 'token')}, in {counted(m.span.blocks, 'block')}, "
+                "in every row."
                 + (m.window is not None)
                 * f" With more history, the last {m.window} are read anew.",
             )
@@ -190,7 +192,8 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{name}: loss against {sizes.option.replace('_', ' ')} at evaluation",
                 ("slots", "bits per byte", "more than in training"),
                 size_rows,
-                f"The same {sizes.targets:,} tokens, in {sizes.blocks:,} blocks, in every row.",
+                f"The same {counted(sizes.targets, 'token')}, in {counted(sizes.blocks, 'block')}, in "
+                "every row.",
             )
         )
     if m.repeats is not None:
@@ -203,7 +206,7 @@ def _tables(name: str, m: Measurement) -> list[Table]:
                 f"{name}: random strings that appear twice",
                 ("tokens apart", "bits per byte", "without the first", "gain"),
                 rows,
-                f"{m.repeats.strings:,} strings in every row.",
+                f"{counted(m.repeats.strings, 'string')} in every row.",
             )
         )
     if m.attention is not None:

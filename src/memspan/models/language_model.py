@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, StaleReaderError
+from memspan.errors import MemspanError, StaleReaderError, counted
 from memspan.files.tensors import digest
 from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head, losses_of
@@ -77,7 +77,7 @@ class LanguageModel(nn.Module):
         with refuse_impossible("the memory"):
             row = make(1, **options)
         refuse_oversized(
-            f"the memory of {batch_size:,} rows",
+            f"the memory of {counted(batch_size, 'row')}",
             batch_size * row.nbytes,
             row.tokens_seen.device,
             "lower the number of rows, or memory_length",
@@ -337,7 +337,8 @@ class Reader:
         self._refuse_changes(tokens.shape[1] > 1)
         if len(tokens) != self._rows:
             raise MemspanError(
-                f"the reader has {self._rows} rows, and the tokens have {len(tokens)}: give as many"
+                f"the reader has {counted(self._rows, 'row')}, and the tokens have {len(tokens)}: give "
+                "as many"
             )
         with self._inference():
             if self._by_call:

@@ -16,7 +16,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.memory import Memory
 from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
@@ -291,7 +291,7 @@ class Backbone(nn.Module, Generic[M]):
         check_vectors(x, self.config.d_model, self.device, None, starts, lengths, padding)
         if memory is not None and self.own_memory(memory, len(x)).batch_size != len(x):
             raise MemspanError(
-                f"the memory has {memory.batch_size} rows and the input has {len(x)}: use "
+                f"the memory has {counted(memory.batch_size, 'row')} and the input has {len(x)}: use "
                 "memory.select for rows, or this model's initial_memory"
             )
         output: BackboneOutput[M] = super().__call__(

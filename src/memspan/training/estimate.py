@@ -22,7 +22,7 @@ from memspan.data.tokenizers.registry import read_tokenizer
 from memspan.data.tokenizers.words import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.models.sizes import memory_of
@@ -179,7 +179,7 @@ def report(found: Estimate) -> str:
     if needed.activations is None:
         parts += "; activations cannot be measured on this system"
     each = f" in each of {n} processes" if n > 1 else ""
-    tokens = f"{found.steps:,} steps, {found.tokens:,} tokens"
+    tokens = f"{counted(found.steps, 'step')}, {counted(found.tokens, 'token')}"
     return "\n".join(
         [
             f"{found.architecture}, {found.parameters:,} parameters, vocabulary {found.vocab_size:,}",
@@ -189,7 +189,8 @@ def report(found: Estimate) -> str:
             f"and backward{', and forward again' if found.recompute else ''}",
             f"speed   {found.tokens_per_second:,.0f} tokens/s{f' of {n} processes' if n > 1 else ''}: "
             f"{found.probe}",
-            f"disk    {in_units(found.disk)} for {found.checkpoints:,} checkpoints at once, at most",
+            f"disk    {in_units(found.disk)} for {counted(found.checkpoints, 'checkpoint')} at "
+            "once, at most",
             f"time    {duration(found.seconds)} for {tokens}, validations and checkpoints apart",
         ]
     )

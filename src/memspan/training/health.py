@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from memspan.data.streams import Segment
 from memspan.distributed.processes import whole
+from memspan.errors import counted
 from memspan.memory import Memory
 
 MOST_SKIPS_IN_A_ROW = 50
@@ -27,8 +28,8 @@ class Health:
 
     def __str__(self) -> str:
         return (
-            f"{self.skipped_updates:,} updates skipped and {self.reset_memory_rows:,} rows of memory "
-            "emptied because they were not finite"
+            f"{counted(self.skipped_updates, 'update')} skipped and "
+            f"{counted(self.reset_memory_rows, 'row')} of memory emptied because they were not finite"
         )
 
 

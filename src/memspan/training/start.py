@@ -18,7 +18,7 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.precision.products import recorded_precision
@@ -277,7 +277,8 @@ def _refuse_finished(
     value = getattr(config.train, budget)
     more = value * -(-2 * step // steps)
     raise MemspanError(
-        f"{folder} is finished: it has made {step:,} steps, and train.{budget} is {value:,}; to go on: "
+        f"{folder} is finished: it has made {counted(step, 'step')}, and train.{budget} is {value:,}; "
+        "to go on: "
         + command("train", "--resume", folder, f"--train.{budget.replace('_', '-')}", more)
     )
 

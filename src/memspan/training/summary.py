@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from memspan.data.options import title
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.evaluation import Scores, percent
 from memspan.invocation import command
 from memspan.training import metrics
@@ -38,7 +38,7 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
         f"{config.architecture}, {n_parameters:,} parameters, on {state.device} in "
         f"{state.precision}\n"
         f"corpus {title(config.data.texts)}: {len(text.tokens):,} training tokens ({kind}), read "
-        f"{passes:.2f} times in {state.steps:,} steps\nrun folder {folder}",
+        f"{passes:.2f} times in {counted(state.steps, 'step')}\nrun folder {folder}",
         highlight=False,
     )
     for line in state.precision.notices(state.device, state.model.float32_part()):
@@ -94,14 +94,14 @@ def _show_score(
     rows = {"memory carried": _in_words(scores)}
     if validation.has_memory:
         without = validation.score(1, emptied=True)
-        rows[f"memory emptied every {scores.segment_length} tokens"] = _in_words(without)
+        rows[f"memory emptied every {counted(scores.segment_length, 'token')}"] = _in_words(without)
         saved = 1 - scores.nats / without.nats
         worth = f"memory saves {saved:.1%}" if saved >= LEAST_WORTH else "memory is not used yet"
     else:
         worth = "this architecture has no memory"
     if scores.bits_per_byte is not None:
         rows["lzma, a compressor"] = f"{_compressed(text):.3f} bits per byte"
-    say(f"\nscore on {part}, {scores.tokens:,} tokens in one stream{apart}:")
+    say(f"\nscore on {part}, {counted(scores.tokens, 'token')} in one stream{apart}:")
     for what, score in rows.items():
         say(f"  {what:<{max(map(len, rows))}}   {score}", highlight=False)
     say(f"Lower is better: {worth}.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from memspan.errors import MemspanError, StaleReaderError
+from memspan.errors import MemspanError, StaleReaderError, counted
 from memspan.memory import Memory
 from memspan.models import LanguageModel, Reader
 
@@ -61,8 +61,8 @@ class MemspanCache(Cache):
             )
         if self._rows not in (-1, rows):
             raise MemspanError(
-                f"the cache has {self._rows} rows and the input {rows}: pick or repeat its rows "
-                "with batch_select_indices or batch_repeat_interleave, or start with a new one"
+                f"the cache has {counted(self._rows, 'row')} and the input {rows}: pick or repeat its "
+                "rows with batch_select_indices or batch_repeat_interleave, or start with a new one"
             )
         self._model, self._rows = model, rows
 

@@ -17,7 +17,7 @@ from transformers.utils.logging import (
 )
 
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.files.bytes import write_atomically
 from memspan.integrations.transformers.config import MemspanConfig
 from memspan.integrations.transformers.model import MemspanForCausalLM
@@ -101,7 +101,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         parameters=model.num_parameters(),
         tokenizer=run.tokenizer.kind,
         prompt=json.dumps(example_prompt(run.tokenizer), ensure_ascii=False),
-        origin=f"trained for {run.step:,} steps" if run.step else "converted",
+        origin=f"trained for {counted(run.step, 'step')}" if run.step else "converted",
     )
     shown = is_progress_bar_enabled()
     disable_progress_bar()
