@@ -146,13 +146,14 @@ def test_more_patience_goes_on(
     losses: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     losses(3, 4)
-    start.train(options(2), Path("r"))
+    start.train(options(2, 0.01), Path("r"))
     line = refused(capsys, "train", "--resume", "r", "--train.steps", "20")
-    assert "the last 2 validations have not lowered the best loss; it is that of step 1;" in line
+    assert "the last 2 validations have not lowered the best loss by more than 0.01 nats" in line
     assert line.endswith("train --resume r --train.early-stopping-patience 4")
     cli.main(["train", "--resume", "r", "--train.early-stopping-patience", "4"])
     assert "stopped early at step 5: the last 4 validations" in capsys.readouterr().out
-    cli.main(["train", "--resume", "r", "--train.early-stopping-patience", "None"])
+    # One option turns it off.
+    cli.main(["train", "--resume", "r", "--train.early-stopping-patience=None"])
     assert state_of("r")["step"] == 12
 
 

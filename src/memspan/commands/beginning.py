@@ -58,6 +58,13 @@ def with_one_text(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def with_one_patience(arguments: list[str]) -> list[str]:
+    """Likewise the threshold of early stopping where they turn that off."""
+    threshold = "--train.early-stopping-threshold"
+    off = re.search(r"--train\.early.stopping.patience[= ]None\b", " ".join(arguments))
+    return [*arguments, threshold, "0"] if off and threshold not in _flags(arguments) else arguments
+
+
 def _flags(arguments: list[str]) -> set[str]:
     return {argument.partition("=")[0].replace("_", "-") for argument in arguments}
 

@@ -17,6 +17,7 @@ from memspan.commands.beginning import (
     keep_text,
     new_folder,
     with_one_budget,
+    with_one_patience,
     with_one_text,
 )
 from memspan.commands.output import settle_output
@@ -89,7 +90,9 @@ class TrainArguments(Generic[M]):
 
 def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    begun, arguments = begin_with(arguments), with_one_text(with_one_budget(arguments))
+    begun = begin_with(arguments)
+    for settle in (with_one_budget, with_one_text, with_one_patience):
+        arguments = settle(arguments)
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     launched = reports.is_worker() and reports.BY_US in os.environ

@@ -99,7 +99,8 @@ class TrainConfig:
     recompute: bool = False
     """Activation checkpointing: each layer keeps only what it is given for the backward pass, and is
     computed again there. It takes less memory and a third to a half more time, and changes no number; a
-    run may be resumed with it or without."""
+    run may be resumed with it or without. Of Feedback it saves nothing within a segment, only with
+    gradient_segments over 1."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
