@@ -25,6 +25,7 @@ COVERED = (
     "src/memspan/ops/feedback/buffers.py",
     "src/memspan/ops/feedback/recurrence.py",
     "src/memspan/ops/feedback/steps.py",
+    "src/memspan/ops/feedback/streaming.py",
     "src/memspan/ops/relative.py",
     "src/memspan/ops/convolution.py",
 )

@@ -9,9 +9,8 @@ from memspan.memory import Memory, Rows
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.models.protocol import WatchedReader
 from memspan.models.segments import cuts
-from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.feedback.compiled import CompiledReader
-from memspan.ops.feedback.token_step import TokenStep
+from memspan.ops.feedback.steps import new_slots
+from memspan.ops.feedback.streaming import StreamingLoop
 from memspan.trees import sent
 
 
@@ -32,29 +31,21 @@ class FeedbackReader(WatchedReader):
         self._begin(memory.tokens_seen, memory.counts()["length"])
         self._count = 0
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
-        self._compiled, self._step = self._whole_steps()
+        # The loop that models train with, for a copy of their weights; none has learned spans.
+        self._loop = None
+        if backbone.can_fuse():
+            config, eps = backbone.config, next(backbone.stack()).attention_norm.eps
+            weights = backbone.fold(self.span)
+            self._loop = StreamingLoop(weights, self._batch, self.span, config.activation, eps)
+        self._new_slots = new_slots if self._loop is None else self._loop.loops.new_slots
         # self._end: one past the newest column.
         # A copy, since rows are replaced in place.
         vectors = memory.vectors.to(backbone.dtype).transpose(0, 1)
         self._vectors = vectors.clone(memory_format=torch.contiguous_format)
         with torch.autocast(backbone.device.type, enabled=False):
-            self._kv = self._projected(self._vectors)
-            if self._compiled is not None:
-                # The loop in C needs the columns contiguous; shapes stay the same.
-                self._kv = self._kv.transpose(3, 4).contiguous().transpose(3, 4)
+            projected = self._projected(self._vectors)
+        self._kv = self._new_slots(projected, *projected.shape[1:]).copy_(projected)
         self._end = self.span
-
-    def _whole_steps(self) -> tuple[CompiledReader | None, TokenStep | None]:
-        """What takes a token through all layers at once, with a copy of their weights: the loop in C,
-        or without a compiler the step. Neither with learned spans."""
-        backbone = self.backbone
-        if not backbone.can_fuse():
-            return None, None
-        weights = backbone.fold(self.span)
-        activation, eps = backbone.config.activation, next(backbone.stack()).attention_norm.eps
-        if feedback_loop.available(weights.mix):
-            return CompiledReader(weights, self._batch, self.span, activation, eps), None
-        return None, TokenStep(weights, self._batch, activation, eps)
 
     @property
     def memory(self) -> FeedbackMemory:
@@ -138,22 +129,23 @@ class FeedbackReader(WatchedReader):
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        if self._compiled is not None and x.shape[1]:
-            return self._read_compiled(x)
+        if self._loop is not None and x.shape[1]:
+            return self._read_segment(self._loop, x)
         with torch.autocast(x.device.type, enabled=False):
             h = torch.empty_like(x)
             for t, x_t in enumerate(x.unbind(1)):
-                h[:, t] = self._read_one(x_t)
+                h[:, t] = self._by_layers(x_t)
             return self.backbone.final_norm(h)
 
-    def _read_compiled(self, x: Tensor) -> Tensor:
-        assert self._compiled is not None
+    def _valid(self) -> tuple[int, Tensor | None]:
+        """The most slots that any row has, and how many each has, on the device; None: all the same."""
         valid = min(self._longest + self._count, self.span)
-        length = None
-        if self._shortest + self._count < valid:
-            length = sent(self._length(), self._device)
-        kv = self._kv.transpose(3, 4)
-        h, vectors = self._compiled.read(x, kv, self._end, valid, length)
+        if self._shortest + self._count >= valid:
+            return valid, None
+        return valid, sent(self._length(), self._device)
+
+    def _read_segment(self, loop: StreamingLoop, x: Tensor) -> Tensor:
+        h, vectors = loop.read(x, self._kv, self._end, *self._valid())
         self._vectors[self._end : self._end + len(vectors)] = vectors
         self._end += len(vectors)
         self._count += len(vectors)
@@ -161,39 +153,25 @@ class FeedbackReader(WatchedReader):
         # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
 
-    def _read_one(self, x: Tensor) -> Tensor:
+    def _by_layers(self, x: Tensor) -> Tensor:
+        """One token by the reference's layers, for what :class:`StreamingLoop` does not support."""
         # Rows of equal length need no mask: only their valid columns are read.
-        valid = min(self._longest + self._count, self.span)
-        kv = self._kv[:, :, :, self._end - valid : self._end]
-        absent = None
-        if self._shortest + self._count < valid:
-            slot = torch.arange(self.span - valid, self.span, device=x.device)
-            absent = slot < self.span - sent(self._length(), self._device)[:, None]
-        vector, column = self._vectors[self._end], self._kv[:, :, :, self._end]
-        if self._step is not None:
-            column = column.unflatten(2, (self._n_heads, self._batch)).permute(3, 0, 1, 2, 4)
-            h = self._step(x, kv, absent, vector, column)
-        else:
-            h = self._by_layers(x, kv, absent, vector, column)
-        self._end += 1
-        self._count += 1
-        return h
-
-    def _by_layers(
-        self, x: Tensor, kv: Tensor, absent: Tensor | None, vector: Tensor, column: Tensor
-    ) -> Tensor:
-        """The reference's step, for what :class:`TokenStep` does not support."""
-        visible = x.new_ones(self._batch, kv.shape[3], dtype=torch.bool)
-        if absent is not None:
-            visible = ~absent
+        valid, length = self._valid()
+        visible = x.new_ones(self._batch, valid, dtype=torch.bool)
+        if length is not None:
+            visible = torch.arange(valid, device=x.device) >= valid - length[:, None]
         # [2, G, H * B, N, K] -> [2, G, B, H, N, K]
+        kv = self._kv[:, :, :, self._end - valid : self._end]
         grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
         states = [x]
         for n, layer in enumerate(self.backbone.stack()):
             keys, values = grouped[:, n if len(self.backbone.key) > 1 else 0].unbind(0)
             states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
-        vector.copy_(torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states)))
-        column.copy_(self._projected(vector[None]).squeeze(3))
+        vector = torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states))
+        self._vectors[self._end] = vector
+        self._kv[:, :, :, self._end] = self._projected(vector[None]).squeeze(3)
+        self._end += 1
+        self._count += 1
         return states[-1]
 
     def _projected(self, vectors: Tensor) -> Tensor:
@@ -218,10 +196,7 @@ class FeedbackReader(WatchedReader):
         recent = slice(self._end - self.span, self._end)
         vectors = self._vectors.new_empty(room, *self._vectors.shape[1:])
         vectors[: self.span] = self._vectors[recent]
-        *outer, _, width = self._kv.shape
-        if self._compiled is not None:
-            kv = self._kv.new_empty(*outer, width, room).transpose(3, 4)
-        else:
-            kv = self._kv.new_empty(*outer, room, width)
+        _, *outer, _, width = self._kv.shape
+        kv = self._new_slots(self._kv, *outer, room, width)
         kv[:, :, :, : self.span] = self._kv[:, :, :, recent]
         self._vectors, self._kv, self._end = vectors, kv, self.span

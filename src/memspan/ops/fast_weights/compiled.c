@@ -63,7 +63,7 @@ static void free_features(Features *f) {
 
 /* With e = [x, -x], feature (i, j) is relu(e_j) relu(e_{j-i}). As e_{j+K} = -e_j, at most one of j and
    j + K is non-zero: K candidates per roll, not 2 K. */
-INLINE void find_features(
+static void find_features(
     Features *f, const REAL *restrict x, long width, long nu, long normalises, REAL epsilon
 ) {
     if (nu == 0) {

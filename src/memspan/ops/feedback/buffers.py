@@ -4,8 +4,8 @@ backward, and gradients."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,8 +111,7 @@ class FoldedWeights:
         return self.memory.shape[1] // (2 * n_heads * width)
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """Options of one call, and which slots of memory are valid in it."""
 
     n_old: int
@@ -142,8 +141,8 @@ class Call:
         weights, attention, activated, feed_forward = given[2:]
         kept = Kept(weights, attention, activated, feed_forward, *scales)
         drops = any(t is not None for t in kept[:4])
-        return replace(
-            self, additive_mask=given[0], has_memory=given[1], kept=kept if drops else None
+        return self._replace(
+            additive_mask=given[0], has_memory=given[1], kept=kept if drops else None
         )
 
 
@@ -166,7 +165,7 @@ class Saved:
     vectors: Tensor
     """The tokens' memory vectors, ``[T, B, D]``."""
     kv: Tensor
-    """Keys and values, ``[2, G, H * B, O + T, K]``; compiled, ``[2, G, H * B, K, O + T]``."""
+    """Keys and values, ``[2, G, H * B, O + T, K]``; compiled, in memory width first."""
     sums: Tensor
     """With post-norm, what the norms are given: ``[2, L, T, B, D]``, after attention, then after the
     feed-forward; else empty."""
@@ -180,6 +179,27 @@ class Saved:
     """Both in one tensor, ``[L, T, 4, B]``, where compiled."""
     probabilities: Any = None
     """Attention weights of each step, ``[L, H * B, 1, n]``; compiled, all in one tensor."""
+
+    @classmethod
+    def empty(cls, w: FoldedWeights, call: Call, n_steps: int, batch: int, kv: Tensor) -> Saved:
+        """Uninitialised but for the columns of ones."""
+        n_layers, n_heads, d_model, width = w.query.shape
+        new, steps = w.query.new_empty, (n_layers, n_steps, batch)
+        attended, activated = new(*steps, n_heads * width + 1), new(*steps, w.inner.shape[2] + 1)
+        attended[..., -1] = activated[..., -1] = 1
+        gelu = call.activation == "gelu"
+        return cls(
+            states=new(n_layers + 1, n_steps, batch, d_model),
+            middles=new(*steps, d_model),
+            queries=new(n_steps, n_layers, n_heads * batch, width),
+            attended=attended,
+            activated=activated,
+            before=new(*steps, w.inner.shape[2]) if gelu else activated[..., :-1],
+            vectors=new(n_steps, batch, d_model),
+            kv=kv,
+            sums=new(2, *steps, d_model) if w.post_norm else new(0),
+            memory_moments=new(n_steps, 2, batch),
+        )
 
 
 @dataclass
@@ -211,6 +231,28 @@ class Gradients:
     """``[L, H, K, S]``."""
     position_scores: Tensor
     """``[L, H, 1, S]``."""
+
+    @classmethod
+    def empty(cls, saved: Saved, w: FoldedWeights, call: Call) -> Gradients:
+        """Uninitialised, but zero where gradients are added up."""
+        like, empty, zeros = saved.middles, torch.empty_like, torch.zeros_like
+        states, middles = empty(like), empty(like)
+        plain = not w.post_norm and call.kept is None
+        n_heads, _, width = w.query.shape[1:]
+        return cls(
+            states=states,
+            middles=middles,
+            attention=middles if plain else empty(like),
+            feed_forward=states if plain else empty(like),
+            inner=like.new_empty(*like.shape[:3], w.inner.shape[2]),
+            query=like.new_empty(*like.shape[:3], n_heads * width),
+            first=empty(saved.vectors),
+            mixed=empty(saved.vectors),
+            projected=like.new_empty(*like.shape[1:3], w.memory.shape[1]),
+            kv=zeros(saved.kv),
+            position_keys=zeros(w.position_keys, memory_format=torch.contiguous_format),
+            position_scores=zeros(w.position_scores, memory_format=torch.contiguous_format),
+        )
 
 
 def mask_of_old_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,18 @@
-"""The Feedback Transformer's recurrence by the loops in ``compiled.c``: forward, backward, and reading
-on without gradients."""
+"""The Feedback Transformer's recurrence by the loops in ``compiled.c``."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved, mask_of_old_slots
+from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved
+from memspan.ops.feedback.recurrence import Forward
 from memspan.ops.native import compiler
 from memspan.ops.native.threads import in_shares
 
@@ -53,48 +52,44 @@ def obstacle(like: Tensor) -> str | None:
     return None if available(like) else compiler.obstacle("fused")
 
 
-class CompiledLoop:
+class _CompiledLoop:
     """The loop for certain weights and sizes; what is given later replaces what was given before.
 
-    All tensors are contiguous, and live as long as this.
+    All tensors but keys and values are contiguous, and live as long as this.
     """
 
     def __init__(
-        self,
-        call: Call,
-        integers: dict[str, int],
-        tensors: dict[str, Tensor],
-        *,
-        backward: bool = False,
+        self, saved: Saved, w: FoldedWeights, call: Call, g: dict[str, Tensor] | None = None
     ) -> None:
-        code = compiler.functions(SOURCE, tensors["states"].dtype, False)
+        code = compiler.functions(SOURCE, saved.states.dtype, False)
         assert code is not None
         weights_scale, scale = (1.0, 1.0) if call.kept is None else call.kept[-2:]
         self._library = code
         self._loop = _Loop(eps=call.eps, weights_scale=weights_scale, scale=scale)
         self._tensors: dict[str, Tensor | None] = {}
-        self.give(integers, tensors)
+        integers, tensors = _arguments(saved, w, call)
+        self._give(integers, tensors | (g or {}))
         self._at = ctypes.byref(self._loop)
-        self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(backward)))
+        self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(g is not None)))
         compiler.refuse_without_memory(self._weights)
         weakref.finalize(self, code.release, self._weights)
         names = ("query", "output", "inner", "outer", "memory")
         self._products = sum(tensors[name].numel() for name in names)
 
-    def give(self, integers: dict[str, int], tensors: Mapping[str, Tensor | None]) -> None:
+    def _give(self, integers: dict[str, int], tensors: Mapping[str, Tensor | None]) -> None:
         """Set these fields of the C structure; tensors by their addresses, and they are kept alive."""
         for name, integer in integers.items():
             setattr(self._loop, name, integer)
         for name, tensor in tensors.items():
-            assert tensor is None or tensor.is_contiguous(), name
+            assert tensor is None or name.endswith("kv") or tensor.is_contiguous(), name
             setattr(self._loop, name, None if tensor is None else tensor.data_ptr())
         self._tensors |= tensors
 
-    def forward(self, kv_offset: int = 0) -> None:
-        """Read ``steps`` tokens. Keys and values start ``kv_offset`` slots into their buffer."""
-        kv = self._tensors["kv"]
-        assert kv is not None
-        self._loop.kv = kv.data_ptr() + kv_offset * kv.element_size()
+    def forward(self, call: Call, kv: Tensor, start: int = 0) -> None:
+        """Read ``steps`` tokens; the slots that the first of them sees begin at ``start`` in ``kv``."""
+        masks = {"additive_mask": call.additive_mask, "has_memory": call.has_memory}
+        self._give({"n_old": call.n_old, "kv_stride": kv.stride(-1)}, {"kv": kv, **masks})
+        self._loop.kv = kv.data_ptr() + start * kv.element_size()
         self._in_shares(self._library.forward, self._weights)
 
     def backward(self) -> None:
@@ -110,45 +105,30 @@ class CompiledLoop:
         in_shares(function, (self._at, *given), rows if total is None else total, work)
 
 
-def forward(saved: Saved, w: FoldedWeights, call: Call) -> None:
-    """As :func:`memspan.ops.feedback.steps.forward`."""
+def new_slots(like: Tensor, *sizes: int) -> Tensor:
+    """``[2, G, H * B, N, K]``, in memory width first."""
+    *outer, n_slots, width = sizes
+    return like.new_empty(2, *outer, width, n_slots).transpose(3, 4)
+
+
+def prepare(saved: Saved, w: FoldedWeights, call: Call) -> Forward:
+    """As :func:`memspan.ops.feedback.steps.prepare`."""
     n_layers, n_steps, batch, _ = saved.middles.shape
     seen_slots = sum(min(call.span, call.n_old + t) for t in range(n_steps))
     saved.probabilities = saved.states.new_empty(saved.queries[0].shape[:2].numel() * seen_slots)
     saved.moments = saved.states.new_empty(n_layers, n_steps, 4, batch)
-    integers, tensors = _arguments(saved, w, call)
-    CompiledLoop(call, integers, tensors).forward()
+    return _CompiledLoop(saved, w, call).forward
 
 
 def backward(
     saved: Saved, w: FoldedWeights, call: Call, d_out: Tensor, d_vectors: Tensor
 ) -> Gradients:
     """As :func:`memspan.ops.feedback.steps.backward`."""
-    n_layers, n_steps, batch, _ = saved.middles.shape
-    n_heads, _, width = w.query.shape[1:]
-    empty = torch.empty_like
-    d_kv = torch.zeros_like(saved.kv)
-    d_states, d_middles = empty(saved.middles), empty(saved.middles)
-    plain = not w.post_norm and call.kept is None
-    g = Gradients(
-        states=d_states,
-        middles=d_middles,
-        attention=d_middles if plain else empty(d_middles),
-        feed_forward=d_states if plain else empty(d_states),
-        inner=saved.middles.new_empty(n_layers, n_steps, batch, w.inner.shape[2]),
-        query=saved.middles.new_empty(n_layers, n_steps, batch, n_heads * width),
-        first=empty(saved.vectors),
-        mixed=empty(saved.vectors),
-        projected=saved.vectors.new_empty(n_steps, batch, w.memory.shape[1]),
-        kv=d_kv.transpose(3, 4),
-        position_keys=torch.zeros_like(w.position_keys, memory_format=torch.contiguous_format),
-        position_scores=torch.zeros_like(w.position_scores, memory_format=torch.contiguous_format),
-    )
-    integers, tensors = _arguments(saved, w, call)
-    tensors |= {f"d_{f.name}": getattr(g, f.name) for f in fields(g)}
-    tensors |= {"d_kv": d_kv, "d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
-    tensors["d_scores"] = empty(saved.probabilities)
-    CompiledLoop(call, integers, tensors, backward=True).backward()
+    g = Gradients.empty(saved, w, call)
+    tensors = {f"d_{name}": tensor for name, tensor in vars(g).items()}
+    tensors |= {"d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
+    tensors["d_scores"] = torch.empty_like(saved.probabilities)
+    _CompiledLoop(saved, w, call, tensors).backward()
     return g
 
 
@@ -170,7 +150,7 @@ def _arguments(
         "n_old": call.n_old,
         "span": call.span,
         "gelu": int(call.activation == "gelu"),
-        "kv_stride": call.n_old + n_steps,
+        "kv_stride": saved.kv.stride(-1),
         "norms_memory": int(w.norms_memory),
         "post_norm": int(w.post_norm),
     }
@@ -191,72 +171,3 @@ def _arguments(
     if call.kept is not None and call.kept.weights is not None:
         integers["kept_slots"] = call.kept.weights.shape[3]
     return integers, tensors
-
-
-class CompiledReader:
-    """Reading on without gradients by the loop in C, for frozen weights and one number of rows."""
-
-    def __init__(
-        self, weights: FoldedWeights, batch: int, span: int, activation: str, eps: float
-    ) -> None:
-        self.weights, self.batch = weights, batch
-        self.call = Call(0, span, activation, eps)
-        self.saved: Saved | None = None
-        self.loop: CompiledLoop | None = None
-        # Whether the last call had rows of different length.
-        self.masked = False
-
-    def read(
-        self, x: Tensor, kv: Tensor, end: int, n_old: int, length: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Read ``x [B, T, D]``; its keys and values are written at ``end``.
-
-        Args:
-            kv: ``[2, G, H * B, K, N]``, with room for ``T`` slots from ``end`` on.
-            n_old: slots before ``end`` that the first token may see.
-            length: int64 ``[B]``: how many of them a row has (None: all).
-
-        Returns:
-            The last layer's output ``[B, T, D]`` and the memory vectors ``[T, B, D]``, until the next
-            call.
-        """
-        n_steps = x.shape[1]
-        if self.saved is None or self.saved.states.shape[1] != n_steps:
-            self._prepare(n_steps, kv)
-        saved, loop = self.saved, self.loop
-        assert saved is not None
-        assert loop is not None
-        integers = {"n_old": n_old, "kv_stride": kv.shape[-1]}
-        additive_mask = has_memory = None
-        if length is not None:
-            additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
-        if length is not None or self.masked:
-            saved.attended[:, 0, :, -1] = 1 if has_memory is None else has_memory
-        self.masked = length is not None
-        loop.give(integers, {"kv": kv, "additive_mask": additive_mask, "has_memory": has_memory})
-        saved.states[0] = x.transpose(0, 1)
-        loop.forward(end - n_old)
-        return saved.states[-1].transpose(0, 1), saved.vectors
-
-    def _prepare(self, n_steps: int, kv: Tensor) -> None:
-        w = self.weights
-        n_layers, n_heads, d_model, width = w.query.shape
-        new, steps = w.mix.new_empty, (n_layers, n_steps, self.batch)
-        activated = new(*steps, w.inner.shape[2] + 1)
-        attended = new(*steps, n_heads * width + 1)
-        attended[..., -1] = activated[..., -1] = 1
-        self.saved = Saved(
-            states=new(n_layers + 1, *steps[1:], d_model),
-            middles=new(*steps, d_model),
-            sums=new(2, *steps, d_model) if w.post_norm else new(0),
-            queries=new(n_steps, n_layers, n_heads * self.batch, width),
-            attended=attended,
-            activated=activated,
-            before=new(*steps, w.inner.shape[2]),
-            vectors=new(*steps[1:], d_model),
-            kv=kv,
-            moments=new(n_layers, n_steps, 4, self.batch),
-            memory_moments=new(n_steps, 2, self.batch),
-            probabilities=new(n_layers * n_heads * self.batch * n_steps * self.call.span),
-        )
-        self.loop = CompiledLoop(self.call, *_arguments(self.saved, w, self.call))

@@ -7,8 +7,7 @@ The loops are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,19 +30,28 @@ from memspan.ops.feedback.dropout import Kept
 from memspan.ops.implementations import Implementation, check_together, choose
 
 
+class Forward(Protocol):
+    """The forward loop. Reading on, it is called for each segment."""
+
+    def __call__(self, call: Call, kv: Tensor, start: int = 0, /) -> None:
+        """Read; ``start`` is the first slot in ``kv`` that the first token sees."""
+
+
 class Loops(NamedTuple):
     """The recurrence in both directions; what calls them is shared."""
 
-    forward: Callable[[Saved, FoldedWeights, Call], None]
+    prepare: Callable[[Saved, FoldedWeights, Call], Forward]
+    """Makes the forward loop for these buffers and weights, and for calls that are no larger."""
     backward: Callable[[Saved, FoldedWeights, Call, Tensor, Tensor], Gradients]
-    width_first: bool
-    """Whether keys and values are ``[..., K, O + T]`` rather than ``[..., O + T, K]``."""
+    new_slots: Callable[..., Tensor]
+    """Keys and values ``[2, G, H * B, N, K]``, uninitialised, from a tensor like them and the last four
+    sizes."""
 
 
 def _compiled(x: Tensor) -> Loops:
     from memspan.ops.feedback import compiled
 
-    return Loops(compiled.forward, compiled.backward, width_first=True)
+    return Loops(compiled.prepare, compiled.backward, compiled.new_slots)
 
 
 def _compiled_obstacle(x: Tensor) -> str | None:
@@ -55,7 +63,7 @@ def _compiled_obstacle(x: Tensor) -> str | None:
 def _fused(x: Tensor) -> Loops:
     from memspan.ops.feedback import steps
 
-    return Loops(steps.forward, steps.backward, width_first=False)
+    return Loops(steps.prepare, steps.backward, steps.new_slots)
 
 
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
@@ -106,7 +114,7 @@ def feedback_recurrence(
     call = Call(n_old, span, activation, eps, kept=kept)
     if n_old and not _all_have(length, n_old):
         additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
-        call = replace(call, additive_mask=additive_mask, has_memory=has_memory)
+        call = call._replace(additive_mask=additive_mask, has_memory=has_memory)
     with torch.autocast(x.device.type, enabled=False):
         if weights.norms_memory:
             old = F.layer_norm(old, old.shape[-1:], eps=eps)
@@ -179,7 +187,7 @@ class _Recurrence(torch.autograd.Function):
         own, ctx.layout = tree_flatten(vars(saved))
         ctx.save_for_backward(*tensors, *masks, *own)
         ctx.ends = len(tensors), len(tensors) + len(masks)
-        ctx.call = replace(call, additive_mask=None, has_memory=None, kept=None)
+        ctx.call = call._replace(additive_mask=None, has_memory=None, kept=None)
         ctx.norms_memory, ctx.loops = norms_memory, loops
         return saved.states[-1].clone(), saved.vectors.clone()
 
@@ -196,37 +204,19 @@ class _Recurrence(torch.autograd.Function):
 
 def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: FoldedWeights) -> Saved:
     """The loop over ``x [T, B, D]``; ``old [O, B, 2 * G * H * K]``: keys and values of memory."""
-    n_steps, batch, d_model = x.shape
-    n_layers, n_heads, _, width = w.query.shape
-    d_ff, rows, groups, n_old = w.inner.shape[2], n_heads * batch, w.n_groups, len(old)
-    inner_width, new = n_heads * width, x.new_empty
-
-    states = n_layers, n_steps, batch, d_model
-    activated = new(n_layers, n_steps, batch, d_ff + 1)
-    gelu = call.activation == "gelu"
-    slots = (width, n_old + n_steps) if loops.width_first else (n_old + n_steps, width)
-    saved = Saved(
-        states=new(n_layers + 1, n_steps, batch, d_model),
-        middles=new(states),
-        sums=new(2, *states) if w.post_norm else new(0),
-        queries=new(n_steps, n_layers, rows, width),
-        attended=new(n_layers, n_steps, batch, inner_width + 1),
-        activated=activated,
-        before=new(n_layers, n_steps, batch, d_ff) if gelu else activated[..., :d_ff],
-        vectors=new(n_steps, batch, d_model),
-        kv=new(2, groups, rows, *slots),
-        memory_moments=new(n_steps, 2, batch),
-    )
+    n_steps, batch, _ = x.shape
+    n_heads, _, width = w.query.shape[1:]
+    n_old, groups = len(old), w.n_groups
+    kv = loops.new_slots(x, groups, n_heads * batch, n_old + n_steps, width)
+    saved = Saved.empty(w, call, n_steps, batch, kv)
     saved.states[0] = x
-    saved.attended[..., -1] = activated[..., -1] = 1
     if n_old == 0:
         # The first token attends to nothing: that sub-layer adds zero, its bias included.
         saved.attended[:, 0] = 0
     elif call.has_memory is not None:
         saved.attended[:, 0, :, -1] = call.has_memory
-    place = saved.kv.transpose(3, 4) if loops.width_first else saved.kv
-    by_slot(place[..., :n_old, :], batch).copy_(old.view(n_old, batch, 2, groups, n_heads, width))
-    loops.forward(saved, w, call)
+    by_slot(kv[..., :n_old, :], batch).copy_(old.view(n_old, batch, 2, groups, n_heads, width))
+    loops.prepare(saved, w, call)(call, kv)
     return saved
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved, by_slot
 from memspan.ops.feedback.dropout import NO_DROPOUT, drop
+from memspan.ops.feedback.recurrence import Forward
 
 
 class _Past(NamedTuple):
@@ -62,29 +63,25 @@ class _Dropout:
         return self.nothing if every is None else every.unbind(0)
 
 
-def forward(saved: Saved, w: FoldedWeights, call: Call) -> None:
-    """Compute all steps into ``saved``."""
-    n_layers, n_steps = saved.middles.shape[:2]
-    loop = _Forward(saved, w, call)
-    loop.first_queries()
-    for t in range(n_steps):
-        past = loop.past(t)
-        for n in range(n_layers):
-            loop.attention(n, t, past)
-            loop.feed_forward(n, t)
-        loop.memory_vector(t)
-    saved.mean, saved.rstd, saved.probabilities = loop.mean, loop.rstd, loop.probabilities
+def new_slots(like: Tensor, *sizes: int) -> Tensor:
+    """Keys and values of ``N`` slots: ``[2, G, H * B, N, K]``."""
+    return like.new_empty(2, *sizes)
+
+
+def prepare(saved: Saved, w: FoldedWeights, call: Call) -> Forward:
+    """The loop forward, to be called with ``call`` or others that are no larger."""
+    return _Forward(saved, w, call)
 
 
 class _Forward:
-    """The parts of one step forward, ``n`` a layer and ``t`` a step.
+    """The loop forward and the parts of one step, ``n`` a layer and ``t`` a step.
 
     Every buffer is cut into views of all its steps at once, which is cheaper than to select step by
     step.
     """
 
     def __init__(self, saved: Saved, w: FoldedWeights, call: Call) -> None:
-        self.saved, self.w, self.call = saved, w, call
+        self.saved, self.w = saved, w
         self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
         self.n_heads, _, self.width = w.query.shape[1:]
         self.size, self.gelu = (d_model,), call.activation == "gelu"
@@ -105,7 +102,6 @@ class _Forward:
         self.query = [step.unbind(0) for step in saved.queries.unsqueeze(3).unbind(0)]
         by_head = saved.queries.view(n_steps, self.n_layers, self.n_heads, self.batch, self.width)
         self.query_heads = _views(by_head)
-        self.slot = by_slot(saved.kv[..., call.n_old :, :], self.batch).unbind(0)
         self.vector, self.moments = (
             saved.vectors.unbind(0),
             saved.memory_moments[..., None].unbind(0),
@@ -117,9 +113,27 @@ class _Forward:
         self.projected_slot = self.projected.view(self.batch, 2, w.n_groups, *heads)
         self.read = new(self.n_heads * self.batch, 1, self.width)
         self.read_heads = self.read.view(self.n_heads, self.batch, self.width)
-        self.mean: list[list[Any]] = [[None] * n_steps for _ in range(2 * self.n_layers)]
-        self.rstd: list[list[Any]] = [[None] * n_steps for _ in range(2 * self.n_layers)]
+        self.mean, self.rstd = (
+            [[new(0)] * n_steps for _ in range(2 * self.n_layers)] for _ in range(2)
+        )
+
+    def __call__(self, call: Call, kv: Tensor, start: int = 0) -> None:
+        """Compute all steps; the slots that the first of them sees begin at ``start`` in ``kv``."""
+        n_steps, end = len(self.vector), start + call.n_old
+        self.call, self.kv = call, kv[..., start : end + n_steps, :]
+        self.slot = by_slot(kv[..., end : end + n_steps, :], self.batch).unbind(0)
         self.probabilities: list[Tensor | None] = []
+        # Reading on may be under autocast.
+        with torch.autocast(kv.device.type, enabled=False):
+            self.first_queries()
+            for t in range(n_steps):
+                past = self.past(t)
+                for n in range(self.n_layers):
+                    self.attention(n, t, past)
+                    self.feed_forward(n, t)
+                self.memory_vector(t)
+        saved = self.saved
+        saved.mean, saved.rstd, saved.probabilities = self.mean, self.rstd, self.probabilities
 
     def first_queries(self) -> None:
         """The first layer's queries, for all steps at once: they do not depend on the recurrence."""
@@ -141,7 +155,7 @@ class _Forward:
         if not n_keys:
             self.probabilities.append(None)
             return None
-        kept_keys, kept_values = self.saved.kv.narrow(3, low, n_keys).unbind(0)
+        kept_keys, kept_values = self.kv.narrow(3, low, n_keys).unbind(0)
         first = self.call.span - n_keys
         weights = self.read.new_empty(self.n_layers, len(self.read), 1, n_keys)
         self.probabilities.append(weights)
@@ -231,7 +245,7 @@ def backward(
     """Gradients by all steps, from last to first.
 
     Args:
-        saved: what :func:`forward` computed.
+        saved: what the loop forward computed.
         w: as in forward, and ``call``.
         d_out: gradient of the last layer's output, ``[T, B, D]``.
         d_vectors: of the memory vectors, ``[T, B, D]``.
@@ -245,12 +259,12 @@ def backward(
         for n in range(n_layers - 1, -1, -1):
             loop.feed_forward(n, t)
             g = loop.attention(n, t, past)
-            below = loop.d_state[n - 1][t] if n else loop.d_first[t]
+            below = loop.d_state[n - 1][t] if n else loop.g.first[t]
             torch.addcmul(g, d_vector, mix[n], out=below)
         if past is not None:
             loop.keys_and_values(t, past)
     loop.first_queries()
-    return loop.gradients()
+    return loop.g
 
 
 class _Backward:
@@ -267,33 +281,20 @@ class _Backward:
         self.mean, self.rstd = saved.mean, saved.rstd
 
         new, steps = saved.states.new_empty, (n_steps, self.batch)
-        self.d_states = new(self.n_layers, *steps, d_model)
-        self.d_middles = new(self.n_layers, *steps, d_model)
-        # What sub-layers add has the gradient of the sum, unless a norm or dropout lies between.
-        self.d_attention, self.d_feed_forward = self.d_middles, self.d_states
-        self.post_norm, self.dropout = w.post_norm, _Dropout(call, saved)
-        if self.post_norm or call.kept is not None:
-            self.d_attention = torch.empty_like(self.d_middles)
-            self.d_feed_forward = torch.empty_like(self.d_states)
-        self.d_inner = new(self.n_layers, *steps, d_ff)
-        self.d_query = new(self.n_layers, *steps, inner_width)
+        self.g = g = Gradients.empty(saved, w, call)
         if call.n_old == 0:
-            self.d_query[:, 0] = 0
-        self.d_first, self.d_mixed = new(*steps, d_model), new(*steps, d_model)
-        self.d_projected = new(*steps, w.memory.shape[1])
-        self.d_kv = torch.zeros_like(saved.kv)
-        self.d_position_keys = torch.zeros_like(w.position_keys).transpose(2, 3).contiguous()
-        self.d_position_scores = torch.zeros_like(w.position_scores)
+            g.query[:, 0] = 0
+        self.post_norm, self.dropout = w.post_norm, _Dropout(call, saved)
 
         self.state, self.middle = _views(saved.states), _views(saved.middles)
         self.post, self.query = _views(saved.before), saved.queries.unbind(0)
         self.sum = [_views(sums) for sums in saved.sums]
-        self.d_state, self.d_middle = _views(self.d_states), _views(self.d_middles)
-        self.d_added = [_views(self.d_attention), _views(self.d_feed_forward)]
-        self.d_pre, self.d_q = _views(self.d_inner), _views(self.d_query)
-        self.d_q_heads = _views(self.d_query.unflatten(-1, heads).transpose(-3, -2))
-        self.d_slot = by_slot(self.d_kv[..., call.n_old :, :], self.batch).unbind(0)
-        self.d_slot_flat = self.d_projected.view(*steps, 2, w.n_groups, *heads).unbind(0)
+        self.d_state, self.d_middle = _views(g.states), _views(g.middles)
+        self.d_added = [_views(g.attention), _views(g.feed_forward)]
+        self.d_pre, self.d_q = _views(g.inner), _views(g.query)
+        self.d_q_heads = _views(g.query.unflatten(-1, heads).transpose(-3, -2))
+        self.d_slot = by_slot(g.kv[..., call.n_old :, :], self.batch).unbind(0)
+        self.d_slot_flat = g.projected.view(*steps, 2, w.n_groups, *heads).unbind(0)
         # The transposes, laid out once.
         self.f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
         self.i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
@@ -334,7 +335,7 @@ class _Backward:
     def memory_vector(self, t: int, d_vector: Tensor) -> Tensor:
         """``dm(t)``: through keys and values from the tokens after, and from outside."""
         self.d_slot_flat[t].copy_(self.d_slot[t])
-        d_projected, out = self.d_projected[t], self.d_mixed[t]
+        d_projected, out = self.g.projected[t], self.g.mixed[t]
         if not self.w.norms_memory:
             return torch.addmm(d_vector, d_projected, self.m_w, out=out)
         m, r = self.saved.memory_moments[t].unsqueeze(-1).unbind(0)
@@ -391,7 +392,7 @@ class _Backward:
         added, factor = self.d_added[part][n][t], factors[n][t]
         if factor is not None:
             torch.mul(g, factor, out=added)
-        elif self.d_attention is not self.d_middles:
+        elif self.g.attention is not self.g.middles:
             added.copy_(g)
         return g, added
 
@@ -405,44 +406,25 @@ class _Backward:
         query, groups = self.query[t], self.w.n_groups
         weights = drop(self.saved.probabilities[t], self.dropout.all_weights(t, n_keys))
         d_scores, d_read = self.d_scores_all.squeeze(2), self.d_read_all.squeeze(2)
-        d_keys, d_values = self.d_kv.narrow(3, past.low, n_keys).unbind(0)
+        d_keys, d_values = self.g.kv.narrow(3, past.low, n_keys).unbind(0)
         d_keys.add_(_summed(d_scores, query, groups))
         d_values.add_(_summed(weights.squeeze(2), d_read, groups))
         by_head = d_scores.view(n_layers * n_heads, self.batch, n_keys)
-        by_distance = torch.bmm(
-            by_head.transpose(1, 2), query.view(n_layers * n_heads, self.batch, self.width)
+        by_row = query.view(n_layers * n_heads, self.batch, self.width)
+        self.g.position_keys.narrow(3, first, n_keys).add_(
+            torch.bmm(by_row.mT, by_head).view(n_layers, n_heads, self.width, n_keys)
         )
-        self.d_position_keys.narrow(2, first, n_keys).add_(
-            by_distance.view(n_layers, n_heads, n_keys, self.width)
-        )
-        self.d_position_scores.narrow(3, first, n_keys).add_(
+        self.g.position_scores.narrow(3, first, n_keys).add_(
             by_head.sum(1).view(n_layers, n_heads, 1, n_keys)
         )
 
     def first_queries(self) -> None:
         """The first layer's norm and query, for all steps at once."""
-        x, g = self.saved.states[0], torch.matmul(self.d_query[0], self.q_w[0])
+        x, g = self.saved.states[0], torch.matmul(self.g.query[0], self.q_w[0])
         if not self.post_norm:
             _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, self.call.eps)
             g = _through_norm(g, x, mean, rstd)
-        self.d_first += g
-
-    def gradients(self) -> Gradients:
-        """All that was found."""
-        return Gradients(
-            states=self.d_states,
-            middles=self.d_middles,
-            attention=self.d_attention,
-            feed_forward=self.d_feed_forward,
-            inner=self.d_inner,
-            query=self.d_query,
-            first=self.d_first,
-            mixed=self.d_mixed,
-            projected=self.d_projected,
-            kv=self.d_kv,
-            position_keys=self.d_position_keys.transpose(2, 3),
-            position_scores=self.d_position_scores,
-        )
+        self.g.first += g
 
 
 def _views(x: Tensor) -> list[tuple[Tensor, ...]]:
