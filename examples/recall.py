@@ -5,7 +5,7 @@
     python examples/recall.py keys                 # panel C: accuracy against the number of keys
     python examples/recall.py pictures             # draw what is there
 
-The task is in `memspan.data.synthetic.recall`; docs/recall.md explains it and the edges. All models
+The task is in `recall_task.py`; docs/recall.md explains it and the edges. All models
 have about as many parameters, and the same optimiser, schedule and curriculum: distances are
 log-uniform up to 16 at first, and up to 4,096 from the 500th update on. Each model's learning rate is
 the best of three, tried with seed 0 before its first run, for 50 seconds each. Time is the CPU
@@ -31,11 +31,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.data.synthetic.recall import Recall
 from memspan.models import LanguageModel
 from recall_models import CONTESTANTS, PANELS, SEGMENT, Panel, in_reach, made
 from recall_peers import Peer
 from recall_pictures import pictures
+from recall_task import Recall
 
 ROWS = 16
 RATES, TRIAL = (2e-3, 4e-3, 8e-3), 50.0

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memspan.data.synthetic.recall import Recall
 from memspan.models import (
     BackboneConfig,
     CompressiveConfig,
@@ -25,6 +24,7 @@ from memspan.models import (
     TransformerXLConfig,
 )
 from recall_peers import Peer, mamba2, sliding_llama
+from recall_task import Recall
 
 N_LAYERS, WIDTH = 2, 64
 SEGMENT, MEMORY, COMPRESSED, RATE = 64, 128, 128, 4

@@ -14,9 +14,9 @@ in the JSON file that were made with the same options stay in it.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import time
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.data.synthetic.retrieval import Batch, Retrieval
-from memspan.ops.fast_weights.feature_maps import DPFP, elu_plus_one, favor, orthogonal_projection
-from memspan.ops.fast_weights.rules import delta_rule
+from memspan.ops import DPFP, delta_rule, elu_plus_one, favor, orthogonal_projection
 
 MODELS = {
     "capacity": ["softmax", "sum elu", "sum dpfp-1", "sum dpfp-2", "sum favor", "sum dpfp-3"],
@@ -37,6 +35,59 @@ KEYS = {
     "updates": [8, 16, 32, 48],
 }
 EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of pairs, each with one query."""
+
+    keys: Tensor
+    """int64 ``[B, T]``, in ``0 .. n_keys - 1``."""
+    values: Tensor
+    """int64 ``[B, T]``, in the same range."""
+    query: Tensor
+    """The queried key, int64 ``[B]``."""
+    answer: Tensor
+    """The last value of that key, int64 ``[B]``."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Associative retrieval with ``n_keys`` keys, and as many values."""
+
+    n_keys: int
+    """Unique keys, the paper's S."""
+    repeat: bool = False
+    """Draw keys and values with repetition, for twice as many pairs."""
+
+    @property
+    def length(self) -> int:
+        """Pairs of a sequence, T."""
+        return self.n_keys * (2 if self.repeat else 1)
+
+    def batch(self, batch_size: int, generator: torch.Generator) -> Batch:
+        """Random sequences; each query is the key of a random pair."""
+        keys, values = (self._draw(batch_size, generator) for _ in range(2))
+        asked = torch.randint(self.length, (batch_size, 1), generator=generator)
+        return self._with_answers(keys, values, keys.gather(1, asked)[:, 0])
+
+    def every_query(self, generator: torch.Generator) -> Batch:
+        """One random sequence, repeated to query each key in it."""
+        keys, values = (self._draw(1, generator) for _ in range(2))
+        query = keys.unique()
+        rows = len(query)
+        return self._with_answers(keys.expand(rows, -1), values.expand(rows, -1), query)
+
+    def _draw(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        shape = (batch_size, self.length)
+        if self.repeat:
+            return torch.randint(self.n_keys, shape, generator=generator)
+        return torch.rand(shape, generator=generator).argsort(1)
+
+    def _with_answers(self, keys: Tensor, values: Tensor, query: Tensor) -> Batch:
+        position = torch.arange(self.length)
+        last = torch.where(keys == query[:, None], position, -1).argmax(1, keepdim=True)
+        return Batch(keys, values, query, values.gather(1, last)[:, 0])
 
 
 class Retriever(nn.Module):
@@ -93,7 +144,7 @@ def loss_of(model: Retriever, batch: Batch) -> Tensor:
 
 def once(batch: Batch) -> Batch:
     """The sequence, which is the same in all rows, as one row."""
-    return dataclasses.replace(batch, keys=batch.keys[:1], values=batch.values[:1])
+    return replace(batch, keys=batch.keys[:1], values=batch.values[:1])
 
 
 def train(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memspan.data.synthetic.programs import Programs
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
@@ -17,7 +16,7 @@ from memspan.sampling import Sampling
 
 HINTS = typing.get_type_hints(RunConfig).values()
 SECTIONS = [kind for kind in HINTS if dataclasses.is_dataclass(kind)]
-CONFIGS: list[Any] = [*MODELS.values(), *SECTIONS, Sampling, Programs]
+CONFIGS: list[Any] = [*MODELS.values(), *SECTIONS, Sampling]
 OPTIONS = [(kind, field.name) for kind in CONFIGS for field in dataclasses.fields(kind)]
 
 

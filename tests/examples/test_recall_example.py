@@ -10,7 +10,7 @@ import torch
 
 import recall
 import recall_models
-from memspan.data.synthetic.recall import Recall
+from recall_task import Recall
 
 
 def test_all_models_have_as_many_parameters() -> None:

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memspan.data.synthetic.programs import IDS, VARIABLES, WORDS, Programs, execute
-from memspan.errors import MemspanError
+from programs import IDS, VARIABLES, WORDS, Programs, execute
 
 STATEMENT = r"(?:(\w) = (\d+)|(\w) (?:\+\+|--)|print (\w) (\d+)|if (\w) [<>] (\d+) : .+)"
 
@@ -81,11 +80,11 @@ def test_shares_of_statements() -> None:
 
 @pytest.mark.parametrize(("prints", "conditions"), [(-0.1, 0.5), (0.5, 0.6)])
 def test_shares_are_checked(prints: float, conditions: float) -> None:
-    with pytest.raises(MemspanError, match="shares"):
+    with pytest.raises(ValueError, match="shares"):
         Programs(prints=prints, conditions=conditions)
 
 
 @pytest.mark.parametrize("n", [0, 6])
 def test_numbers_of_variables_are_checked(n: int) -> None:
-    with pytest.raises(MemspanError, match="1 to 5"):
+    with pytest.raises(ValueError, match="1 to 5"):
         Programs(n)

