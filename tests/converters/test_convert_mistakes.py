@@ -290,8 +290,7 @@ HOSTILE_PICKLES = {
     + b"".join(b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") + b"N" for n in range(99_999))
     + b"u.",
     "colliding numbers in a set": b"\x80\x04\x8f("
-    + b"\x8a\x09" * 9
-    + b"J\x00\x00\x00\x00" * 5_000
+    + b"".join(b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") for n in range(99_999))
     + b"\x90.",
     "empty dicts by the million": b"}" * (1 << 24) + b".",
     "numbers by the million": b"K\x00" * (1 << 23) + b".",

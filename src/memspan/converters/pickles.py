@@ -19,33 +19,17 @@ MOST_STEPS = 1 << 21
 """Maximum number of steps of one kind, and of objects to be named again."""
 MOST_OBJECTS = 1 << 19
 """Maximum number of steps that are not in :data:`SMALL`: each may take hundreds of bytes."""
-MOST_NUMBERS = 1 << 12
-"""Maximum number of keys that are not text. Numbers can be chosen such that all of them collide."""
-TEXTS = frozenset(
-    [
-        *("STRING", "BINSTRING", "SHORT_BINSTRING"),
-        *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    ]
-)
-NUMBERS = frozenset(
-    [
-        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1"),
-        *("FLOAT", "BINFLOAT", "NONE", "NEWTRUE", "NEWFALSE"),
-    ]
-)
-GETS = frozenset(("GET", "BINGET", "LONG_BINGET"))
-PUTS = frozenset(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"))
-FILLS = frozenset(("MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS"))
-SMALL = TEXTS | NUMBERS | GETS | PUTS | FILLS
-KEYS = {
-    **dict.fromkeys(("SETITEM", "SETITEMS"), slice(1, None, 2)),
-    "DICT": slice(0, None, 2),
-    "ADDITEMS": slice(1, None),
-    "FROZENSET": slice(0, None),
-}
-"""Where the keys are among what a step takes from the stack."""
-OBJECT, NUMBER, TEXT = range(3)
-"""What is on the stack, as a key: neither, one of a few, one of many."""
+MOST_TUPLES = 1 << 14
+"""A key may be tuples inside one another, and Python hashes these however deep they go."""
+MOST_LARGE = 1 << 12
+"""Numbers of more than 60 bits can be chosen such that all collide as keys."""
+SMALL = frozenset((
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
+    "NONE", "NEWTRUE", "NEWFALSE", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT",
+    "MEMOIZE", "MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS",
+))  # fmt: skip
+"""Steps that make texts and numbers, name objects or fill them."""
 
 
 class Foreign(Exception):
@@ -132,53 +116,18 @@ def _checked(content: bytes) -> int:
         ValueError: it does not end, or could take long or much memory.
     """
     counts: Counter[str] = Counter()
-    # Of each object, what it is as a key.
-    stack: list[int] = []
-    memo: dict[int, int] = {}
-    marks: list[int] = []
     stream = io.BytesIO(content)
     for step, argument, _ in pickletools.genops(stream):
-        name = step.name
-        kind, most = (name, MOST_STEPS) if name in SMALL else ("objects", MOST_OBJECTS)
+        kind, most = step.name, MOST_STEPS
+        if kind == "LONG4" or ("PUT" in kind and (argument or 0) > MOST_STEPS):
+            raise ValueError(f"a number in it is too large for {kind}")
+        if kind.startswith("TUPLE"):
+            kind, most = "TUPLE", MOST_TUPLES
+        elif kind not in SMALL:
+            kind, most = "OBJECT", MOST_OBJECTS
+        elif isinstance(argument, int) and argument.bit_length() > 60:
+            kind, most = "LARGE", MOST_LARGE
         counts[kind] += 1
         if counts[kind] > most:
-            raise ValueError(f"it has more than {most:,} steps of the kind {name}")
-        if name in TEXTS:
-            stack.append(TEXT)
-        elif name in NUMBERS:
-            stack.append(NUMBER)
-        elif name in GETS:
-            stack.append(memo[argument or 0])
-        elif name in PUTS:
-            place = len(memo) if argument is None else argument
-            if place > MOST_STEPS:
-                raise ValueError(f"it numbers an object {place:,}")
-            memo[place] = stack[-1]
-        elif name == "LONG4":
-            raise ValueError("it has a number of thousands of digits")
-        else:
-            taken = _taken(step, stack, marks)
-            if name in KEYS:
-                keys = Counter(taken[KEYS[name]])
-                counts["keys"] += keys[NUMBER]
-                if keys[OBJECT] or counts["keys"] > MOST_NUMBERS:
-                    raise ValueError("it has keys other than text")
-            if name == "MARK":
-                marks.append(len(stack))
-            else:
-                stack.extend([OBJECT] * len(step.stack_after))
+            raise ValueError(f"it has more than {most:,} steps of the kind {kind}")
     return stream.tell()
-
-
-def _taken(step: pickletools.OpcodeInfo, stack: list[int], marks: list[int]) -> list[int]:
-    """What a step takes from the stack, taken from it."""
-    before = step.stack_before
-    if pickletools.markobject in before:
-        start = marks.pop() - before.index(pickletools.markobject)
-    else:
-        start = len(stack) - len(before)
-    if start < (marks[-1] if marks else 0):
-        raise ValueError("its stack is empty")
-    taken = stack[start:]
-    del stack[start:]
-    return taken
