@@ -44,8 +44,7 @@ import torch
 import findings_page
 from findings_page import PROGRAM_SECONDS, STEPS, runs_in
 from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.measurement.reading import after_history
-from memspan.measurement.subject import RunSubject
+from memspan.measurement.subject import RunSubject, after_history
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side, shortened

@@ -25,7 +25,7 @@ from memspan.stateful.caches import Causal
 from memspan.stateful.check import Report
 from memspan.stateful.check import check as checked
 from memspan.stateful.protocol import MADE, RefusedError, Stateful
-from memspan.stateful.recipes import RECIPES, VOCABULARY, build
+from memspan.stateful.recipes import CODED, PADDING, RECIPES, VOCABULARY, build
 from memspan.stateful.recurrent import Recurrent
 
 TYPE = "transformers:"
@@ -200,11 +200,8 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
     script = "from transformers import AutoModelForCausalLM\n"
     script += f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
     script += f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
-    known = RECIPES.get(model_type)
     try:
-        if known is None:
-            return Causal(model, made=script)
-        return Causal(model, known.lengths, known.padding, script)
+        return Causal(model, CODED.get(model_type), PADDING.get(model_type), script)
     except RefusedError as error:
         raise _cannot(str(folder), error) from error
 

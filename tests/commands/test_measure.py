@@ -15,7 +15,7 @@ import pytest
 import memspan
 from command_line import pipe
 from memspan import cli
-from memspan.measurement import attention, budget, repeats, span, statistics
+from memspan.measurement import attention, repeats, span, statistics, subject
 from memspan.measurement.report import Report, printed
 from memspan.training import terminal
 
@@ -122,7 +122,7 @@ def test_a_short_text_is_measured_as_far_as_it_goes(
 def test_what_the_budget_shortens_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time stands still for a number of looks at the clock, and is over then."""
     looks = iter([0.0] * 9)
-    monkeypatch.setattr(budget.time, "process_time", lambda: next(looks, 100.0))
+    monkeypatch.setattr(subject.time, "process_time", lambda: next(looks, 100.0))
     found = memspan.measure("run", longest=64, budget=10)
     assert found.span is not None
     reached = found.span.points[-1].history

@@ -91,8 +91,8 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         "of a model of type 'bert'.*--from authors or --from labml",
     ),
     "another model": (text("config.json", '{"n_embd": 4}'), "of a model of type 'unknown'"),
-    "no JSON": (text("config.json", "{"), "no valid JSON"),
-    "a list": (text("config.json", "[1]"), "no JSON object"),
+    "no JSON": (text("config.json", "{"), "not valid JSON"),
+    "a list": (text("config.json", "[1]"), "not a JSON object"),
     "text for a number": (config(n_layer="2"), r"^[^:]*config.json: n_layer must be an integer"),
     "a number beyond numbers": (config(dropout=10**400), "dropout must be a number"),
     "a number for a flag": (config(pre_lnorm=2), "pre_lnorm must be true or false"),
@@ -212,8 +212,8 @@ def test_folders(source: Path, tmp_path: Path) -> None:
     """A file, no folder, a folder that is taken, a run of ours."""
     for name, line in {
         source / "config.json": "is a file: give the folder",
-        "transfo-xl/transfo-xl-wt103": "downloads no checkpoints: put the files into a folder",
-        tmp_path: "no checkpoint that memspan knows",
+        "transfo-xl/transfo-xl-wt103": "does not download checkpoints: put the files into a folder",
+        tmp_path: "not a checkpoint that memspan knows",
     }.items():
         with pytest.raises(MemspanError, match=line):
             memspan.convert(name, tmp_path / "out")

@@ -141,23 +141,23 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "an array missing": (lambda run, at: (at / "model_generator.bias.npy").unlink(), "is missing"),
     "an array cut short": (
         lambda run, at: (at / "model_generator.weight.npy").write_bytes(b"\x93NUMPY\x01\x00"),
-        "damaged or no array",
+        "damaged or not an array",
     ),
     "an array of objects": (
         lambda run, at: np.save(at / "model_generator.bias.npy", np.array([{}], dtype=object)),
-        "damaged or no array",
+        "damaged or not an array",
     ),
     "a file elsewhere": (
         lambda run, at: (at / "info.json").write_text('{"model": {"a": "../../b.npy"}}'),
-        "no file beside it",
+        "not a file beside it",
     ),
     "a file without a name": (
         lambda run, at: (at / "info.json").write_text('{"model": {"a": ""}}'),
-        "no file beside it",
+        "not a file beside it",
     ),
     "the folder above": (
         lambda run, at: (at / "info.json").write_text('{"model": ".."}'),
-        "no file beside it",
+        "not a file beside it",
     ),
     "a pipe for an array": (
         lambda run, at: (

@@ -95,7 +95,9 @@ def test_weights_go_there_and_back(peer: str) -> None:
 
 
 def test_what_cannot_be_converted() -> None:
-    with pytest.raises(MemspanError, match="Linear is no layer that can be converted: these are"):
+    with pytest.raises(
+        MemspanError, match="Linear is not a layer that can be converted; these are"
+    ):
         to_gated_delta_rule(nn.Linear(2, 2))
     theirs = layer("olmo")
     theirs.activation = "relu"

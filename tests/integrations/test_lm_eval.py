@@ -186,7 +186,11 @@ def test_mistakes_in_the_models_arguments(arguments: dict[str, Any], line: str) 
         ("loglikelihood", ("a\ud800", " b"), "half a surrogate pair, '.ud800', at character 1"),
         ("loglikelihood_rolling", ("\udfff",), "half a surrogate pair, '.udfff', at character 0"),
         ("generate_until", ("a\ud800", {}), "half a surrogate pair"),
-        ("generate_until", ("a", {"num_beams": 4}), "num_beams is no option of generation here"),
+        (
+            "generate_until",
+            ("a", {"num_beams": 4}),
+            "num_beams is not an option of generation here",
+        ),
         ("generate_until", ("a", {"max_gen_toks": 0}), "max_gen_toks must be a number"),
         ("generate_until", ("a", {"temperature": -1.0, "do_sample": True}), "temperature must be"),
     ],

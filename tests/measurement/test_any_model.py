@@ -11,9 +11,8 @@ import torch
 
 import known_spans
 from memspan.measurement import span, stateful
-from memspan.measurement.budget import Budget
 from memspan.measurement.stateful import StatefulSubject
-from memspan.measurement.subject import RunSubject
+from memspan.measurement.subject import Budget, RunSubject
 from memspan.models.options import BackboneConfig
 from memspan.models.stateful import CarriesMemory
 

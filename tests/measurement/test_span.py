@@ -7,10 +7,10 @@ import pytest
 
 import known_spans
 from memspan.measurement import memory_length, span
-from memspan.measurement.budget import Budget
 from memspan.measurement.effective_context import effective_context
 from memspan.measurement.span import Span, SpanPoint
 from memspan.measurement.statistics import Blocks, Estimate
+from memspan.measurement.subject import Budget
 from memspan.models import TransformerXLConfig
 from memspan.models.options import BackboneConfig
 

@@ -182,7 +182,7 @@ class Unable(Gated):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Tuples, "read returned no pair of outputs and state"),
+        (Tuples, "read did not return a pair of outputs and state"),
         (Integers, "outputs are torch.int64, not a tensor of a floating-point type"),
         (Unable, "it needs a GPU and says so"),
     ],

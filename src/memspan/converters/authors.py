@@ -167,7 +167,7 @@ def _part(module: Inert, *path: str) -> dict[str, Any]:
 
 
 def _state_and_options(value: object, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and options of a checkpoint that is no model object."""
+    """Tensors and options of a checkpoint that is not a model object."""
     found = value if isinstance(value, dict) else {}
     if "model_state" in found:
         tensors = as_tensors(found["model_state"], path)

@@ -63,8 +63,8 @@ def kind_of(folder: Path, name: KindName | None) -> Kind:
     if not folder.is_dir():
         wanted = "; ".join(f"{kind}: {entry.holds}" for kind, entry in KINDS.items())
         raise MemspanError(
-            f"there is no folder {folder}, and memspan downloads no checkpoints: put the files into a "
-            f"folder and give its path ({wanted})"
+            f"there is no folder {folder}, and memspan does not download checkpoints: put the files "
+            f"into a folder and give its path ({wanted})"
         )
     if name is not None:
         return KINDS[name]
@@ -75,5 +75,5 @@ def kind_of(folder: Path, name: KindName | None) -> Kind:
         raise MemspanError(f"{folder} is a run of memspan already: there is nothing to convert")
     signs = ", ".join(f"{' or '.join(e.signs)} ({kind})" for kind, e in KINDS.items())
     raise MemspanError(
-        f"{folder} is no checkpoint that memspan knows: one of these files must be in it: {signs}"
+        f"{folder} is not a checkpoint that memspan knows: one of these files must be in it: {signs}"
     )

@@ -96,7 +96,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     if isinstance(files, str):
         return load_tensors(_beside(path, files))
     if not isinstance(files, dict) or not files:
-        raise MemspanError(f"{path} names no model and its files: get it again")
+        raise MemspanError(f"{path} does not name a model and its files: get it again")
     tensors = {str(name): _array(_beside(path, file)) for name, file in files.items()}
     # Each takes memory of its own in the model.
     if len(set(files.values())) < len(files):
@@ -107,7 +107,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 def _beside(path: Path, name: object) -> Path:
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
         raise MemspanError(
-            f"{path} names {str(name)[:80]!r}, which is no file beside it: get it again"
+            f"{path} names {str(name)[:80]!r}, which is not a file beside it: get it again"
         )
     return path.with_name(name)
 
@@ -122,7 +122,7 @@ def _array(path: Path) -> Tensor:
     except Exception as error:
         # Numpy parses a header as Python's text, and fails in as many ways.
         raise MemspanError(
-            f"{path} is damaged or no array ({str(error)[:100]}): get it again"
+            f"{path} is damaged or not an array ({str(error)[:100]}): get it again"
         ) from None
 
 

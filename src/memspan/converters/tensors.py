@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        MemspanError: the file is missing or no JSON object.
+        MemspanError: the file is missing or not a JSON object.
     """
     try:
         value = json.loads(read_limited(path, JSON_LIMIT))
@@ -126,7 +126,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
     except (ValueError, RecursionError) as error:
-        raise MemspanError(f"{path} is no valid JSON ({error}): get it again") from None
+        raise MemspanError(f"{path} is not valid JSON ({error}): get it again") from None
     if not isinstance(value, dict):
-        raise MemspanError(f"{path} is no JSON object: get it again")
+        raise MemspanError(f"{path} is not a JSON object: get it again")
     return value

@@ -95,8 +95,8 @@ def _embedding(options: Options) -> tuple[EmbeddingConfig, list[str]]:
     notices = []
     if tuple(flags) not in patterns and (div_val > 1 or d_embed != d_model):
         notices.append(
-            f"tie_projs {flags} is no pattern that memspan can keep: the model computes the same, but "
-            "in training its output projections are no longer tied to the embedding's"
+            f"tie_projs {flags} is not a pattern that memspan can keep: the model computes the same, "
+            "but in training its output projections are no longer tied to the embedding's"
         )
     with options.blamed():
         return EmbeddingConfig(

@@ -32,7 +32,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
     A folder that was saved without any tokeniser gets words that are numbers.
 
     Raises:
-        MemspanError: the vocabulary is missing, damaged, no plain data, or of another size than
+        MemspanError: the vocabulary is missing, damaged, not plain data, or of another size than
             ``vocab_size``.
     """
     refuse_oversized_vocabulary(vocab_size)
@@ -86,7 +86,7 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
         path: its file, for messages.
 
     Raises:
-        MemspanError: the ids are not 0, 1, 2 ..., or the words no different texts.
+        MemspanError: the ids are not 0, 1, 2 ..., or the words are not different texts.
     """
     ids, words = values.get("sym2idx"), values.get("idx2sym")
     listed = isinstance(words, list) and all(type(word) is str for word in words)
@@ -115,7 +115,7 @@ def _values(path: Path) -> dict[str, Any]:
     if isinstance(values, Inert):
         values = getattr(values.state.get("vocab"), "state", values.state)
     if not isinstance(values, dict):
-        raise MemspanError(f"{path} holds no vocabulary: put the model's there")
+        raise MemspanError(f"{path} does not hold a vocabulary: put the model's there")
     return dict(values)
 
 

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.measurement.budget import Budget
-from memspan.measurement.reading import after_history
-from memspan.measurement.subject import SEED, RunSubject
+from memspan.measurement.subject import SEED, Budget, RunSubject, after_history
 from memspan.models.protocol import AttentionWeights
 
 MOST_TOKENS = 8192

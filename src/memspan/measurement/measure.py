@@ -11,13 +11,12 @@ from memspan.errors import MemspanError
 from memspan.evaluation import ALL, text_of
 from memspan.measurement import attention, memory_length, repeats, retention, span
 from memspan.measurement.attention import Attention
-from memspan.measurement.budget import Budget
 from memspan.measurement.memory_length import MemoryLength
 from memspan.measurement.repeats import Repeats
 from memspan.measurement.retention import Retention
 from memspan.measurement.span import Span
 from memspan.measurement.stateful import TEXT, name_of, subject_of
-from memspan.measurement.subject import RunSubject, Subject
+from memspan.measurement.subject import Budget, RunSubject, Subject
 from memspan.precision.products import Precision
 from memspan.runs.reading import opened, precision_for
 from memspan.targets import is_run
@@ -119,7 +118,7 @@ def measure(
         tokenizer: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the
             model's own, or bytes). Runs have theirs.
         trust_remote_code: execute the code that a folder in transformers' format brings along.
-        device: where a model that is no run is read: ``auto``, ``cpu``, ``cuda``, ...
+        device: where a model other than a run is read: ``auto``, ``cpu``, ``cuda``, ...
         progress: called with the CPU seconds spent so far and ``budget`` (None: nothing is shown).
 
     Raises:

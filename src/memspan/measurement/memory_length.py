@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.measurement.budget import Budget
 from memspan.measurement.statistics import LEAST_BLOCKS, Blocks, Estimate
-from memspan.measurement.subject import RunSubject
+from memspan.measurement.subject import Budget, RunSubject
 from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.models.options import BackboneConfig

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memspan.errors import MemspanError
@@ -17,23 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """Points with intervals."""
+    """Points, some with intervals."""
 
     label: str
     x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
+    y: Sequence[float | Estimate]
 
 
-@dataclass(frozen=True)
-class Panel:
-    """Lines over a logarithmic scale of tokens or slots."""
-
-    title: str
-    xlabel: str
-    ylabel: str
-    lines: list[Line] = field(default_factory=list)
+Panels = dict[tuple[str, str, str], list[Line]]
+"""Lines over a logarithmic scale of tokens or slots, by the panel's title and the axes' labels."""
 
 
 def picture(measurements: list[Measurement], names: list[str]) -> bytes:
@@ -42,74 +34,66 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes:
     Raises:
         MemspanError: there is nothing to draw; matplotlib is not installed, or fails.
     """
-    panels = [panel for panel in _panels(measurements, names) if panel.lines]
+    panels = _panels(measurements, names)
     if not panels:
         raise MemspanError("there is nothing to draw")
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
 
     def draw(figure: Figure) -> None:
-        for number, panel in enumerate(panels, 1):
+        for number, ((title, xlabel, ylabel), lines) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(rows, columns, number)
-            for line in panel.lines:
-                (drawn,) = axes.plot(line.x, line.y, marker=".", label=label(line.label))
-                if line.low:
-                    color = drawn.get_color()
-                    axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.15)
+            for line in lines:
+                middle = [y.value if isinstance(y, Estimate) else y for y in line.y]
+                (drawn,) = axes.plot(line.x, middle, marker=".", label=label(line.label))
+                estimates = [y for y in line.y if isinstance(y, Estimate)]
+                if estimates:
+                    low, high = [y.low for y in estimates], [y.high for y in estimates]
+                    axes.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.15)
             # Zero, too, has its place on the scale.
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.xaxis.set_major_formatter("{x:.0f}")
-            axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
+            axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
             axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
 
     return png(draw, 6 * columns, 3.8 * rows, dpi=110)
 
 
-def _panels(measurements: list[Measurement], names: list[str]) -> list[Panel]:
+def _panels(measurements: list[Measurement], names: list[str]) -> Panels:
+    panels: Panels = {}
+    named = list(zip(names, measurements, strict=True))
+
+    def add(title: str, xlabel: str, ylabel: str, *lines: Line) -> None:
+        panels.setdefault((title, xlabel, ylabel), []).extend(lines)
+
     more = "bits per byte"
-    span = Panel("Loss against history", "tokens of history", f"{more} more than with the longest")
-    repeats = Panel("Random strings that appear twice", "tokens apart", f"{more} saved")
-    sizes: dict[str, Panel] = {}
-    for name, m in zip(names, measurements, strict=True):
+    for name, m in named:
         if m.span is not None:
-            found = [(p.history, p.difference) for p in m.span.points]
-            span.lines.append(_line(name, found))
+            x, y = zip(*((p.history, p.difference) for p in m.span.points), strict=True)
+            ylabel = f"{more} more than with the longest"
+            add("Loss against history", "tokens of history", ylabel, Line(name, x, y))
+    for name, m in named:
         if m.repeats is not None:
-            repeats.lines.append(_line(name, [(p.distance, p.gain) for p in m.repeats.points]))
+            x, y = zip(*((p.distance, p.gain) for p in m.repeats.points), strict=True)
+            title = "Random strings that appear twice"
+            add(title, "tokens apart", f"{more} saved", Line(name, x, y))
+    for name, m in named:
         for size in m.memory_lengths:
-            words = size.option.replace("_", " ")
-            panel = sizes.setdefault(
-                size.option,
-                Panel(f"Loss against {words}", "slots at evaluation", f"{more} more than trained"),
-            )
-            panel.lines.append(_line(name, [(p.slots, p.difference) for p in size.points]))
-    inside = [
-        panel for name, m in zip(names, measurements, strict=True) for panel in _inside(name, m)
-    ]
-    return [span, repeats, *sizes.values(), *inside]
-
-
-def _inside(name: str, m: Measurement) -> Iterator[Panel]:
-    """Panels of one run, a line per layer."""
-    if m.attention is not None:
-        layers = [layer.by_distance for layer in m.attention.layers]
-        lines = _layers(m.attention.distances, layers)
-        yield Panel(f"{name}: attention by distance", "tokens back, up to the next", "share", lines)
-    if m.retention is not None:
-        lines = _layers(m.retention.after, [layer.kept for layer in m.retention.layers])
-        yield Panel(f"{name}: a written value", "further tokens", "share that is read back", lines)
+            x, y = zip(*((p.slots, p.difference) for p in size.points), strict=True)
+            title = f"Loss against {size.option.replace('_', ' ')}"
+            add(title, "slots at evaluation", f"{more} more than trained", Line(name, x, y))
+    for name, m in named:
+        if m.attention is not None:
+            x, layers = m.attention.distances, [each.by_distance for each in m.attention.layers]
+            title = f"{name}: attention by distance"
+            add(title, "tokens back, up to the next", "share", *_layers(x, layers))
+        if m.retention is not None:
+            x, layers = m.retention.after, [each.kept for each in m.retention.layers]
+            title = f"{name}: a written value"
+            add(title, "further tokens", "share that is read back", *_layers(x, layers))
+    return panels
 
 
 def _layers(x: Sequence[int], values: Sequence[Sequence[float]]) -> list[Line]:
     return [Line(f"layer {n}", x, y) for n, y in enumerate(values, 1)]
-
-
-def _line(name: str, points: Sequence[tuple[int, Estimate]]) -> Line:
-    return Line(
-        name,
-        [x for x, _ in points],
-        [e.value for _, e in points],
-        [e.low for _, e in points],
-        [e.high for _, e in points],
-    )

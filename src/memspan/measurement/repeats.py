@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from memspan.data.streams import Segment
-from memspan.measurement.budget import Budget
 from memspan.measurement.statistics import Blocks, Estimate
-from memspan.measurement.subject import SEED, Subject
+from memspan.measurement.subject import SEED, Budget, Subject
 
 LENGTH = 16
 """Tokens of a string. The first is not scored: nothing announces it."""

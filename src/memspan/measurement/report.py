@@ -6,18 +6,17 @@ import base64
 import html
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memspan.errors import MemspanError, counted
 from memspan.files.bytes import write_atomically
-from memspan.measurement.attention import Attention
 from memspan.measurement.effective_context import EffectiveContext, effective_context
 from memspan.measurement.measure import Measurement
+from memspan.measurement.memory_length import MemoryLength
 from memspan.measurement.pictures import picture
-from memspan.measurement.retention import Retention
-from memspan.measurement.span import TOLERANCE
+from memspan.measurement.span import TOLERANCE, Span
 
 
 @dataclass(frozen=True)
@@ -115,43 +114,24 @@ class Report:
     def _overview(self) -> Table:
         rows = []
         for name, m in zip(self.names, self.measurements, strict=True):
-            span = "not measured"
+            span, blocks = "not measured", ""
             if m.span is not None:
                 span = _at_least(m.span.tokens, m.span.beyond)
-                span += f" [{m.span.low:,}, {m.span.high:,}]"
-            text = f"{m.corpus}, {m.split}"
-            size = f"{m.parameters:,}"
-            blocks = "" if m.span is None else f"{m.span.blocks:,}"
-            state = f"{m.state_bytes:,}"
-            cells = (
-                m.architecture,
-                size,
-                m.tokenizer,
-                text,
-                span,
-                blocks,
-                state,
-                f"{m.seconds:.0f}",
-            )
-            rows.append((name, *cells))
+                span, blocks = f"{span} [{m.span.low:,}, {m.span.high:,}]", f"{m.span.blocks:,}"
+            of_model = (m.architecture, f"{m.parameters:,}", m.tokenizer)
+            text, state = f"{m.corpus}, {m.split}", f"{m.state_bytes:,}"
+            rows.append((name, *of_model, text, span, blocks, state, f"{m.seconds:.0f}"))
         return Table(
             "Span",
             (
-                "run",
-                "architecture",
-                "parameters",
-                "tokens",
-                "text",
-                "span in tokens",
-                "blocks",
-                "bytes of state",
-                "CPU s",
+                "run", "architecture", "parameters", "tokens", "text", "span in tokens", "blocks",
+                "bytes of state", "CPU s",
             ),
             rows,
             f"The smallest history whose loss is within {TOLERANCE} bits per byte of the longest "
             "history's, with a 95 % interval from so many blocks of neighbouring tokens. State: "
             "what one stream carries.",
-        )
+        )  # fmt: skip
 
 
 def _at_least(tokens: int, beyond: bool) -> str:
@@ -159,95 +139,81 @@ def _at_least(tokens: int, beyond: bool) -> str:
     return f"{'at least ' if beyond else ''}{tokens:,}"
 
 
-def _tables(name: str, m: Measurement) -> list[Table]:
+def _tables(name: str, m: Measurement) -> Iterator[Table]:
     """Of one run."""
-    found = []
     if m.span is not None:
-        span_rows = [
-            (f"{p.history:,}", f"{p.bits_per_byte:.4f}", str(p.difference)) for p in m.span.points
-        ]
-        found.append(
-            Table(
-                f"{name}: loss against history, from an empty memory",
-                ("tokens of history", "bits per byte", "more than with the longest"),
-                span_rows,
-                f"The same {counted(m.span.targets, 'token')}, in {counted(m.span.blocks, 'block')}, "
-                "in every row."
-                + (m.window is not None)
-                * f" With more history, the last {m.window} are read anew.",
-            )
+        yield Table(
+            f"{name}: loss against history, from an empty memory",
+            ("tokens of history", "bits per byte", "more than with the longest"),
+            [
+                (f"{p.history:,}", f"{p.bits_per_byte:.4f}", str(p.difference))
+                for p in m.span.points
+            ],
+            _scored(m.span)
+            + (m.window is not None) * f" With more history, the last {m.window} are read anew.",
         )
     for sizes in m.memory_lengths:
-        size_rows = [
-            (
-                f"{p.slots:,}{' (training)' if p.slots == sizes.trained else ''}"
-                f"{'' if p.full else ', not full'}",
-                f"{p.bits_per_byte:.4f}",
-                str(p.difference),
-            )
-            for p in sizes.points
-        ]
-        found.append(
-            Table(
-                f"{name}: loss against {sizes.option.replace('_', ' ')} at evaluation",
-                ("slots", "bits per byte", "more than in training"),
-                size_rows,
-                f"The same {counted(sizes.targets, 'token')}, in {counted(sizes.blocks, 'block')}, in "
-                "every row.",
-            )
+        notes = {p.slots: " (training)" * (p.slots == sizes.trained) for p in sizes.points}
+        yield Table(
+            f"{name}: loss against {sizes.option.replace('_', ' ')} at evaluation",
+            ("slots", "bits per byte", "more than in training"),
+            [
+                (
+                    f"{p.slots:,}{notes[p.slots]}{'' if p.full else ', not full'}",
+                    f"{p.bits_per_byte:.4f}",
+                    str(p.difference),
+                )
+                for p in sizes.points
+            ],
+            _scored(sizes),
         )
     if m.repeats is not None:
-        rows = [
-            (f"{p.distance:,}", f"{p.repeated:.3f}", f"{p.control:.3f}", str(p.gain))
-            for p in m.repeats.points
-        ]
-        found.append(
-            Table(
-                f"{name}: random strings that appear twice",
-                ("tokens apart", "bits per byte", "without the first", "gain"),
-                rows,
-                f"{counted(m.repeats.strings, 'string')} in every row.",
-            )
+        yield Table(
+            f"{name}: random strings that appear twice",
+            ("tokens apart", "bits per byte", "without the first", "gain"),
+            [
+                (f"{p.distance:,}", f"{p.repeated:.3f}", f"{p.control:.3f}", str(p.gain))
+                for p in m.repeats.points
+            ],
+            f"{counted(m.repeats.strings, 'string')} in every row.",
         )
     if m.attention is not None:
-        found.append(_attention(name, m.attention))
+        kinds = list(m.attention.layers[0].by_kind)
+        yield Table(
+            f"{name}: attention, % by distance in tokens and by part ({', '.join(kinds)})",
+            ("layer", *(f"{d:,}+" for d in m.attention.distances), *kinds, "mean"),
+            [
+                (
+                    str(n),
+                    *map(_percent, layer.by_distance),
+                    *(_percent(layer.by_kind[kind]) for kind in kinds),
+                    f"{layer.mean_distance:.1f}",
+                )
+                for n, layer in enumerate(m.attention.layers, 1)
+            ],
+            f"Of {counted(m.attention.tokens, 'token')}; mean: the mean distance in tokens.",
+        )
     if m.retention is not None:
-        found.append(_retention(name, m.retention))
-    return found
+        rank = f"effective rank of {m.retention.full_rank}"
+        yield Table(
+            f"{name}: % of a written value that its key reads after so many further tokens",
+            ("layer", *(f"{n:,}" for n in m.retention.after), rank),
+            [
+                (str(n), *map(_percent, layer.kept), f"{layer.effective_rank:.1f}")
+                for n, layer in enumerate(m.retention.layers, 1)
+            ],
+            f"Of {counted(m.retention.values, 'value')} per layer and head. The rank says how full the "
+            "matrices are.",
+        )
 
 
-def _attention(name: str, attention: Attention) -> Table:
-    kinds = list(attention.layers[0].by_kind)
-    return Table(
-        f"{name}: attention, % by distance in tokens" + f" and by part ({', '.join(kinds)})",
-        ("layer", *(f"{d:,}+" for d in attention.distances), *kinds, "mean"),
-        [
-            (
-                str(n),
-                *(f"{100 * share:.1f}" for share in layer.by_distance),
-                *(f"{100 * layer.by_kind[kind]:.1f}" for kind in kinds),
-                f"{layer.mean_distance:.1f}",
-            )
-            for n, layer in enumerate(attention.layers, 1)
-        ],
-        f"Of {attention.tokens:,} tokens; mean: the mean distance in tokens.",
-    )
+def _scored(found: Span | MemoryLength) -> str:
+    targets, blocks = counted(found.targets, "token"), counted(found.blocks, "block")
+    return f"The same {targets}, in {blocks}, in every row."
 
 
-def _retention(name: str, retention: Retention) -> Table:
-    return Table(
-        f"{name}: % of a written value that its key reads after so many further tokens",
-        ("layer", *(f"{n:,}" for n in retention.after), f"effective rank of {retention.full_rank}"),
-        [
-            (
-                str(n),
-                *(f"{100 * share:.1f}" for share in layer.kept),
-                f"{layer.effective_rank:.1f}",
-            )
-            for n, layer in enumerate(retention.layers, 1)
-        ],
-        f"Of {retention.values:,} values per layer and head. The rank says how full the matrices are.",
-    )
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def printed(report: Report) -> str:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from memspan.measurement.budget import Budget
-from memspan.measurement.reading import ROWS, after_history
 from memspan.measurement.span import histories
-from memspan.measurement.subject import SEED, RunSubject
+from memspan.measurement.subject import ROWS, SEED, Budget, RunSubject, after_history
 from memspan.models.protocol import WriteRetention
 
 MOST_ROUNDS = 32

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memspan.measurement.budget import Budget
 from memspan.measurement.statistics import Blocks, Estimate
-from memspan.measurement.subject import SEED, Cuts, Subject
+from memspan.measurement.subject import SEED, Budget, Cuts, Subject
 
 TOLERANCE = 0.01
 """Bits per byte."""

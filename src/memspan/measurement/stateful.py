@@ -43,7 +43,7 @@ class StatefulSubject(Subject):
     window: int | None = None
     """Tokens that it can see: for targets with more history, so many are read anew (None: any)."""
     prefix: tuple[int, ...] = ()
-    """What its tokeniser puts before every text, which is no history."""
+    """What its tokeniser puts before every text, which does not count as history."""
 
     @torch.no_grad()
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
@@ -129,7 +129,7 @@ def subject_of(
     device: str,
     progress: bool,
 ) -> tuple[StatefulSubject, list[str]]:
-    """A model that is no run and a text, and what the text's reading leaves out.
+    """A model other than a run and a text, and what the text's reading leaves out.
 
     Raises:
         MemspanError: there is no such model, text, field or split, or the model cannot be read or has
@@ -196,7 +196,7 @@ def window_of(module: nn.Module) -> int | None:
 def tokenizer_for(
     target: str, vocab_size: int, given: str | None, trust_remote_code: bool
 ) -> Tokenizer:
-    """The tokeniser of a model that is no run.
+    """The tokeniser of a model other than a run.
 
     Args:
         target: the model's name.

@@ -1,8 +1,10 @@
-"""What is measured: a model, the text that it reads, and how it reads it."""
+"""What is measured: a model, the text that it reads, how it reads it, and for how long."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -21,6 +23,28 @@ from memspan.precision.products import Precision
 Cuts = tuple[tuple[int, int], ...]
 SEED = 1
 """Of every random choice, so that runs are measured on the same tokens."""
+ROWS = 4
+"""Places of the text at which a look inside a model is taken together."""
+
+
+class Budget:
+    """So many CPU seconds of this process, all threads together, from now on."""
+
+    def __init__(self, seconds: float, tell: Callable[[], None] = lambda: None) -> None:
+        self._start, self._seconds, self._tell = time.process_time(), seconds, tell
+
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.process_time() - self._start
+
+    def left(self) -> float:
+        """Seconds left; negative when more are spent than there were. Tells the progress."""
+        self._tell()
+        return self._seconds - self.spent()
+
+    def share(self, share: float) -> Budget:
+        """That share of what is left, from now on."""
+        return Budget(share * max(self.left(), 0.0), self._tell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +62,7 @@ class Subject(ABC):
     def segment(self, first: np.ndarray, n_tokens: int) -> Segment:
         """The targets from the positions ``first [B]`` on, ``n_tokens`` in each row, and their inputs.
 
-        Unknown tokens are no targets: who predicts them has not predicted the text behind them.
+        Unknown tokens are not targets: who predicts them has not predicted the text behind them.
         """
         segment = segment_at(self.tokens, first, n_tokens, self.document_starts)
         if self.tokenizer.unknown is None:
@@ -110,6 +134,20 @@ class RunSubject(Subject):
             )
             found.append(reader.read(inputs, targets=targets, starts=starts))
         return finite(torch.cat(found, 1))
+
+
+@torch.no_grad()
+def after_history(
+    subject: RunSubject, draws: np.random.Generator, history: int, n_tokens: int
+) -> tuple[Tensor, Memory]:
+    """Vectors ``[B, n_tokens, D]`` from random places, and the memory of ``history`` tokens before."""
+    most = len(subject.tokens) - history - n_tokens
+    first = 1 + draws.integers(max(1, most), size=ROWS)
+    segment = subject.segment(first, history)
+    reader = subject.reader(ROWS)
+    subject.read(segment, subject.cuts(history, 0), reader)
+    following = subject.segment(first + history, n_tokens)
+    return subject.model.embedding(following.inputs.to(reader.device)), reader.memory
 
 
 def finite(nats: Tensor) -> np.ndarray:

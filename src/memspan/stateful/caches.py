@@ -43,7 +43,7 @@ LENGTHS = (
 )
 """Options that are lengths in tokens."""
 PROMISED: frozenset[Padding] = frozenset({"right-last", "left"})
-"""Padding that a mask leaves out. A state after padding on the right is no promise: generate warns."""
+"""Padding that a mask leaves out. States after padding on the right are not: generate warns."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Cached:
 
 class Causal:
     """A causal language model as in transformers, read as its ``generate`` reads: the mask covers all
-    tokens so far, and positions count those that are no padding. Outputs are logits.
+    tokens so far, and positions count those that are not padding. Outputs are logits.
 
     Args:
         module: it takes ``input_ids``, returns logits and a cache, and takes the cache again.

@@ -67,16 +67,14 @@ def _halves(claims: Claims) -> tuple[int, int]:
     return tokens // 2, tokens - tokens // 2
 
 
-def _three(claims: Claims) -> list[tuple[int, int, int]]:
+def _each(pieces: Iterable[tuple[int, ...]], variants: Sequence[str] = ("",)) -> list[Case]:
+    return [Case(ROWS, each, variant) for each in pieces for variant in variants]
+
+
+def _plain(claims: Claims, variants: Sequence[str]) -> list[Case]:
     """Two calls that make a state, and one that reads on: of many tokens, and of one."""
     half, rest = _halves(claims)
-    return [(0, 1, 3), (half - 1, 1, 1), (half // 2, half - half // 2, rest)]
-
-
-def _plain(claims: Claims, variants: Sequence[str]) -> Iterator[Case]:
-    for pieces in _three(claims):
-        for variant in variants:
-            yield Case(ROWS, pieces, variant)
+    return _each([(0, 1, 3), (half - 1, 1, 1), (half // 2, half - half // 2, rest)], variants)
 
 
 def _prefix(reading: Reading, pieces: Iterable[int], inputs: Named | None = None) -> Named:
@@ -93,13 +91,9 @@ def _kept(reading: Reading, pieces: Iterable[int]) -> Named:
 # repeatable
 
 
-def _twice_cases(claims: Claims, seed: int) -> Iterator[Case]:
+def _twice_cases(claims: Claims, seed: int) -> list[Case]:
     half, rest = _halves(claims)
-    yield Case(ROWS, (half + rest,))
-    yield Case(ROWS, (half, rest))
-    yield Case(ROWS, (half, 1, 1))
-    yield Case(ROWS, (1,))
-    yield Case(ROWS, (1, 2))
+    return _each([(half + rest,), (half, rest), (half, 1, 1), (1,), (1, 2)])
 
 
 def _twice(reading: Reading, case: Case) -> Compared:
@@ -113,11 +107,8 @@ def _twice(reading: Reading, case: Case) -> Compared:
 def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
     tokens = length_of(claims)
     half = tokens // 2
-    yield Case(ROWS, (half, tokens - half))
-    yield Case(ROWS, (1, tokens - 1))
-    yield Case(ROWS, (tokens - 1, 1))
-    yield Case(ROWS, (half, 1, 1, 2, tokens - half - 4))
-    yield Case(ROWS, (1,) * tokens)
+    yield from _each([(half, tokens - half), (1, tokens - 1), (tokens - 1, 1)])
+    yield from _each([(half, 1, 1, 2, tokens - half - 4), (1,) * tokens])
     sizes = {2, 3}
     for length in claims.lengths.values():
         sizes |= {length - 1, length, length + 1}
@@ -156,14 +147,11 @@ def _cut(reading: Reading, case: Case) -> Compared:
 # causality
 
 
-def _later_cases(claims: Claims, seed: int) -> Iterator[Case]:
+def _later_cases(claims: Claims, seed: int) -> list[Case]:
     half, rest = _halves(claims)
-    yield Case(ROWS, (0, half, rest))
-    yield Case(ROWS, (0, 1, 3))
-    yield Case(ROWS, (0, half + rest - 1, 1))
-    yield Case(ROWS, (half, 1, rest - 1))
-    yield Case(ROWS, (half, rest - 1, 1))
-    yield Case(ROWS, (half, rest // 2, rest - rest // 2))
+    first = [(0, half, rest), (0, 1, 3), (0, half + rest - 1, 1)]
+    later = [(half, 1, rest - 1), (half, rest - 1, 1), (half, rest // 2, rest - rest // 2)]
+    return _each(first + later)
 
 
 def _later(reading: Reading, case: Case) -> Compared:
@@ -191,7 +179,7 @@ _SELECTED: dict[str, Callable[[int], list[int]]] = {
 _NEIGHBOURS = ("each row alone", "rows in reverse", "other neighbours", "two rows more")
 
 
-def _row_cases(claims: Claims, seed: int) -> Iterator[Case]:
+def _row_cases(claims: Claims, seed: int) -> list[Case]:
     return _plain(claims, (*_NEIGHBOURS, *_SELECTED))
 
 
@@ -239,9 +227,8 @@ _VALUES = (
 )
 
 
-def _value_cases(claims: Claims, seed: int) -> Iterator[Case]:
-    variants = _VALUES[1:] if claims.consumes_state else _VALUES
-    return _plain(claims, variants)
+def _value_cases(claims: Claims, seed: int) -> list[Case]:
+    return _plain(claims, _VALUES[1:] if claims.consumes_state else _VALUES)
 
 
 def _values(reading: Reading, case: Case) -> Compared:
@@ -261,12 +248,8 @@ def _values(reading: Reading, case: Case) -> Compared:
         return Compared([(kept, now), (tail, after)])
     expected, _ = reading.read(tail, _prefix(reading, before))
     state = _kept(reading, before)
-    if case.variant == _VALUES[0]:
-        used, again = state, state
-    elif case.variant == _VALUES[1]:
-        used, again = reading.copy(state), state
-    else:
-        used, again = state, reading.copy(state)
+    copy = state if case.variant == _VALUES[0] else reading.copy(state)
+    used, again = (copy, state) if case.variant == _VALUES[1] else (state, copy)
     # One token and many go different ways in many models.
     _, later = reading.read(other[:, :1], used)
     if last > 1:
@@ -288,11 +271,10 @@ _RESET: dict[str, Callable[[int], list[bool]]] = {
 _PACKED = "documents in one call"
 
 
-def _fresh_cases(claims: Claims, seed: int) -> Iterator[Case]:
-    yield from _plain(claims, tuple(_RESET))
+def _fresh_cases(claims: Claims, seed: int) -> list[Case]:
     half, rest = _halves(claims)
-    for pieces in ((0, half, rest), (half, rest - 1, 1), (1, 3, 2)):
-        yield Case(ROWS, pieces, _PACKED)
+    packed = _each([(0, half, rest), (half, rest - 1, 1), (1, 3, 2)], [_PACKED])
+    return _plain(claims, tuple(_RESET)) + packed
 
 
 def _fresh(reading: Reading, case: Case) -> Compared:
@@ -433,10 +415,6 @@ def _back(reading: Reading, case: Case) -> Compared:
 # files
 
 
-def _file_cases(claims: Claims, seed: int) -> Iterator[Case]:
-    return _plain(claims, ("",))
-
-
 def _files(reading: Reading, case: Case) -> Compared:
     *before, _ = case.pieces
     tail = reading.x[:, sum(before) :]
@@ -451,12 +429,9 @@ def _files(reading: Reading, case: Case) -> Compared:
 # gradients
 
 
-def _gradient_cases(claims: Claims, seed: int) -> Iterator[Case]:
+def _gradient_cases(claims: Claims, seed: int) -> list[Case]:
     half, rest = _halves(claims)
-    yield Case(ROWS, (half, rest))
-    yield Case(ROWS, (half, 1, 1, 2))
-    yield Case(ROWS, (1, 1, rest))
-    yield Case(ROWS, (half // 2, half - half // 2, rest))
+    return _each([(half, rest), (half, 1, 1, 2), (1, 1, rest), (half // 2, half - half // 2, rest)])
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
@@ -519,11 +494,9 @@ def _no_gradients(model: Stateful[Any]) -> str | None:
 _BETWEEN = ("other streams between", "training between", "gradients recorded")
 
 
-def _order_cases(claims: Claims, seed: int) -> Iterator[Case]:
+def _order_cases(claims: Claims, seed: int) -> list[Case]:
     half, rest = _halves(claims)
-    for variant in _BETWEEN:
-        yield Case(ROWS, (half, rest), variant)
-        yield Case(ROWS, (half, 1), variant)
+    return [case for each in _BETWEEN for case in _each([(half, rest), (half, 1)], [each])]
 
 
 def _order(reading: Reading, case: Case) -> Compared:
@@ -600,7 +573,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         "files",
         "a state reads on the same from a file",
-        _file_cases,
+        lambda claims, seed: _plain(claims, ("",)),
         _files,
         lambda model: None if isinstance(model, Saves) else "its states cannot be saved",
     ),

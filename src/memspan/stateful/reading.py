@@ -174,7 +174,9 @@ class Reading:
 
     def _outputs(self, result: Any, text: str) -> tuple[Named, Named]:
         if not isinstance(result, tuple) or len(result) != 2:
-            raise RefusedError(f"{text.partition('(')[0]} returned no pair of outputs and state")
+            raise RefusedError(
+                f"{text.partition('(')[0]} did not return a pair of outputs and state"
+            )
         outputs, state = result
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
             kind = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__

@@ -256,8 +256,8 @@ def _sampling(options: dict[str, Any]) -> Sampling:
     names = ("temperature", "top_k", "top_p", "min_p")
     if unknown := set(options) - {*names, "do_sample"}:
         raise MemspanError(
-            f"{', '.join(sorted(unknown))} is no option of generation here: use until, max_gen_toks, "
-            f"do_sample, {', '.join(names)}"
+            f"{', '.join(sorted(unknown))} is not an option of generation here: use until, "
+            f"max_gen_toks, do_sample, {', '.join(names)}"
         )
     if not options.pop("do_sample"):
         return Sampling(temperature=0.0)

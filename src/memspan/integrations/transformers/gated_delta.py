@@ -151,7 +151,7 @@ def _empty(layer: Any) -> GatedDeltaRule:
     kind = type(layer).__name__
     if kind not in _LAYOUTS:
         raise MemspanError(
-            f"{kind} is no layer that can be converted: these are {', '.join(_LAYOUTS)}"
+            f"{kind} is not a layer that can be converted; these are {', '.join(_LAYOUTS)}"
         )
     layout = _LAYOUTS[kind]
     known = {*_SAME, "conv1d.weight", *(f"{name}.weight" for name in layout.products)}

@@ -22,7 +22,7 @@ from memspan.errors import MemspanError
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The same tokeniser for transformers, which saves it as a plain ``tokenizer.json``.
 
-    Texts are strings there, so it does not read bytes that are no UTF-8. Its one special token pads
+    Texts are strings there, so it does not read bytes that are not UTF-8. Its one special token pads
     batches. That is not one of the vocabulary, so it has no embedding, and no text contains it.
 
     Raises:
