@@ -24,7 +24,7 @@ from golden_rows import (
     check_loss,
     write_parameters,
 )
-from memspan.converters import labml_names
+from memspan.converters import labml
 from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
@@ -61,7 +61,7 @@ def labml_model(g: Golden) -> LanguageModel:
 def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = labml_model(g)
-    rows = labml_names.names(model, g.config["P"])
+    rows = labml.names(model, g.config["P"])
     write_parameters(model, rows, g)
     model.to(dtype).eval()
     inputs: dict[int, Tensor] = {}

@@ -24,7 +24,7 @@ from golden_rows import (
     check_loss,
     write_parameters,
 )
-from memspan.converters import labml_names, transfo_xl, transformer_xl
+from memspan.converters import labml, transfo_xl, transformer_xl
 from memspan.converters.names import Names
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
@@ -247,7 +247,7 @@ def check_hf_transfo_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.Monke
 def check_labml_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = labml_model(g)
-    rows = labml_names.names(model, g.config["P"])
+    rows = labml.names(model, g.config["P"])
     write_parameters(model, rows, g)
     model.to(dtype).eval()
     seen = Recorder(model, monkeypatch)

@@ -3,7 +3,7 @@
 kinds.py            the kinds, by name and by the file that a folder is known by
 convert.py          a checkpoint as a run                 checkpoint.py   what a kind's ``read`` returns
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
-labml.py            runs of labml_nn                      labml_names.py  and their names
+labml.py            runs of labml_nn
 transformer_xl.py   options and names that Transformer-XL checkpoints share
 vocabulary.py       their vocabularies                    tensors.py      tensors in others' files
 names.py            a peer's tensors in terms of ours     torch_files.py  what torch.save wrote, as data

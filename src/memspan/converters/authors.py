@@ -37,31 +37,22 @@ from memspan.runs.options import RunConfig
 Config = RunConfig[TransformerXLConfig]
 FILES = ("model.pt", "model_state.pt")
 MODULES = (
-    *(
-        f"mem_transformer.{name}"
-        for name in (
-            *("MemTransformerLM", "AdaptiveEmbedding", "PositionalEmbedding", "PositionwiseFF"),
-            *("RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn"),
-            *("RelLearnableDecoderLayer", "RelLearnableMultiHeadAttn"),
-            *("DecoderLayer", "MultiHeadAttn"),
-        )
-    ),
-    "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
+    *(f"mem_transformer.{name}" for name in (
+        "MemTransformerLM", "AdaptiveEmbedding", "PositionalEmbedding", "PositionwiseFF",
+        "RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn",
+        "RelLearnableDecoderLayer", "RelLearnableMultiHeadAttn", "DecoderLayer", "MultiHeadAttn",
+    )),
+    *(f"torch.nn.modules.{name}" for name in (
+        "activation.ReLU", "container.ModuleList", "container.ParameterList", "container.Sequential",
+        "dropout.Dropout", "linear.Linear", "normalization.LayerNorm", "sparse.Embedding",
+    )),
+    *("proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax", "fp16_opt.FP16_Module"),
     "utils.proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
-    *(
-        f"torch.nn.modules.{name}"
-        for name in (
-            *("activation.ReLU", "container.ModuleList", "container.ParameterList"),
-            *("container.Sequential", "dropout.Dropout", "linear.Linear"),
-            *("normalization.LayerNorm", "sparse.Embedding"),
-        )
-    ),
     "torch.nn.backends.thnn._get_thnn_function_backend",
-    "fp16_opt.FP16_Module",
     "torch.nn.parallel.data_parallel.DataParallel",
     "torch.nn.parallel.distributed.DistributedDataParallel",
     "argparse.Namespace",
-)
+)  # fmt: skip
 """What their model consists of, and may be wrapped in."""
 CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}
 """Of their adaptive softmax, by data set; ``train.py`` has no option for them."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from memspan.converters.checkpoint import Checkpoint
-from memspan.converters.labml_names import names
+from memspan.converters.names import Names, distance_table, item, linear, one, upside_down
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
@@ -28,11 +28,15 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.files.bytes import open_regular, read_limited
+from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.compressive.model import Compressive
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.feedback.model import Feedback
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
+from memspan.models.transformer_xl.model import TransformerXL
 from memspan.runs.options import RunConfig
 
 LIMIT = 1 << 20
@@ -191,7 +195,7 @@ def _common(options: Options, sizes: Sizes) -> Sizes:
     }
 
 
-def _relative(options: Options, sizes: Sizes) -> Sizes:
+def _relative_options(options: Options, sizes: Sizes) -> Sizes:
     return {
         **_common(options, sizes),
         "memory_length": options.integer("mem_len"),
@@ -203,12 +207,12 @@ def _relative(options: Options, sizes: Sizes) -> Sizes:
 
 
 def _transformer_xl(options: Options, sizes: Sizes) -> BackboneConfig:
-    return TransformerXLConfig(**_relative(options, sizes))
+    return TransformerXLConfig(**_relative_options(options, sizes))
 
 
 def _compressive(options: Options, sizes: Sizes) -> BackboneConfig:
     return CompressiveConfig(
-        **_relative(options, sizes),
+        **_relative_options(options, sizes),
         compressed_length=options.integer("c_mem_len"),
         compression_rate=sizes["rate"],
     )
@@ -269,3 +273,79 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
             "put the text that it was trained on there, all of it"
         )
     return CharacterTokenizer(characters, others=False), []
+
+
+def names(model: LanguageModel, p: int) -> Names:
+    """labml's names of tensors in terms of ``model``.
+
+    ``p``: half the rows of a position table of its Transformer-XL and Compressive Transformer.
+    """
+    backbone: Any = model.backbone
+    rows = {
+        "src_embed.weight": one(model.embedding.tables[0]),
+        "generator.weight": one(model.head.tables[0]),
+        "generator.bias": one(model.head.biases[0]),
+        **linear("transformer.norm", backbone.final_norm),
+    }
+    for n, layer in enumerate(backbone.stack()):
+        here = f"transformer.layers.{n}"
+        rows |= linear(f"{here}.norm_ff", layer.feed_forward_norm)
+        rows |= linear(f"{here}.feed_forward.layer1", layer.feed_forward.inner)
+        rows |= linear(f"{here}.feed_forward.layer2", layer.feed_forward.outer)
+    if isinstance(backbone, TransformerXL | Compressive):
+        return rows | _relative_names(backbone, p)
+    return rows | (
+        _feedback_names(backbone)
+        if isinstance(backbone, Feedback)
+        else _fast_weights_names(backbone)
+    )
+
+
+def _relative_names(backbone: TransformerXL | Compressive, p: int) -> Names:
+    rows: Names = {}
+    for n, layer in enumerate(backbone.stack()):
+        attention, here = layer.attention, f"transformer.layers.{n}"
+        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
+        rows[f"{here}.self_attn.query.linear.weight"] = one(attention.query.weight)
+        rows[f"{here}.self_attn.key.linear.weight"] = one(attention.key.weight)
+        rows |= linear(f"{here}.self_attn.value.linear", attention.value)
+        rows |= linear(f"{here}.self_attn.output", attention.output)
+        rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
+        rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(attention.position_keys, p)
+        rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
+        if getattr(layer, "compression", None) is not None:
+            rows |= linear(f"{here}.compress.conv", layer.compression)
+    return rows
+
+
+def _feedback_names(backbone: Any) -> Names:
+    shared = backbone.config.projections == "shared"
+    rows: Names = {"transformer.weights": one(backbone.layer_weights)}
+    for n, layer in enumerate(backbone.stack()):
+        here = f"transformer.layers.{n}"
+        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
+        rows |= linear(f"{here}.attn.output", layer.output)
+        rows[f"{here}.attn.query.linear.weight"] = one(layer.query.weight)
+        rows[f"{here}.attn.query_pos_bias"] = one(layer.content_bias)
+        # Their tables begin with the farthest.
+        rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
+        rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
+    for n in range(1 if shared else len(backbone.layers)):
+        there = "transformer." if shared else f"transformer.layers.{n}.attn."
+        rows[f"{there}key.linear.weight"] = one(backbone.key[n].weight)
+        rows[f"{there}value.linear.weight"] = one(backbone.value[n].weight)
+        if not shared:
+            rows[f"{there}value.linear.bias"] = one(backbone.value[n].bias)
+    return rows
+
+
+def _fast_weights_names(backbone: Any) -> Names:
+    rows: Names = {}
+    for n, layer in enumerate(backbone.stack()):
+        attention, here = layer.attention, f"transformer.layers.{n}.attn"
+        rows[f"{here}.query.linear.weight"] = one(attention.query.weight)
+        rows[f"{here}.key.linear.weight"] = one(attention.key.weight)
+        rows[f"{here}.value.linear.weight"] = one(attention.value.weight)
+        rows[f"{here}.interpolation_weight.0.linear.weight"] = one(attention.beta.weight)
+        rows |= linear(f"{here}.output", attention.output)
+    return rows

@@ -45,18 +45,13 @@ def run_config(
     with options.blamed():
         config = RunConfig(model=_backbone(options, start), embedding=embedding)
     # Trained on as in the authors' recipe for WikiText-103, the text of most such checkpoints.
+    corpus = values["dataset"] if values.get("dataset") in DATASETS else "wikitext-103"
     return replace(
         config,
-        data=replace(config.data, corpus=_corpus(values), tokenizer="words"),
+        data=replace(config.data, corpus=corpus, tokenizer="words"),
         optim=replace(config.optim, learning_rate=2.5e-4, weight_decay=0.0, clip_norm=0.25),
         train=replace(config.train, segment_length=max(options.integer("tgt_len", 128), 1)),
     ), notices
-
-
-def _corpus(values: Mapping[str, Any]) -> str:
-    """The text that the authors' option ``dataset`` names, where memspan has it."""
-    dataset = values.get("dataset")
-    return dataset if isinstance(dataset, str) and dataset in DATASETS else "wikitext-103"
 
 
 def _backbone(options: Options, start: Literal["empty", "zeros"]) -> TransformerXLConfig:

@@ -89,21 +89,22 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
         MemspanError: the ids are not 0, 1, 2 ..., or the words are not different texts.
     """
     ids, words = values.get("sym2idx"), values.get("idx2sym")
-    listed = isinstance(words, list) and all(type(word) is str for word in words)
     # A tokeniser that transformers loaded and saved again has lost its idx2sym.
     if isinstance(ids, dict) and ids:
         if {*map(type, ids.values())} != {int} or sorted(ids.values()) != list(range(len(ids))):
             raise MemspanError(f"{path}: the ids in sym2idx are not 0, 1, 2 ...: get it again")
         ordered = sorted(ids, key=ids.__getitem__)
-        if listed and words and words != ordered:
+        if words and words != ordered:
             raise MemspanError(f"{path}: sym2idx and idx2sym contradict each other: get it again")
-        words, listed = ordered, all(type(word) is str for word in ordered)
+        words = ordered
     if not isinstance(words, list) or not words:
         raise MemspanError(
             f"{path} has neither sym2idx nor idx2sym: put the model's vocabulary there"
         )
-    if not listed or not all(map(_is_unicode, words)):
-        raise MemspanError(f"{path} has words that are not text: get it again")
+    try:
+        "".join(words).encode()
+    except (TypeError, UnicodeEncodeError):
+        raise MemspanError(f"{path} has words that are not text: get it again") from None
     if len(set(words)) != len(words):
         raise MemspanError(f"{path} has the same word twice: get it again")
     return words
@@ -141,11 +142,3 @@ def _refuse_other_size(path: Path, n_words: int, vocab_size: int) -> None:
             f"{path} has {n_words:,} words, and the model {vocab_size:,} embeddings: put the "
             "model's own vocabulary there"
         )
-
-
-def _is_unicode(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

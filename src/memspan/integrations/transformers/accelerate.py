@@ -109,13 +109,13 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
             "accelerate: undo that first"
         )
     forward = inspect.unwrap(type(layer).forward)
-    missing = _SIGNATURES.keys() - {*forward.__code__.co_names}
+    missing = _OURS.keys() - {*forward.__code__.co_names}
     if missing:
         raise MemspanError(
             f"{what} does not call {', '.join(sorted(missing))}: accelerate() knows layers of "
             "transformers 5.16 or newer, and subclasses with their forward pass"
         )
-    for function in _SIGNATURES:
+    for function in _OURS:
         if not _is_known(function, forward.__globals__[function]):
             raise MemspanError(
                 f"{function} of {what} is not what it is known to be: this transformers is newer "
@@ -138,7 +138,9 @@ def _is_accelerated(layer: nn.Module) -> bool:
 def _accelerated(forward: Function) -> Function:
     """The forward pass of a class of layers with our functions."""
     names = inspect.unwrap(forward).__globals__
-    return _with_names(forward, {name: _OURS[name](names[name]) for name in _SIGNATURES})
+    return _with_names(
+        forward, {name: _instead(ours, names[name]) for name, (ours, _) in _OURS.items()}
+    )
 
 
 def _with_names(function: Any, names: Mapping[str, Function]) -> Function:
@@ -160,91 +162,59 @@ def _with_names(function: Any, names: Mapping[str, Function]) -> Function:
     return update_wrapper(copy, function)
 
 
-# ----- Their functions, and ours with the same arguments and results
+# ----- Ours, with the arguments and results of theirs
 
 
-def _served(x: Tensor, others: Mapping[str, object]) -> bool:
-    """Else theirs are called: elsewhere than on CPUs, for packed documents and in exports."""
-    packed = any(others.get(name) is not None for name in ("cu_seqlens", "seq_idx"))
-    return x.device.type == "cpu" and not packed and not is_torchdynamo_exporting()
+def _gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    # In float32 whatever they are, like theirs.
+    q, k, v, decay, strength = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
+    if initial_state is None:
+        before = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
+    else:
+        before = initial_state.float()
+    with torch.autocast("cpu", enabled=False):
+        if use_qk_l2norm_in_kernel:
+            q, k = unit(q), unit(k)
+        q = q * k.shape[-1] ** -0.5
+        y, after = delta_rule(q, k, v, strength, before, log_decay=decay)
+    return y.transpose(1, 2).to(query.dtype), after if output_final_state else None
 
 
-def _gated_delta_rule(theirs: Function) -> Function:
-    @wraps(theirs)
-    def ours(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        **others: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        if not _served(query, others):
-            return theirs(  # type: ignore[no-any-return]
-                query,
-                key,
-                value,
-                g=g,
-                beta=beta,
-                initial_state=initial_state,
-                output_final_state=output_final_state,
-                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-                **others,
-            )
-        # In float32 whatever they are, like theirs.
-        q, k, v, decay, strength = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
-        if initial_state is None:
-            before = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
-        else:
-            before = initial_state.float()
-        with torch.autocast("cpu", enabled=False):
-            if use_qk_l2norm_in_kernel:
-                q, k = unit(q), unit(k)
-            q = q * k.shape[-1] ** -0.5
-            y, after = delta_rule(q, k, v, strength, before, log_decay=decay)
-        return y.transpose(1, 2).to(query.dtype), after if output_final_state else None
-
-    return ours
+def _convolution(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **others: Any,
+) -> Tensor:
+    x, weights = _at_least_float32(hidden_states.transpose(1, 2), weight)
+    y, _ = short_convolution(x, weights, x.new_zeros(len(x), weight.shape[1] - 1, x.shape[2]))
+    return _finished(y, bias, activation).to(hidden_states.dtype)
 
 
-def _convolution(theirs: Function) -> Function:
-    @wraps(theirs)
-    def ours(
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        **others: Any,
-    ) -> Tensor:
-        if not _served(hidden_states, others):
-            return theirs(hidden_states, weight, bias, activation=activation, **others)  # type: ignore[no-any-return]
-        x, weights = _at_least_float32(hidden_states.transpose(1, 2), weight)
-        y, _ = short_convolution(x, weights, x.new_zeros(len(x), weight.shape[1] - 1, x.shape[2]))
-        return _finished(y, bias, activation).transpose(1, 2).to(hidden_states.dtype)
-
-    return ours
-
-
-def _convolution_of_a_token(theirs: Function) -> Function:
-    @wraps(theirs)
-    def ours(
-        hidden_states: Tensor,
-        conv_state: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-    ) -> Tensor:
-        if not _served(hidden_states, {}) or hidden_states.shape[-1] != 1:
-            return theirs(hidden_states, conv_state, weight, bias, activation)  # type: ignore[no-any-return]
-        x, weights = _at_least_float32(torch.cat([conv_state, hidden_states], -1), weight)
-        conv_state.copy_(x[..., -conv_state.shape[-1] :])
-        y = torch.linalg.vecdot(x[..., -weight.shape[-1] :], weights)
-        return _finished(y, bias, activation).unsqueeze(-1).to(hidden_states.dtype)
-
-    return ours
+def _convolution_from_state(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    x, weights = _at_least_float32(torch.cat([conv_state, hidden_states], -1), weight)
+    conv_state.copy_(x[..., -conv_state.shape[-1] :])
+    width = weight.shape[1]
+    windows = x[..., 1 - width - hidden_states.shape[-1] :].unfold(-1, width, 1)
+    y = torch.linalg.vecdot(windows, weights[:, None]).transpose(1, 2)
+    return _finished(y, bias, activation).to(hidden_states.dtype)
 
 
 def _at_least_float32(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,42 +223,53 @@ def _at_least_float32(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finished(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """With channels last."""
+    """From channels last to channels first."""
     y = y if bias is None else y + bias
-    return y if activation is None else ACT2FN[activation](y)
+    return (y if activation is None else ACT2FN[activation](y)).transpose(1, 2)
 
 
-_OURS: dict[str, Callable[[Function], Function]] = {
-    "torch_chunk_gated_delta_rule": _gated_delta_rule,
-    "torch_recurrent_gated_delta_rule": _gated_delta_rule,
-    "causal_conv1d_fn": _convolution,
-    "causal_conv1d_update": _convolution_of_a_token,
-}
 _RULE = (
     "query", "key", "value", "g", "beta", "initial_state", "output_final_state",
     "use_qk_l2norm_in_kernel", "kwargs",
 )  # fmt: skip
-_SIGNATURES = {
-    "torch_chunk_gated_delta_rule": {*_RULE, "chunk_size"},
-    "torch_recurrent_gated_delta_rule": {*_RULE},
-    "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation", "kwargs"},
-    "causal_conv1d_update": {"hidden_states", "conv_state", "weight", "bias", "activation"},
+_OURS: dict[str, tuple[Function, set[str]]] = {
+    "torch_chunk_gated_delta_rule": (_gated_delta_rule, {*_RULE, "chunk_size"}),
+    "torch_recurrent_gated_delta_rule": (_gated_delta_rule, {*_RULE}),
+    "causal_conv1d_fn": (
+        _convolution,
+        {"hidden_states", "weight", "bias", "activation", "kwargs"},
+    ),
+    "causal_conv1d_update": (
+        _convolution_from_state,
+        {"hidden_states", "conv_state", "weight", "bias", "activation"},
+    ),
 }
-"""Arguments of transformers' own functions: what is not among them, ours would not see."""
+"""By their names, and the arguments of theirs: what is not among these, ours would not see."""
+
+
+def _instead(ours: Function, theirs: Function) -> Function:
+    """``ours``, but theirs elsewhere than on CPUs, for packed documents and in exports."""
+
+    @wraps(theirs)
+    def chosen(x: Tensor, *given: Any, **options: Any) -> Any:
+        packed = any(options.get(name) is not None for name in ("cu_seqlens", "seq_idx"))
+        serves = x.device.type == "cpu" and not packed and not is_torchdynamo_exporting()
+        return (ours if serves else theirs)(x, *given, **options)
+
+    return chosen
 
 
 @cache
 @torch.no_grad()
 def _is_known(name: str, theirs: Function) -> bool:
     """Whether transformers' own function, not fla's in its place, computes what ours does."""
-    plain = inspect.unwrap(theirs)
-    if {*inspect.signature(plain).parameters} != _SIGNATURES[name]:
+    plain, (ours, arguments) = inspect.unwrap(theirs), _OURS[name]
+    if {*inspect.signature(plain).parameters} != arguments:
         return False
-    sides = plain, _OURS[name](plain)
-    if not _agree(*sides, _example(name, key_heads=4)):
+    if not _agree(plain, ours, _example(name, key_heads=4)):
         return False
     try:
-        return _agree(*sides, _example(name, key_heads=2))
+        return _agree(plain, ours, _example(name, key_heads=2))
     except RuntimeError:
         # Some versions have layers repeat their keys first.
         return True

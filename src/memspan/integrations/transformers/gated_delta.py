@@ -6,7 +6,6 @@ Both compute the same; only names differ, and which products are one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,51 +18,37 @@ from memspan.models.gated_delta_net.layer import GatedDeltaRule
 Tensors = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How a class of layers holds its weights."""
-
-    products: Mapping[str, tuple[str, ...]]
-    """For each of their modules, ours whose rows it holds, one after the other."""
-    by_key_head: bool = False
-    """One after the other for each head of keys, not for all together."""
-
-
-_QWEN_3_5 = _Layout(
-    {
-        "in_proj_qkv": ("query", "key", "value"),
-        "in_proj_z": ("output_gate",),
-        "in_proj_b": ("beta",),
-        "in_proj_a": ("step",),
+_QWEN_3_5 = {
+    "in_proj_qkv": ("query", "key", "value"),
+    "in_proj_z": ("output_gate",),
+    "in_proj_b": ("beta",),
+    "in_proj_a": ("step",),
+    "norm": ("norm",),
+    "out_proj": ("output",),
+}
+_LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Qwen3NextGatedDeltaNet": {
+        "in_proj_qkvz": ("query", "key", "value", "output_gate"),
+        "in_proj_ba": ("beta", "step"),
         "norm": ("norm",),
         "out_proj": ("output",),
-    }
-)
-_LAYOUTS = {
-    "Qwen3NextGatedDeltaNet": _Layout(
-        {
-            "in_proj_qkvz": ("query", "key", "value", "output_gate"),
-            "in_proj_ba": ("beta", "step"),
-            "norm": ("norm",),
-            "out_proj": ("output",),
-        },
-        by_key_head=True,
-    ),
+    },
     "Qwen3_5GatedDeltaNet": _QWEN_3_5,
     "Qwen3_5MoeGatedDeltaNet": _QWEN_3_5,
-    "OlmoHybridGatedDeltaNet": _Layout(
-        {
-            "q_proj": ("query",),
-            "k_proj": ("key",),
-            "v_proj": ("value",),
-            "a_proj": ("step",),
-            "b_proj": ("beta",),
-            "g_proj": ("output_gate",),
-            "o_norm": ("norm",),
-            "o_proj": ("output",),
-        }
-    ),
+    "OlmoHybridGatedDeltaNet": {
+        "q_proj": ("query",),
+        "k_proj": ("key",),
+        "v_proj": ("value",),
+        "a_proj": ("step",),
+        "b_proj": ("beta",),
+        "g_proj": ("output_gate",),
+        "o_norm": ("norm",),
+        "o_proj": ("output",),
+    },
 }
+"""For each module of a class of layers, ours whose rows it holds, one after the other."""
+_BY_KEY_HEAD = ("Qwen3NextGatedDeltaNet",)
+"""Classes that hold them one after the other for each head of keys, not for all together."""
 _SAME = ("A_log", "dt_bias")
 
 
@@ -113,7 +98,7 @@ def to_our_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
     sizes = {name: len(t) for name, t in _empty(layer).state_dict().items()}
     ours = {name: tensors[name] for name in _SAME}
     ours["convolution"] = tensors["conv1d.weight"].squeeze(1)
-    for their_name, names in layout.products.items():
+    for their_name, names in layout.items():
         whole = tensors[f"{their_name}.weight"]
         if len(names) == 1:
             ours[f"{names[0]}.weight"] = whole
@@ -128,7 +113,7 @@ def _to_their_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
     layout, groups = _LAYOUTS[type(layer).__name__], _groups(layer)
     theirs = {name: tensors[name] for name in _SAME}
     theirs["conv1d.weight"] = tensors["convolution"].unsqueeze(1)
-    for their_name, names in layout.products.items():
+    for their_name, names in layout.items():
         parts = [tensors[f"{name}.weight"] for name in names]
         if len(parts) > 1:
             parts = [torch.cat([t.unflatten(0, (groups, -1)) for t in parts], 1).flatten(0, 1)]
@@ -143,7 +128,7 @@ _OPTIONS = (
 
 
 def _groups(layer: Any) -> int:
-    return layer.num_k_heads if _LAYOUTS[type(layer).__name__].by_key_head else 1
+    return layer.num_k_heads if type(layer).__name__ in _BY_KEY_HEAD else 1
 
 
 def _empty(layer: Any) -> GatedDeltaRule:
@@ -154,7 +139,7 @@ def _empty(layer: Any) -> GatedDeltaRule:
             f"{kind} is not a layer that can be converted; these are {', '.join(_LAYOUTS)}"
         )
     layout = _LAYOUTS[kind]
-    known = {*_SAME, "conv1d.weight", *(f"{name}.weight" for name in layout.products)}
+    known = {*_SAME, "conv1d.weight", *(f"{name}.weight" for name in layout)}
     other = {name for name, _ in layer.named_parameters()} ^ known
     if other:
         raise MemspanError(
@@ -178,6 +163,6 @@ def _empty(layer: Any) -> GatedDeltaRule:
     )
     with torch.device("meta"):
         rule = GatedDeltaRule(config)
-    (norm,) = (name for name, ours in layout.products.items() if ours == ("norm",))
+    (norm,) = (name for name, ours in layout.items() if ours == ("norm",))
     rule.norm.eps = getattr(layer, norm).variance_epsilon
     return rule
