@@ -1,15 +1,23 @@
 """``python -m memspan``."""
 
+import os
 import sys
 
 if not sys.flags.safe_path:
     # The current folder, which ``python -m`` and torchrun put first: files in it may be anyone's.
     del sys.path[0]
 
+if "MEMSPAN_LAUNCHED" in os.environ:
+    import signal
+
+    # Ctrl-C ends a process of ours at once until all is imported: what it raises would be lost within
+    # callbacks of Python's import.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 try:
     from memspan.cli import main
 except KeyboardInterrupt:
-    # A launcher's process that is stopped while it still imports; the launcher says so.
+    # Stopped while it still imports; the launcher of several processes says so.
     sys.exit(130)
 
 main()

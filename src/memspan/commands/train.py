@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,9 @@ def train(arguments: list[str]) -> None:
         from memspan.distributed.processes import joined
         from memspan.training import start
 
+        if launched:
+            # Until here Ctrl-C ended it at once, see __main__.py.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         processes = stack.enter_context(joined())
         # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the lines,
         # so that files and pipes get them unbroken.
