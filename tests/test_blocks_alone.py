@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES, LINES = 11, 1599
-"""A third of 34 modules and 4,798 lines, which one layer's attention once imported."""
+MOST = (11, 1599)
+"""Modules and lines: a third of the 34 and 4,798 that one layer's attention once imported."""
+MOST_OF = {"TransformerXL": (11, 1749), "Compressive": (12, 2199)}
+"""Relative attention, and what compresses. In their stacks they import 30 and 31 modules, 4,963 and
+5,484 lines."""
 PROGRAM = """
 import sys
 from importlib import import_module
@@ -34,5 +37,10 @@ def test_a_block_brings_little_along() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     counts = {name: (int(m), int(n)) for name, m, n in map(str.split, done.stdout.splitlines())}
     assert counts["memspan.ops.delta_rule"] > (1, 1)
-    large = {name: c for name, c in counts.items() if c[0] > MODULES or c[1] > LINES}
+    large = {}
+    for name, (modules, lines) in counts.items():
+        of = (most for kind, most in MOST_OF.items() if f".{kind}" in name)
+        most_modules, most_lines = next(of, MOST)
+        if modules > most_modules or lines > most_lines:
+            large[name] = modules, lines
     assert not large

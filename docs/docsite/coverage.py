@@ -10,12 +10,14 @@ from docsite.errors import DocsError
 
 COVERED = (
     "src/memspan/models/compressive/compression.py",
+    "src/memspan/models/compressive/layer.py",
     "src/memspan/models/compressive/model.py",
     "src/memspan/models/fast_weights/layer.py",
     "src/memspan/models/fast_weights/model.py",
     "src/memspan/models/feedback/model.py",
     "src/memspan/models/gated_delta_net/layer.py",
     "src/memspan/models/gated_delta_net/model.py",
+    "src/memspan/models/transformer_xl/layer.py",
     "src/memspan/models/transformer_xl/model.py",
     "src/memspan/ops/fast_weights/chunked.py",
     "src/memspan/ops/fast_weights/feature_maps.py",

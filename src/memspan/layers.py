@@ -1,8 +1,8 @@
 """Layers of the architectures for models of your own, each with its memory.
 
 ``y, memory = layer(x, memory)``: ``x`` and ``y`` are ``[B, T, D]``. Without a memory a layer begins
-anew; the one that is passed in is not changed. They are the layers that whole models are made of: there
-is no second implementation. Importing this imports no torch, and a name imports what it needs alone.
+anew; the one that is passed in is not changed. They are what whole models are made of: there is no
+second implementation. Importing this imports no torch, and a name imports what it needs alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memspan.models.compressive.layer import CompressiveAttention as CompressiveAttention
+    from memspan.models.compressive.layer import CompressiveLayer as CompressiveLayer
+    from memspan.models.compressive.layer import CompressiveLayerMemory as CompressiveLayerMemory
+    from memspan.models.compressive.layer import CompressiveLayerOutput as CompressiveLayerOutput
     from memspan.models.fast_weights.layer import FastWeightsAttention as FastWeightsAttention
     from memspan.models.fast_weights.layer import FastWeightsLayer as FastWeightsLayer
     from memspan.models.fast_weights.layer import FastWeightsLayerMemory as FastWeightsLayerMemory
@@ -19,9 +23,20 @@ if TYPE_CHECKING:
         GatedDeltaNetLayerMemory as GatedDeltaNetLayerMemory,
     )
     from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
+    from memspan.models.transformer_xl.layer import TransformerXLAttention as TransformerXLAttention
+    from memspan.models.transformer_xl.layer import TransformerXLLayer as TransformerXLLayer
+    from memspan.models.transformer_xl.layer import (
+        TransformerXLLayerMemory as TransformerXLLayerMemory,
+    )
     from memspan.trees import LayerMemory as LayerMemory
 
 _HOMES = {
+    "models.compressive.layer": (
+        "CompressiveAttention",
+        "CompressiveLayer",
+        "CompressiveLayerMemory",
+        "CompressiveLayerOutput",
+    ),
     "models.fast_weights.layer": (
         "FastWeightsAttention",
         "FastWeightsLayer",
@@ -31,6 +46,11 @@ _HOMES = {
         "GatedDeltaNetLayer",
         "GatedDeltaNetLayerMemory",
         "GatedDeltaRule",
+    ),
+    "models.transformer_xl.layer": (
+        "TransformerXLAttention",
+        "TransformerXLLayer",
+        "TransformerXLLayerMemory",
     ),
     "trees": ("LayerMemory",),
 }

@@ -1,4 +1,4 @@
-"""Parts that architectures share: feed-forward sub-layer, attention, sinusoids, dropout."""
+"""Parts that architectures share: feed-forward sub-layer, attention, sinusoids, dropout, slots."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float = 0.
     torch's ``scaled_dot_product_attention``. ``mask``: bool, ``[B or 1, H or 1, T or 1, S]``."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
     return F.dropout(scores.masked_fill(~mask, -torch.inf).softmax(-1), dropout) @ v
+
+
+def in_use(width: int, count: Tensor) -> Tensor:
+    """Bool ``[B, width]``: the right-most ``count [B]``, the slots that a memory of ``width`` uses."""
+    return torch.arange(width, device=count.device) >= width - count[:, None]
 
 
 CHUNK = 1024

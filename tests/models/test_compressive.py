@@ -193,7 +193,9 @@ def test_most_used_follows_the_attention(implementation: str) -> None:
     memory = torch.cat([before.compressed[:, 0], before.hidden[:, 0]], 1)
     x = model.embedding(text)
     q, k, _ = attention.project(layer.normalise_context(x), layer.normalise_context(memory))
-    keys, scores = attention.distances(model.backbone.position_codes(k.shape[2], 8))
+    backbone = model.backbone
+    codes = backbone.span().codes(backbone.config, k.shape[2], 8, backbone.content_bias)
+    keys, scores = attention.distances(codes)
     u, w = model.backbone.biases(0)
     mask = torch.arange(7 + 4)[None] <= torch.arange(7, 11)[:, None]
     mask = mask & (torch.arange(11) >= 3)

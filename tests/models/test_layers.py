@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from architectures import Case, fast_weights, gated_delta_net
 from golden import assert_same
 from memspan import MemspanError, layers
-from memspan.models import FastWeightsConfig, GatedDeltaNetConfig
+from memspan.models import (
+    CompressiveConfig,
+    FastWeightsConfig,
+    GatedDeltaNetConfig,
+    TransformerXLConfig,
+)
 
 CASES = {
     "fast-weights": fast_weights(),
@@ -20,11 +25,16 @@ CASES = {
     "gated-delta-net": gated_delta_net(),
 }
 SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 2, "d_ff": 16, "dropout": 0.0}
+SLOTS: dict[str, Any] = SIZES | {"memory_length": 6}
 MAKERS: dict[str, Callable[[], nn.Module]] = {
     "FastWeightsAttention": lambda: layers.FastWeightsAttention(FastWeightsConfig(**SIZES)),
     "FastWeightsLayer": lambda: layers.FastWeightsLayer(FastWeightsConfig(**SIZES)),
     "GatedDeltaRule": lambda: layers.GatedDeltaRule(GatedDeltaNetConfig(**SIZES)),
     "GatedDeltaNetLayer": lambda: layers.GatedDeltaNetLayer(GatedDeltaNetConfig(**SIZES)),
+    "TransformerXLAttention": lambda: layers.TransformerXLAttention(TransformerXLConfig(**SLOTS)),
+    "TransformerXLLayer": lambda: layers.TransformerXLLayer(TransformerXLConfig(**SLOTS)),
+    "CompressiveAttention": lambda: layers.CompressiveAttention(CompressiveConfig(**SLOTS)),
+    "CompressiveLayer": lambda: layers.CompressiveLayer(CompressiveConfig(**SLOTS)),
 }
 made = pytest.mark.parametrize("name", MAKERS)
 
@@ -66,25 +76,26 @@ def test_layers_in_segments_are_the_model(case: Case) -> None:
 def test_rows_are_independent_streams(name: str) -> None:
     """Reset rows read as new ones, selected rows as the originals; what was passed in stays."""
     layer = MAKERS[name]().double()
-    x = torch.randn(3, 5, 8, dtype=torch.float64)
-    _, memory = layer(x)
+    x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
+    _, memory, *_ = layer(x)
     kept = {field: tensor.clone() for field, tensor in memory.tensors().items()}
-    after, _ = layer(x, memory)
-    new, _ = layer(x)
+    after = layer(x, memory)[0]
+    new = layer(x)[0]
     assert not torch.allclose(after, new)
-    reset, _ = layer(x, memory.reset([False, True, False]))
+    reset = layer(x, memory.reset([False, True, False]))[0]
     assert_same(reset, torch.stack([after[0], new[1], after[2]]), 1e-12, "reset")
-    chosen, _ = layer(x[[2, 0]], memory.select([2, 0]))
+    chosen = layer(x[[2, 0]], memory.select([2, 0]))[0]
     assert_same(chosen, after[[2, 0]], 1e-12, "select")
-    last, _ = layer(x[-1:], memory[-1])
+    last = layer(x[-1:], memory[-1])[0]
     assert_same(last, after[-1:], 1e-12, "[-1]")
     assert all(torch.equal(tensor, kept[field]) for field, tensor in memory.tensors().items())
-    assert memory.detach().weights.grad_fn is None
+    assert any(tensor.requires_grad for tensor in memory.tensors().values())
+    assert not any(tensor.requires_grad for tensor in memory.detach().tensors().values())
 
 
 # RMSNorm of bfloat16 weights warns that it has no fused kernel.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-@made
+@pytest.mark.parametrize("name", [name for name in MAKERS if name.startswith(("Fast", "Gated"))])
 def test_sums_stay_in_float32(name: str) -> None:
     layer = MAKERS[name]().bfloat16()
     y, memory = layer(torch.randn(2, 3, 8).bfloat16())
@@ -115,14 +126,12 @@ def test_inputs_that_do_not_fit_are_one_line(name: str, x: Any, message: str) ->
 def test_memories_that_do_not_fit_are_one_line(name: str) -> None:
     layer, x = MAKERS[name](), torch.zeros(2, 3, 8)
     memory: Any = layer.initial_memory(2)  # type: ignore[operator]
-    rows = (
-        r"the memory's weights is float32 \[3, .* not \[2, .* use this layer's memory of these rows"
-    )
+    rows = r"the memory's \w+ is float32 \[3, .* not \[2, .* use this layer's memory of these rows"
     of_a_model = FastWeightsConfig(**SIZES, n_layers=1).build().initial_memory(2)
     for wrong, message in (
         (memory[[0, 0, 1]], rows),
-        (memory.to("meta"), "the memory's weights is meta .* on meta, not .* on cpu"),
-        (memory.map(lambda t: t.long()), r"the memory's weights is int64 \["),
+        (memory.to("meta"), r"the memory's \w+ is meta .* on meta, not .* on cpu"),
+        (memory.map(lambda t: t.long()), r"the memory's \w+ is int64 \["),
         (of_a_model, r"must be a \w+LayerMemory, not FastWeightsMemory: use .* initial_memory"),
     ):
         with pytest.raises(MemspanError, match=message) as refused:
@@ -134,7 +143,7 @@ def test_memories_that_do_not_fit_are_one_line(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 # One worker imports the compiler.
 @pytest.mark.xdist_group("compiled")
-@pytest.mark.parametrize("name", ["FastWeightsLayer", "GatedDeltaNetLayer"])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name.endswith("Layer")])
 def test_one_graph_under_compile(name: str) -> None:
     """Output, memory, and what flows back from both."""
     torch._dynamo.reset()
@@ -143,8 +152,10 @@ def test_one_graph_under_compile(name: str) -> None:
     x, memory = torch.randn(2, 4, 8), layer(torch.randn(2, 4, 8))[1].detach()
     sides = []
     for read_on in (compiled, layer):
-        y, after = read_on(x, memory)
-        loss = y.square().sum() + after.weights.sum()
-        sides.append([y, after.weights, *torch.autograd.grad(loss, list(layer.parameters()))])
+        y, after, *more = read_on(x, memory)
+        fields = [tensor for tensor in after.tensors().values() if tensor.is_floating_point()]
+        loss = y.square().sum() + sum(tensor.sum() for tensor in [*fields, *more])
+        gradients = torch.autograd.grad(loss, list(layer.parameters()))
+        sides.append([y, *fields, *more, *gradients])
     for found, expected in zip(*sides, strict=True):
         assert_same(found, expected, 1e-5, name)

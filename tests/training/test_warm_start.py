@@ -56,7 +56,9 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
         theirs = source.model.backbone
         u, w = theirs.biases(n)
         attention = next(a for i, a in enumerate(theirs.stack()) if i == n).attention
-        keys, scores = attention.distances(theirs.position_codes(7, 5))
+        keys, scores = attention.distances(
+            theirs.span().codes(theirs.config, 7, 5, theirs.content_bias)
+        )
         # Ours does not see itself: the distance 0 is left out.
         expected = relative_attention(
             q, torch.cat([k, q], 2), torch.cat([v, q], 2),

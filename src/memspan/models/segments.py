@@ -59,11 +59,6 @@ def without_padding(x: Tensor, own: Tensor) -> Tensor:
     return x.masked_fill(~own[..., None], 0)
 
 
-def in_use(width: int, count: Tensor) -> Tensor:
-    """Bool ``[B, width]``: the right-most ``count [B]``."""
-    return torch.arange(width, device=count.device) >= width - count[:, None]
-
-
 @dataclass(frozen=True)
 class Documents:
     """The documents of a segment whose padding is on the right, for architectures that mask attention.

@@ -17,33 +17,33 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.compressive.layer import (
+    Compression,
+    Step,
+    compress,
+    frozen_keys_and_values,
+    in_one_row,
+)
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import NORM_EPSILON, Schema
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
-from memspan.models.relative.self_attention import (
-    AttentionPass,
-    RelativeBackbone,
-    RelativeLayer,
-    Span,
-    backbone_schema,
-    layer_schema,
-)
+from memspan.models.relative.backbone import RelativeBackbone
+from memspan.models.relative.schema import backbone_schema, layer_schema
+from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
 from memspan.models.segments import (
     Documents,
     Padding,
     count_after,
     documents_of,
-    in_use,
     newest_columns,
     padding_mask,
 )
-from memspan.nn import known
+from memspan.nn import in_use, known
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,76 +69,13 @@ class CompressiveMemory(Memory):
 
 
 @known
-class Compression(nn.Module):
-    """A layer's compression function ``f_c`` and, for auto-encoding, its decoder ``g``."""
-
-    def __init__(self, config: CompressiveConfig) -> None:
-        super().__init__()
-        self.kind, self.rate = config.compression, config.compression_rate
-        d_model = config.d_model
-        if self.kind == "convolution":
-            self.weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
-            self.bias = nn.Parameter(torch.empty(d_model))
-        elif self.kind == "dilated-convolution":
-            levels = math.ceil(math.log2(self.rate))
-            self.weight = nn.Parameter(torch.empty(levels, d_model, d_model, 2))
-            self.bias = nn.Parameter(torch.empty(levels, d_model))
-        if config.auxiliary_loss == "auto-encoding":
-            self.decoder_weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
-            self.decoder_bias = nn.Parameter(torch.empty(d_model))
-
-    def forward(self, x: Tensor, received: Tensor | None) -> Tensor:
-        """``[B, n*c, D] -> [B, n, D]``; ``received [B, n*c]`` is the attention, for most-used."""
-        if self.kind == "mean":
-            return ops.mean_pooling(x, self.rate)
-        if self.kind == "max":
-            return ops.max_pooling(x, self.rate)
-        if self.kind == "convolution":
-            return ops.convolution(x, self.weight, self.bias)
-        if self.kind == "dilated-convolution":
-            return ops.dilated_convolution(x, self.weight, self.bias, self.rate)
-        assert received is not None
-        return ops.most_used(x, received, self.rate)
-
-    def initialise(self) -> None:
-        """Begin as mean pooling with some noise, the decoder as repetition: slots keep their scale."""
-        for name, parameter in self.named_parameters():
-            if parameter.is_meta:
-                continue
-            if "bias" in name:
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.normal_(parameter, std=0.02)
-                share = 1.0 if name == "decoder_weight" else 1 / parameter.shape[-1]
-                with torch.no_grad():
-                    parameter.add_(torch.eye(parameter.shape[-2])[..., None], alpha=share)
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one pass does to the slots, the same for all layers."""
-
-    after: ops.Append
-    sources: Tensor
-    """Columns of ``[compressed | memory | segment]`` that are compressed, int64 ``[B, n*c]``."""
-    valid: Tensor
-    """Bool ``[B, n]``: the runs that a row really compresses, ``n`` being the most of any row."""
-    kept: Tensor
-    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``."""
-    kept_valid: Tensor
-    """Bool ``[B, C, 1]``: which of these are slots; ``hidden_valid [B, M, 1]`` for memory."""
-    hidden_valid: Tensor
-    documents: Documents | None
-
-
-@known
-class CompressiveLayer(RelativeLayer):
+class StackedLayer(RelativeLayer):
     """Attention over both memories and the segment, the feed-forward sub-layer, the compression."""
 
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__(config)
         self.compression = Compression(config) if config.compressed_length else None
-        self.auxiliary_loss, self.task_gradient = config.auxiliary_loss, config.task_gradient
+        self.config = config
 
     def forward(
         self,
@@ -166,29 +103,18 @@ class CompressiveLayer(RelativeLayer):
         """
         q, k, v = self.project(x, memory)
         attended = self.attention.attend(q, k, v, shared, biases, received)
-        loss = x.new_zeros(())
-        if self.compression is not None and compressed.shape[1] and step.valid.shape[1]:
-            # Detached: neither loss goes through what is compressed to what computed it.
-            old = ops.pick(torch.cat([memory, x], 1).detach(), step.sources)
-            use = None if received is None else ops.pick(received, step.sources)
-            new = self.compression(old, use)
-            if self.auxiliary_loss == "attention":
-                old_k, old_v = (_pick_heads(t.detach(), step.sources) for t in (k, v))
-                loss = ops.attention_reconstruction(
-                    q.detach(),
-                    old_k,
-                    old_v,
-                    *self.frozen_keys_and_values(new),
-                    step.valid,
-                    None if step.documents is None else step.documents.last(),
-                    implementation=shared.implementation,
-                )
-            elif self.auxiliary_loss == "auto-encoding":
-                decoder = self.compression.decoder_weight, self.compression.decoder_bias
-                loss = ops.auto_encoding(old, new, *decoder, step.valid)
-            new = new if self.task_gradient else new.detach()
-            compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
-            compressed = compressed.where(step.kept_valid, compressed.new_zeros(()))
+        compressed, loss = compress(
+            self.config,
+            self.compression,
+            self.attention,
+            self.input_norm,
+            torch.cat([memory, x], 1),
+            compressed,
+            step,
+            (q, k, v),
+            received,
+            shared.implementation,
+        )
         return self.residual(x, attended), compressed, loss
 
     def reconstruction_loss(self, x: Tensor, old: Tensor, received: Tensor | None = None) -> Tensor:
@@ -214,26 +140,12 @@ class CompressiveLayer(RelativeLayer):
         with torch.no_grad():
             q, k, v = self.project(x, old)
         new = self.compression(old.detach(), received)
+        new_k, new_v = frozen_keys_and_values(self.attention, self.input_norm, new)
         n_old = old.shape[1]
         every = torch.ones(new.shape[:2], dtype=torch.bool, device=new.device)
         return ops.attention_reconstruction(
-            q, k[:, :, :n_old], v[:, :, :n_old], *self.frozen_keys_and_values(new), every
+            q, k[:, :, :n_old], v[:, :, :n_old], new_k, new_v, every
         )
-
-    def frozen_keys_and_values(self, compressed: Tensor) -> tuple[Tensor, Tensor]:
-        """Of ``[B, n, D]``, per head, with weights that get no gradient."""
-        attention = self.attention
-        if self.pre:
-            compressed = _frozen(self.attention_norm, compressed)
-        keys = attention.heads(_frozen(attention.key, compressed))
-        return keys, attention.heads(_frozen(attention.value, compressed))
-
-
-def _frozen(part: nn.Module, x: Tensor) -> Tensor:
-    """``part(x)``, without a gradient for its parameters."""
-    parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
-    output: Tensor = functional_call(part, parameters, (x,))
-    return output
 
 
 @known
@@ -254,14 +166,14 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
     config: CompressiveConfig
 
     def __init__(self, config: CompressiveConfig) -> None:
-        super().__init__(config, (CompressiveLayer(config) for _ in range(config.n_layers)))
+        super().__init__(config, (StackedLayer(config) for _ in range(config.n_layers)))
         for layer in self.stack():
             if layer.compression is not None:
                 layer.compression.initialise()
         self.schema = _schema(config)
 
-    def stack(self) -> Iterator[CompressiveLayer]:
-        """The layers, first to last, as :class:`CompressiveLayer`."""
+    def stack(self) -> Iterator[StackedLayer]:
+        """The layers, first to last, as :class:`StackedLayer`."""
         return iter(self.layers)  # type: ignore[arg-type]
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
@@ -356,7 +268,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         shared = self.attention_pass(
             used, n_tokens, old_slots, documents, implementation, attention_weights, span
         )
-        step = self._step(memory, n_tokens, documents)
+        step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
         context = in_one_row(memory)
 
         h = self.dropout(x)
@@ -446,7 +358,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         return self.config.compression == "most-used" and self.config.compressed_length > 0
 
     def _counted(
-        self, layer: CompressiveLayer, x: Tensor, memory: Tensor, *others: Any
+        self, layer: StackedLayer, x: Tensor, memory: Tensor, *others: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What ``layer`` returns, and the attention that each slot received, ``[B, C+M+T]``, or None:
         counted anew where a layer is recomputed."""
@@ -454,40 +366,6 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         wanted = self.needs_received or counts_shares
         received = x.new_zeros(len(x), memory.shape[1] + x.shape[1]) if wanted else None
         return *layer(x, memory, *others, received), received
-
-    def _step(self, memory: CompressiveMemory, n_tokens: int, documents: Documents | None) -> Step:
-        """What a segment of ``n_tokens`` does to the slots of ``memory``."""
-        rate = self.config.compression_rate
-        slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
-        length, compressed_length = memory.length, memory.compressed_length
-        added: int | Tensor = n_tokens
-        end: int | Tensor = compressed_slots + slots + n_tokens
-        if documents is not None:
-            length = documents.unless_fresh(length)
-            compressed_length = documents.unless_fresh(compressed_length)
-            added, end = documents.n_last, compressed_slots + slots + documents.lengths
-        after = ops.append(
-            length,
-            compressed_length,
-            added,
-            memory_slots=slots,
-            compressed_slots=compressed_slots,
-            rate=rate,
-        )
-        # As many runs as any phase can ask for: sizes do not depend on the counts.
-        runs = -(-n_tokens // rate)
-        back = torch.arange(runs * rate, 0, -1, device=length.device)
-        return Step(
-            after,
-            sources=((end - after.length)[:, None] - back).clamp(min=0),
-            valid=in_use(runs, after.n_compressed),
-            kept=ops.newest(
-                compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
-            ),
-            kept_valid=in_use(compressed_slots, after.compressed_length)[..., None],
-            hidden_valid=in_use(slots, after.length)[..., None],
-            documents=documents,
-        )
 
 
 def _schema(config: CompressiveConfig) -> Schema:
@@ -504,22 +382,8 @@ def _schema(config: CompressiveConfig) -> Schema:
     compression = {"compression": Schema(Compression, tensors, kind)}
     if not config.compressed_length:
         compression = {}
-    layer = layer_schema(CompressiveLayer, config, NORM_EPSILON, **compression)
+    layer = layer_schema(StackedLayer, config, NORM_EPSILON, **compression)
     return backbone_schema(Compressive, config, layer, NORM_EPSILON)
-
-
-def in_one_row(memory: CompressiveMemory) -> Tensor:
-    """``[compressed | memory]`` without a gap before memory that is not full: ``[B, L, C+M, D]``."""
-    n_layers, compressed_slots = memory.compressed.shape[1:3]
-    both = torch.cat([memory.compressed, memory.hidden], 2)
-    width = both.shape[2]
-    columns = ops.newest(width, width, memory.length, compressed_slots)
-    return ops.pick(both.flatten(0, 1), columns.repeat_interleave(n_layers, 0)).view_as(both)
-
-
-def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
-    """:func:`ops.pick` from ``[B, H, S, K]``, the same columns for all heads."""
-    return ops.pick(x.transpose(1, 2), columns).transpose(1, 2)
 
 
 def _statistics(losses: Tensor, shares: list[Tensor]) -> dict[str, Tensor]:

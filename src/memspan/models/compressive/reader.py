@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from memspan.models.compressive import compression as ops
-from memspan.models.compressive.model import (
-    Compression,
-    Compressive,
-    CompressiveMemory,
-    in_one_row,
-)
+from memspan.models.compressive.layer import Compression, in_one_row
+from memspan.models.compressive.model import Compressive, CompressiveMemory
 from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
-from memspan.models.segments import Documents, in_use
+from memspan.models.segments import Documents
+from memspan.nn import in_use
 from memspan.ops.relative_step.compiled import CompiledStep
 from memspan.trees import sent
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from memspan.models.packing import Schema, linear
 from memspan.nn import known
 
 FIRST_BIAS = 2.0
@@ -27,7 +26,7 @@ class GRUGate(nn.Module):
         self.of_branch = nn.Linear(d_model, 3 * d_model, bias=False)
         self.of_stream = nn.Linear(d_model, 2 * d_model, bias=False)
         self.of_reset_stream = nn.Linear(d_model, d_model, bias=False)
-        self.bias = nn.Parameter(torch.empty(d_model))
+        self.bias = nn.Parameter(torch.full((d_model,), FIRST_BIAS))
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
         """``x'`` of the stream ``x`` and a sub-layer's output, all ``[..., D]``."""
@@ -40,13 +39,3 @@ class GRUGate(nn.Module):
     def initialise(self) -> None:
         """Begin near the identity."""
         nn.init.constant_(self.bias, FIRST_BIAS)
-
-
-def gate_schema(d_model: int) -> Schema:
-    """A :class:`GRUGate` of this width."""
-    products = {"of_branch": 3, "of_stream": 2, "of_reset_stream": 1}
-    return Schema(
-        GRUGate,
-        {"bias": (d_model,)},
-        modules={name: linear(d_model, n * d_model, bias=False) for name, n in products.items()},
-    )

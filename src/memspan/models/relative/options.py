@@ -45,7 +45,7 @@ class RelativeOptions(HeadOptions, Protocol):
 
 @runtime_checkable
 class RelativeConfig(BackboneConfig, RelativeOptions, Protocol):
-    """What :class:`~memspan.models.relative.self_attention.RelativeBackbone` is made from."""
+    """What :class:`~memspan.models.relative.backbone.RelativeBackbone` is made from."""
 
     @property
     def head_width(self) -> int: ...

@@ -12,7 +12,8 @@ from torch import Tensor
 from memspan.memory import Memory, Rows
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M, WatchedReader
-from memspan.models.relative.self_attention import RelativeBackbone, RelativeLayer, Span
+from memspan.models.relative.backbone import RelativeBackbone
+from memspan.models.relative.self_attention import RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
 from memspan.ops.relative import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
@@ -66,11 +67,12 @@ class ReaderAttention:
         self._covered = n_distances
 
     def _project_distances(self, n_distances: int, slots: int) -> None:
-        codes = self.backbone.position_codes(n_distances, slots, self.span)
+        backbone = self.backbone
+        codes = self.span.codes(backbone.config, n_distances, slots, backbone.content_bias)
         by_layer = []
         for n, layer in enumerate(self.layers):
             keys, scores = layer.attention.distances(codes)
-            u, v = self.backbone.biases(n)
+            u, v = backbone.biases(n)
             # The projected query contains u: only v - u is left of v.
             shift = -u if v is None else v - u
             by_distance = (keys @ shift[:, :, None]).squeeze(-1)

@@ -1,43 +1,25 @@
-"""What the architectures with a memory of hidden states share: Transformer-XL and the Compressive
-Transformer.
+"""What layers with a memory of hidden states share: Transformer-XL's and the Compressive Transformer's.
 
 Multi-head self-attention over a memory and a segment with relative positions, around
-:func:`memspan.ops.relative.relative_attention`; the layer and the stack around it; and what
-their readers keep of the weights.
+:func:`memspan.ops.relative.relative_attention`, and the layer around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, refuse_unknown
-from memspan.models.initialisation import initialise
-from memspan.models.packing import (
-    Schema,
-    dropout,
-    feed_forward,
-    layer_norm,
-    linear,
-    module_list,
-)
-from memspan.models.protocol import Backbone, M, TransferableWeights
-from memspan.models.relative.gate import GRUGate, gate_schema
-from memspan.models.relative.options import RelativeConfig
-from memspan.models.segments import Documents
+from memspan.errors import MemspanError
 from memspan.nn import FeedForward, dropout_layer, known, sinusoids
-from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.ops.relative import (
-    IMPLEMENTATIONS,
-    Positions,
-    attention_weights,
-    relative_attention,
-)
+from memspan.ops.relative import Positions, attention_weights, relative_attention
+
+if TYPE_CHECKING:
+    from memspan.models.relative.gate import GRUGate
+    from memspan.models.relative.options import RelativeConfig
+    from memspan.models.segments import Documents
 
 AttentionSpan = Literal["segment", "fixed"]
 
@@ -61,6 +43,18 @@ class Span:
         if self.attention == "fixed":
             limit = min(limit, slots - 1)
         return limit if self.clamp_length is None else min(limit, self.clamp_length)
+
+    def codes(self, config: RelativeConfig, n_distances: int, slots: int, like: Tensor) -> Tensor:
+        """Codes of the distances ``0 .. n-1``: sinusoids ``[n, D]`` or table rows ``int64 [n]``.
+
+        ``slots``: the memory's size. ``like``: a parameter, for type and device.
+        """
+        limit = self.largest_code(n_distances, slots)
+        _check_table(config, limit + 1, slots)
+        distance = torch.arange(n_distances, device=like.device).clamp(max=limit)
+        if config.positions == "learned":
+            return distance
+        return sinusoids(distance, config.d_model, like.dtype)
 
     def visible(
         self,
@@ -88,7 +82,7 @@ class AttentionPass:
     """What the attention of all layers shares in one pass."""
 
     codes: Tensor
-    """Of the distances, see :meth:`RelativeBackbone.position_codes`."""
+    """Of the distances, see :meth:`Span.codes`."""
     mask: Tensor
     """Bool ``[B, T, S]``."""
     implementation: str | None
@@ -101,37 +95,24 @@ class AttentionPass:
 class RelativeSelfAttention(nn.Module):
     """Queries from the segment, keys and values from memory and segment (Dai et al. 2019, section 3.3).
 
-    Args:
-        d_model: width of the input, D.
-        n_heads: heads, H.
-        head_width: width of one head, K.
-        table_rows: rows of the learned position tables (None: the paper's projected sinusoids).
-        bias: biases on the value and output projections.
-        dropout: probability with which an attention weight is dropped in training.
+    The biases ``u`` and ``v`` belong to the stack, which may share them over its layers.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        head_width: int,
-        *,
-        table_rows: int | None,
-        bias: bool,
-        dropout: float,
-    ) -> None:
+    def __init__(self, config: RelativeConfig) -> None:
         super().__init__()
-        self.n_heads, self.head_width, self.dropout = n_heads, head_width, dropout
-        inner = n_heads * head_width
+        self.n_heads, self.head_width = config.n_heads, config.head_width
+        self.dropout = config.attention_dropout
+        d_model, inner, bias = config.d_model, self.n_heads * self.head_width, config.attention_bias
         self.query = nn.Linear(d_model, inner, bias=False)
         self.key = nn.Linear(d_model, inner, bias=False)
         self.value = nn.Linear(d_model, inner, bias=bias)
         self.output = nn.Linear(inner, d_model, bias=bias)
-        if table_rows is None:
+        rows = learned_rows(config)
+        if rows is None:
             self.position = nn.Linear(d_model, inner, bias=False)
         else:
-            self.position_keys = nn.Parameter(torch.empty(table_rows, n_heads, head_width))
-            self.position_scores = nn.Parameter(torch.empty(table_rows, n_heads))
+            self.position_keys = nn.Parameter(torch.zeros(rows, self.n_heads, self.head_width))
+            self.position_scores = nn.Parameter(torch.zeros(rows, self.n_heads))
 
     def heads(self, x: Tensor) -> Tensor:
         """``[B, T, H*K] -> [B, H, T, K]``."""
@@ -171,7 +152,7 @@ class RelativeSelfAttention(nn.Module):
             q: queries ``[B, H, T, K]``.
             k: keys ``[B, H, S, K]`` of memory and segment; ``v`` likewise.
             shared: what all layers share in this pass.
-            biases: ``u`` and ``v`` of :meth:`RelativeBackbone.biases`.
+            biases: ``u`` and ``v``, ``[H, K]`` each; ``v`` only with sinusoidal positions.
             received: ``[B, S]``; the attention that each key receives is added to it.
         """
         keys, scores = self.distances(shared.codes)
@@ -196,26 +177,30 @@ class RelativeSelfAttention(nn.Module):
 class RelativeLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
 
-    def __init__(self, config: RelativeConfig) -> None:
+    attention_type: type[RelativeSelfAttention] = RelativeSelfAttention
+
+    def __init__(self, config: RelativeConfig, epsilon: float = 1e-5) -> None:
         super().__init__()
         self.pre = config.normalisation == "pre"
-        self.attention = RelativeSelfAttention(
-            config.d_model,
-            config.n_heads,
-            config.head_width,
-            table_rows=_table_rows(config),
-            bias=config.attention_bias,
-            dropout=config.attention_dropout,
-        )
+        self.attention = self.attention_type(config)
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, config.activation, config.dropout
         )
-        self.attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.attention_norm = nn.LayerNorm(config.d_model, epsilon)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, epsilon)
         self.dropout = dropout_layer(config.dropout)
-        gated = config.gating == "gru"
-        self.attention_gate = GRUGate(config.d_model) if gated else None
-        self.feed_forward_gate = GRUGate(config.d_model) if gated else None
+        self.attention_gate: GRUGate | None = None
+        self.feed_forward_gate: GRUGate | None = None
+        if config.gating == "gru":
+            from memspan.models.relative.gate import GRUGate
+
+            self.attention_gate = GRUGate(config.d_model)
+            self.feed_forward_gate = GRUGate(config.d_model)
+
+    @property
+    def input_norm(self) -> nn.Module | None:
+        """What ``x`` and memory pass before they are projected: the norm of pre-norm layers."""
+        return self.attention_norm if self.pre else None
 
     def normalise_context(self, context: Tensor) -> Tensor:
         """What keys and values are computed from: with pre-norm, the normalised context."""
@@ -239,224 +224,59 @@ class RelativeLayer(nn.Module):
         return x + branch if gate is None else gate(x, branch)
 
 
-class RelativeBackbone(Backbone[M]):
-    """A stack of layers and the biases and position codes of their attention."""
+class AttentionAlone(RelativeSelfAttention):
+    """Attention with what otherwise a stack gives it: the biases ``u`` and ``v``, codes and a mask."""
 
-    config: RelativeConfig
-    implementations = tuple(IMPLEMENTATIONS)
-    tables = ("position_keys", "position_scores")
-
-    def __init__(self, config: RelativeConfig, layers: Iterable[RelativeLayer]) -> None:
+    def __init__(self, config: RelativeConfig) -> None:
         super().__init__(config)
-        self.dropout = dropout_layer(config.dropout)
-        self.layers = nn.ModuleList(layers)
-        self.final_norm = (
-            nn.LayerNorm(config.d_model)
-            if config.normalisation == "pre" and config.final_norm
-            else nn.Identity()
-        )
-        biases = (
-            1 if config.tie_position_biases else config.n_layers,
-            config.n_heads,
-            config.head_width,
-        )
-        self.content_bias = nn.Parameter(torch.zeros(biases))
-        self.position_bias = (
-            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
-        )
-        initialise(self, config.initialisation, config.n_layers)
-        for module in self.modules():
-            if isinstance(module, GRUGate):
-                module.initialise()
+        self.config = config
+        heads = (self.n_heads, self.head_width)
+        self.content_bias = nn.Parameter(torch.zeros(heads))
+        sinusoidal = config.positions == "sinusoidal"
+        self.position_bias = nn.Parameter(torch.zeros(heads)) if sinusoidal else None
+        self.code_dropout = dropout_layer(config.dropout)
 
-    def stack(self) -> Iterator[RelativeLayer]:
-        """The layers, first to last."""
-        return iter(self.layers)  # type: ignore[arg-type]
-
-    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
-        n = 0 if self.config.tie_position_biases else n
-        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
-
-    def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
-        """The model's own span, or another one (None: as configured)."""
-        refuse_unknown("attention span", attention_span, AttentionSpan)
-        if clamp_length is not None and clamp_length < 1:
-            raise MemspanError(f"clamp_length must be at least 1, not {clamp_length}")
-        config = self.config
-        return Span(
-            config.attention_span if attention_span is None else attention_span,
-            config.clamp_length if clamp_length is None else clamp_length,
-        )
-
-    def position_codes(self, n_distances: int, slots: int, span: Span | None = None) -> Tensor:
-        """Codes of the distances ``0 .. n-1``: sinusoids ``[n, D]`` or table rows ``int64 [n]``.
-
-        Args:
-            n_distances: n.
-            slots: the memory's size.
-            span: None: the model's own.
-        """
-        limit = (span or self.span()).largest_code(n_distances, slots)
-        self._check_span(limit + 1, slots)
-        distance = torch.arange(n_distances, device=self.content_bias.device).clamp(max=limit)
-        if self.position_bias is None:
-            return distance
-        return sinusoids(distance, self.config.d_model, self.content_bias.dtype)
-
-    def longest_segment(  # type: ignore[override]
-        self, memory: M, *, attention_span: str | None = None, clamp_length: int | None = None
-    ) -> int | None:
-        """See :meth:`Backbone.longest_segment`: learned tables end somewhere, sinusoids do not."""
-        rows, slots = _table_rows(self.config), sum(memory.slots().values())
-        # The first segment that is too long, unless clamped or limited distances always fit.
-        if (
-            rows is None
-            or self.span(attention_span, clamp_length).largest_code(rows + 1, slots) < rows
-        ):
-            return None
-        return max(rows - slots, 0)
-
-    def attention_pass(
+    def read(
         self,
+        x: Tensor,
+        old: Tensor,
         used: Tensor,
-        n_tokens: int,
-        slots: int,
-        documents: Documents | None,
+        norm: nn.Module | None,
         implementation: str | None,
-        weights: list[Tensor] | None,
-        span: Span | None,
-    ) -> AttentionPass:
-        """What all layers share in one pass.
+        received: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Attend from ``x [B, T, D]`` to the right-most ``used [B]`` of ``old [B, N, D]`` and to ``x``,
+        both after ``norm``.
 
-        Args:
-            used: valid slots of memory per row, counted from the right, int64 ``[B]``.
-            n_tokens: T, the segment's length.
-            slots: columns of memory.
-            documents: the segment's (None: no document starts, no row is padded).
-            implementation: of :func:`memspan.ops.relative.relative_attention`.
-            weights: a list that receives each layer's attention weights (None: not wanted).
-            span: None: the model's own.
-
-        Raises:
-            MemspanError: no such implementation; a learned position table is too short.
+        Returns the output ``[B, T, D]``, and the queries, keys and values of :meth:`project`.
         """
-        refuse_unknown_implementation(implementation, self.implementations)
-        span = self.span() if span is None else span
-        codes = self.position_codes(slots + n_tokens, slots, span)
-        return AttentionPass(
-            codes=self.dropout(codes) if codes.is_floating_point() else codes,
-            mask=span.visible(used, n_tokens, slots, slots, documents),
-            implementation=implementation,
-            weights=weights,
-        )
-
-    @torch.no_grad()
-    def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
-        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables. None with gates:
-        what their sub-layers return is no summand."""
-        config, layers = self.config, []
-        if config.gating != "none":
-            return None
-        for n, layer in enumerate(self.stack()):
-            attention, (u, v) = layer.attention, self.biases(n)
-            weights = {
-                f"{of}.{name}": parameter
-                for of in ("query", "key", "value", "output")
-                for name, parameter in getattr(attention, of).named_parameters()
-            }
-            weights |= {
-                name: parameter
-                for name, parameter in layer.named_parameters()
-                if name.startswith(("attention_norm.", "feed_forward"))
-            }
-            if v is None:
-                there = distances[distances < len(attention.position_keys)]
-                keys = attention.position_keys[there]
-                scores = attention.position_scores[there]
-            else:
-                codes = sinusoids(distances, config.d_model, torch.float32)
-                keys = F.linear(codes, attention.position.weight.cpu())
-                keys = keys.unflatten(1, (config.n_heads, config.head_width))
-                scores = torch.einsum("phk,hk->ph", keys, v.cpu())
-            weights |= {"content_bias": u, "position_keys": keys, "position_scores": scores}
-            layers.append(weights)
-        final_norm = dict(self.final_norm.named_parameters())
-        return TransferableWeights(config.n_heads, config.head_width, layers, final_norm)
-
-    def _check_span(self, needed: int, slots: int) -> None:
-        rows = _table_rows(self.config)
-        if rows is None or needed <= rows:
-            return
-        if slots < rows:
-            remedy = f"read segments of at most {rows - slots}"
-        else:
-            remedy = f"set memory_length so that memory has at most {rows - 1} slots"
-        fixed = "attention_span fixed or " if slots <= rows else ""
-        raise MemspanError(
-            f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
-            f"{rows} rows: {remedy}, or read with {fixed}clamp_length {rows - 1}"
-        )
+        (n_tokens, slots), config = (x.shape[1], old.shape[1]), self.config
+        span = Span(config.attention_span, config.clamp_length)
+        codes = span.codes(config, slots + n_tokens, slots, self.content_bias)
+        codes = self.code_dropout(codes) if codes.is_floating_point() else codes
+        mask = span.visible(used, n_tokens, slots, slots)
+        shared = AttentionPass(codes, mask, implementation, weights=None)
+        projected = self.project(*(t if norm is None else norm(t) for t in (x, old)))
+        biases = self.content_bias, self.position_bias
+        return self.attend(*projected, shared, biases, received), projected
 
 
-def layer_schema(
-    kind: type[RelativeLayer], config: RelativeConfig, epsilon: float, **more: Schema
-) -> Schema:
-    """Of a layer of this ``kind`` with these norms' epsilon; ``more``: its other modules."""
-    d, heads = config.d_model, (config.n_heads, config.head_width)
-    inner, rows, bias = heads[0] * heads[1], _table_rows(config), config.attention_bias
-    tables = {"position_keys": (rows, *heads), "position_scores": (rows, heads[0])} if rows else {}
-    products = {
-        "query": linear(d, inner, bias=False),
-        "key": linear(d, inner, bias=False),
-        "value": linear(d, inner, bias),
-        "output": linear(inner, d, bias),
-    }
-    if not rows:
-        products["position"] = linear(d, inner, bias=False)
-    if config.gating == "gru":
-        more |= {"attention_gate": gate_schema(d), "feed_forward_gate": gate_schema(d)}
-    return Schema(
-        kind,
-        attributes={"pre": config.normalisation == "pre"},
-        modules={
-            "attention": Schema(
-                RelativeSelfAttention,
-                tables,
-                {"n_heads": heads[0], "head_width": heads[1]},
-                products,
-            ),
-            "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
-            "attention_norm": layer_norm(d, epsilon),
-            "feed_forward_norm": layer_norm(d, epsilon),
-            "dropout": dropout(config.dropout),
-            **more,
-        },
+def _check_table(config: RelativeConfig, needed: int, slots: int) -> None:
+    rows = learned_rows(config)
+    if rows is None or needed <= rows:
+        return
+    if slots < rows:
+        remedy = f"read segments of at most {rows - slots}"
+    else:
+        remedy = f"set memory_length so that memory has at most {rows - 1} slots"
+    fixed = "attention_span fixed or " if slots <= rows else ""
+    raise MemspanError(
+        f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
+        f"{rows} rows: {remedy}, or read with {fixed}clamp_length {rows - 1}"
     )
 
 
-def backbone_schema(
-    kind: type[RelativeBackbone[M]], config: RelativeConfig, layer: Schema, epsilon: float
-) -> Schema:
-    """Of a stack of this ``kind`` with layers like ``layer``."""
-    sets = 1 if config.tie_position_biases else config.n_layers
-    names = ("content_bias", "position_bias")[: 1 + (config.positions == "sinusoidal")]
-    normalises = config.normalisation == "pre" and config.final_norm
-    return Schema(
-        kind,
-        {name: (sets, config.n_heads, config.head_width) for name in names},
-        {"config": config},
-        {
-            "dropout": dropout(config.dropout),
-            "layers": module_list([layer] * config.n_layers),
-            "final_norm": layer_norm(config.d_model, epsilon)
-            if normalises
-            else Schema(nn.Identity),
-        },
-    )
-
-
-def _table_rows(config: RelativeConfig) -> int | None:
+def learned_rows(config: RelativeConfig) -> int | None:
     """Rows of the learned tables; None for sinusoids."""
     if config.positions == "sinusoidal":
         return None

@@ -24,13 +24,12 @@ from memspan.models.segments import (
     Padding,
     count_after,
     documents_of,
-    in_use,
     newest_columns,
     without_padding,
 )
 from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
-from memspan.nn import FeedForward, attention, dropout_layer, sinusoids
+from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
 
 

@@ -7,35 +7,24 @@ Options: :class:`~memspan.models.TransformerXLConfig`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
-from memspan.models.relative.self_attention import (
-    AttentionPass,
-    RelativeBackbone,
-    RelativeLayer,
-    Span,
-    backbone_schema,
-    layer_schema,
-)
-from memspan.models.segments import (
-    Documents,
-    Padding,
-    count_after,
-    documents_of,
-    in_use,
-    newest_columns,
-)
+from memspan.models.relative.backbone import RelativeBackbone
+from memspan.models.relative.schema import backbone_schema, layer_schema
+from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
+from memspan.models.segments import Documents, Padding, count_after, documents_of
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.nn import known
+from memspan.models.transformer_xl.layer import newest
+from memspan.nn import in_use, known
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +41,7 @@ class TransformerXLMemory(Memory):
 
 
 @known
-class TransformerXLLayer(RelativeLayer):
+class StackedLayer(RelativeLayer):
     """Attention over memory and segment, then the feed-forward sub-layer."""
 
     def forward(
@@ -83,16 +72,11 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     config: TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__(config, (TransformerXLLayer(config) for _ in range(config.n_layers)))
-        for module in self.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.eps = config.norm_epsilon
-        layer = layer_schema(TransformerXLLayer, config, config.norm_epsilon)
-        self.schema = backbone_schema(TransformerXL, config, layer, config.norm_epsilon)
-
-    def stack(self) -> Iterator[TransformerXLLayer]:
-        """The layers, first to last, as :class:`TransformerXLLayer`."""
-        return iter(self.layers)  # type: ignore[arg-type]
+        epsilon = config.norm_epsilon
+        layers = (StackedLayer(config, epsilon) for _ in range(config.n_layers))
+        super().__init__(config, layers, epsilon)
+        layer = layer_schema(StackedLayer, config, epsilon)
+        self.schema = backbone_schema(TransformerXL, config, layer, epsilon)
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots."""
@@ -163,7 +147,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         recent = []
         for n, layer in enumerate(self.stack()):
             old = memory.hidden[:, n].to(h.dtype)
-            recent.append(_newest(old, h, documents))
+            recent.append(newest(old, h, documents))
             h = run(layer, h, old, shared, self.biases(n))
         hidden = self.final_norm(h)
         memory = memory_after(memory, torch.stack(recent, 1), n_tokens, documents)
@@ -209,17 +193,6 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         from memspan.models.transformer_xl.reader import TransformerXLReader
 
         return TransformerXLReader(self, memory, span)
-
-
-def _newest(old: Tensor, h: Tensor, documents: Documents | None) -> Tensor:
-    """The last ``M`` columns of ``old [B, M, D]`` and ``h [B, T, D]`` together, without a copy of what
-    they do not need: those of all layers live until the last has run."""
-    slots, n_tokens = old.shape[1], h.shape[1]
-    if documents is not None:
-        return newest_columns(torch.cat([old, h], 1), slots, documents)
-    if n_tokens < slots:
-        return torch.cat([old[:, n_tokens:], h], 1)
-    return h[:, n_tokens - slots :]
 
 
 def memory_after(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from memspan.models.relative.reader import RelativeReader
-from memspan.models.segments import Documents, count_after, in_use
+from memspan.models.segments import Documents, count_after
 from memspan.models.transformer_xl.model import TransformerXLMemory
+from memspan.nn import in_use
 from memspan.trees import sent
 
 

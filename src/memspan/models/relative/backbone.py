@@ -1,0 +1,160 @@
+"""The stack of the architectures with a memory of hidden states: Transformer-XL's and the Compressive
+Transformer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memspan.errors import MemspanError, refuse_unknown
+from memspan.models.initialisation import initialise
+from memspan.models.protocol import Backbone, M, TransferableWeights
+from memspan.models.relative.gate import GRUGate
+from memspan.models.relative.options import RelativeConfig
+from memspan.models.relative.self_attention import (
+    AttentionPass,
+    AttentionSpan,
+    RelativeLayer,
+    Span,
+    learned_rows,
+)
+from memspan.models.segments import Documents
+from memspan.nn import dropout_layer, sinusoids
+from memspan.ops.implementations import refuse_unknown_implementation
+from memspan.ops.relative import IMPLEMENTATIONS
+
+
+class RelativeBackbone(Backbone[M]):
+    """A stack of layers and the biases and position codes of their attention."""
+
+    config: RelativeConfig
+    implementations = tuple(IMPLEMENTATIONS)
+    tables = ("position_keys", "position_scores")
+
+    def __init__(
+        self, config: RelativeConfig, layers: Iterable[RelativeLayer], epsilon: float = 1e-5
+    ) -> None:
+        super().__init__(config)
+        self.dropout = dropout_layer(config.dropout)
+        self.layers = nn.ModuleList(layers)
+        self.final_norm = (
+            nn.LayerNorm(config.d_model, epsilon)
+            if config.normalisation == "pre" and config.final_norm
+            else nn.Identity()
+        )
+        biases = (
+            1 if config.tie_position_biases else config.n_layers,
+            config.n_heads,
+            config.head_width,
+        )
+        self.content_bias = nn.Parameter(torch.zeros(biases))
+        self.position_bias = (
+            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
+        )
+        initialise(self, config.initialisation, config.n_layers)
+        for module in self.modules():
+            if isinstance(module, GRUGate):
+                module.initialise()
+
+    def stack(self) -> Iterator[RelativeLayer]:
+        """The layers, first to last."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
+        n = 0 if self.config.tie_position_biases else n
+        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
+
+    def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
+        """The model's own span, or another one (None: as configured)."""
+        refuse_unknown("attention span", attention_span, AttentionSpan)
+        if clamp_length is not None and clamp_length < 1:
+            raise MemspanError(f"clamp_length must be at least 1, not {clamp_length}")
+        config = self.config
+        return Span(
+            config.attention_span if attention_span is None else attention_span,
+            config.clamp_length if clamp_length is None else clamp_length,
+        )
+
+    def longest_segment(  # type: ignore[override]
+        self, memory: M, *, attention_span: str | None = None, clamp_length: int | None = None
+    ) -> int | None:
+        """See :meth:`Backbone.longest_segment`: learned tables end somewhere, sinusoids do not."""
+        rows, slots = learned_rows(self.config), sum(memory.slots().values())
+        # The first segment that is too long, unless clamped or limited distances always fit.
+        if (
+            rows is None
+            or self.span(attention_span, clamp_length).largest_code(rows + 1, slots) < rows
+        ):
+            return None
+        return max(rows - slots, 0)
+
+    def attention_pass(
+        self,
+        used: Tensor,
+        n_tokens: int,
+        slots: int,
+        documents: Documents | None,
+        implementation: str | None,
+        weights: list[Tensor] | None,
+        span: Span | None,
+    ) -> AttentionPass:
+        """What all layers share in one pass.
+
+        Args:
+            used: valid slots of memory per row, counted from the right, int64 ``[B]``.
+            n_tokens: T, the segment's length.
+            slots: columns of memory.
+            documents: the segment's (None: no document starts, no row is padded).
+            implementation: of :func:`memspan.ops.relative.relative_attention`.
+            weights: a list that receives each layer's attention weights (None: not wanted).
+            span: None: the model's own.
+
+        Raises:
+            MemspanError: no such implementation; a learned position table is too short.
+        """
+        refuse_unknown_implementation(implementation, self.implementations)
+        span = self.span() if span is None else span
+        codes = span.codes(self.config, slots + n_tokens, slots, self.content_bias)
+        return AttentionPass(
+            codes=self.dropout(codes) if codes.is_floating_point() else codes,
+            mask=span.visible(used, n_tokens, slots, slots, documents),
+            implementation=implementation,
+            weights=weights,
+        )
+
+    @torch.no_grad()
+    def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
+        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables. None with gates:
+        what their sub-layers return is no summand."""
+        config, layers = self.config, []
+        if config.gating != "none":
+            return None
+        for n, layer in enumerate(self.stack()):
+            attention, (u, v) = layer.attention, self.biases(n)
+            weights = {
+                f"{of}.{name}": parameter
+                for of in ("query", "key", "value", "output")
+                for name, parameter in getattr(attention, of).named_parameters()
+            }
+            weights |= {
+                name: parameter
+                for name, parameter in layer.named_parameters()
+                if name.startswith(("attention_norm.", "feed_forward"))
+            }
+            if v is None:
+                there = distances[distances < len(attention.position_keys)]
+                keys = attention.position_keys[there]
+                scores = attention.position_scores[there]
+            else:
+                codes = sinusoids(distances, config.d_model, torch.float32)
+                keys = F.linear(codes, attention.position.weight.cpu())
+                keys = keys.unflatten(1, (config.n_heads, config.head_width))
+                scores = torch.einsum("phk,hk->ph", keys, v.cpu())
+            weights |= {"content_bias": u, "position_keys": keys, "position_scores": scores}
+            layers.append(weights)
+        final_norm = dict(self.final_norm.named_parameters())
+        return TransferableWeights(config.n_heads, config.head_width, layers, final_norm)
