@@ -22,7 +22,7 @@ def public(node: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, as
             inside = f"{name}.{child.name}"
             if isinstance(child, ast.ClassDef):
                 yield from public(child, inside)
-            else:
+            elif not any(ast.unparse(each).endswith(".setter") for each in child.decorator_list):
                 yield inside, child
 
 
