@@ -485,20 +485,10 @@ def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:
         delta_rule(**half, implementation="compiled")
 
 
-@pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler")
-@every_rule
-def test_the_compiled_loop_is_one_operation_of_a_graph(rule: str) -> None:
-    """What torch.compile needs to know of it is true, and it computes the same."""
-    given = inputs(rule, 5, batch=1, n_heads=1)
-    theirs, ours = with_gradient(given), with_gradient(given)
-    expected = RULES[rule](**theirs, implementation="compiled")
-    names = ["q", "k", "v", "weights", *(n for n in ("beta", "log_decay") if n in given)]
-    arguments = ([ours[name] for name in names], 0, None, 2, True)
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(compiled._operation, arguments, test_utils=checks)
-    found = compiled._operation(*arguments)[:2]
-    assert_all_same(found, list(expected), 1e-12)
-    for outputs in (expected, found):
-        torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
-    for name in names:
-        assert_same(ours[name].grad, theirs[name].grad, 1e-12, f"gradient of {name}")
+def test_graphs_of_torch_compile_get_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs("delta", 5)
+    expected = delta_rule(**given, implementation="chunked")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert_all_same(delta_rule(**given), expected, 0)
+    with pytest.raises(MemspanError, match=r"torch\.compile.* use chunked"):
+        delta_rule(**given, implementation="compiled")

@@ -58,8 +58,8 @@ def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> N
 
 
 def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
-    """Refuse tensors of one operation, by name, that are no floating-point tensors on one device or,
-    with ``alike``, are of different types. Those that are None are not there."""
+    """Refuse tensors of one operation, by name, that are not floating-point tensors on one device or,
+    with ``alike``, are of different types. None: not given."""
     given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first = given[0]
     for name, tensor in given:

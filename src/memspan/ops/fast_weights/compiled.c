@@ -157,22 +157,14 @@ INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, con
     }
 }
 
-/* w[index[m], :] += value[m] u */
-INLINE void write_rows(REAL *restrict w, const REAL *restrict u, long size, const Features *f) {
-    for (long m = 0; m < f->n; m++) {
-        REAL *r = w + f->index[m] * size, x = f->value[m];
-        for (long c = 0; c < size; c++) r[c] += x * u[c];
-    }
-}
-
-/* The same, with a copy of the old rows. */
-INLINE void copy_and_write_rows(
+/* w[index[m], :] += value[m] u; the old rows are copied unless old is null. */
+INLINE void write_rows(
     REAL *restrict w, REAL *restrict old, const REAL *restrict u, long size, const Features *f
 ) {
     for (long m = 0; m < f->n; m++) {
         REAL *r = w + f->index[m] * size, x = f->value[m];
         for (long c = 0; c < size; c++) {
-            old[m * size + c] = r[c];
+            if (old) old[m * size + c] = r[c];
             r[c] += x * u[c];
         }
     }
@@ -210,7 +202,8 @@ INLINE void back_from_read(
     }
 }
 
-/* The same for a key of the delta rule, which read (gradient -d_v) and wrote u. Restores the old rows. */
+/* The same for a key, which wrote u and, with the delta rule, read (gradient -d_v; null for the sum rule).
+   Restores the old rows. */
 INLINE void back_from_change(
     Features *f, REAL *w, const REAL *restrict old, REAL *d_w, const REAL *restrict u,
     const REAL *restrict d_v, const long V
@@ -220,26 +213,8 @@ INLINE void back_from_change(
         REAL *restrict row = w + f->index[m] * V, *restrict d_row = d_w + f->index[m] * V;
         REAL x = f->value[m], s = 0;
         for (long c = 0; c < V; c++) {
-            s += d_row[c] * u[c] - old[c] * d_v[c];
-            d_row[c] -= x * d_v[c];
-            row[c] = old[c];
-        }
-        gradient[m] = s;
-    }
-}
-
-/* The same for a key of the sum rule, which only wrote. */
-INLINE void back_from_addition(
-    Features *f, REAL *w, const REAL *restrict old, const REAL *d_w, const REAL *restrict v,
-    const long V
-) {
-    REAL *restrict gradient = f->gradient;
-    for (long m = 0; m < f->n; m++, old += V) {
-        REAL *restrict row = w + f->index[m] * V;
-        const REAL *restrict d_row = d_w + f->index[m] * V;
-        REAL s = 0;
-        for (long c = 0; c < V; c++) {
-            s += d_row[c] * v[c];
+            s += d_v ? d_row[c] * u[c] - old[c] * d_v[c] : d_row[c] * u[c];
+            if (d_v) d_row[c] -= x * d_v[c];
             row[c] = old[c];
         }
         gradient[m] = s;
@@ -281,7 +256,7 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
                 read_rows(u, w, V, &key);
                 for (long c = 0; c < V; c++) errors[c] = v[c] - u[c];
             }
-            write_rows(w, change_of(f, b, h, t, u, V), V, &key);
+            write_rows(w, NULL, change_of(f, b, h, t, u, V), V, &key);
             read_rows(TOKEN(f->y, b, h, t), w, V, &query);
         }
     }
@@ -317,7 +292,7 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
                 fetch(&f->k, b, h, t + AHEAD, K);
                 fetch(f->delta ? &f->errors : &f->v, b, h, t + AHEAD, V);
                 find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
-                copy_and_write_rows(w, old, change_of(f, b, h, t, u, V), V, &key);
+                write_rows(w, old, change_of(f, b, h, t, u, V), V, &key);
                 old += key.n * V;
             }
             for (long t = stop - 1; t >= start; t--) {
@@ -333,7 +308,7 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
                 REAL *d_v = TOKEN(f->d_v, b, h, t);
                 if (!f->delta) {
                     read_rows(d_v, d_w, V, &key);
-                    back_from_addition(&key, w, old, d_w, change, V);
+                    back_from_change(&key, w, old, d_w, change, NULL, V);
                 } else {
                     REAL beta = *TOKEN(f->beta, b, h, t);
                     read_rows(d_u, d_w, V, &key);
@@ -411,7 +386,7 @@ int step(const Step *s, const Matrices *matrices) {
                 for (long c = 0; c < K; c++) u[c] = beta * (v[c] - u[c]);
                 v = u;
             }
-            write_rows(w, v, K, &key);
+            write_rows(w, NULL, v, K, &key);
             read_rows(t.attended + b * I + h * K, w, K, &query);
         }
         after_attention(stack, matrices, &t, l);

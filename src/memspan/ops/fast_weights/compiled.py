@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
-from torch.library import custom_op
 
 from memspan.devices import can_look
-from memspan.errors import MemspanError
 from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import RuleInputs
 from memspan.ops.native import compiler
@@ -41,6 +39,8 @@ def available(like: Tensor, halved: bool = False) -> bool:
 
 def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
+    if torch.compiler.is_compiling():
+        return "is not part of graphs of torch.compile, which can fuse chunks: use chunked"
     return None if available(inputs.v) else compiler.obstacle("chunked")
 
 
@@ -56,14 +56,10 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     save_every = SAVE_EVERY_RECOMPUTING if inputs.chunking.recompute else SAVE_EVERY
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
-    if torch.compiler.is_compiling():
-        saves = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        y, after, *_ = _operation(tensors, nu, epsilon, save_every, saves)
-    elif inputs.log_decay is not None and inputs.v.shape[2] == 1 and _no_gradients(tensors):
+    if inputs.log_decay is not None and inputs.v.shape[2] == 1 and _no_gradients(tensors):
         return _read_one(tensors)
-    else:
-        apply: Any = _Rule.apply
-        y, after = apply((nu, epsilon, save_every), *tensors)
+    apply: Any = _Rule.apply
+    y, after = apply((nu, epsilon, save_every), *tensors)
     return y, after
 
 
@@ -90,11 +86,27 @@ Options = tuple[int, float | None, int]
 memories."""
 
 
+_GIVEN = ("q", "k", "v", "before", "beta", "log_decay")
+
+
 class _Rule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         given = _laid_out(tensors)
-        y, after, errors, saved = _forward(given, options, any(ctx.needs_input_grad))
+        _, _, v, before, *strengths = given
+        named = dict(zip(_GIVEN, given, strict=False))
+        y, after, n_saved = _by_token(v), before.new_empty(before.shape), 0
+        named |= {"y": y, "after": after}
+        # For backward: v - k W of the delta rule, and the memory now and then.
+        errors = torch.empty_like(y) if strengths else y.new_empty(0)
+        if strengths:
+            named["errors"] = errors
+        if any(ctx.needs_input_grad):
+            n_saved = (v.shape[2] - 1) // options[-1]
+        saved = before.new_empty(*before.shape[:2], n_saved, *before.shape[2:])
+        if n_saved:
+            named["saved"] = saved
+        _run("forward", named, options)
         ctx.options = options
         ctx.set_materialize_grads(len(given) < len(_GIVEN))
         ctx.save_for_backward(*given, errors, saved)
@@ -104,76 +116,22 @@ class _Rule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         *given, errors, saved = ctx.saved_tensors
+        q, k, v, before, *strengths = given
+        named = dict(zip(_GIVEN, given, strict=False))
+        found = [
+            *map(_by_token, (q, k, v)),
+            before.new_empty(before.shape),
+            *map(_by_token, strengths),
+        ]
+        named |= {f"d_{name}": d for name, d in zip(named, found, strict=True)}
+        if strengths:
+            named["errors"] = errors
         d_y = torch.zeros_like(errors) if d_y is None else d_y
-        return None, *_backward(given, errors, saved, d_y, d_after, ctx.options)
-
-
-_GIVEN = ("q", "k", "v", "before", "beta", "log_decay")
-
-
-def _forward(
-    given: Sequence[Tensor], options: Options, saves: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Read ``given``: q, k, v, the memory before and, for the delta rule, beta and perhaps the decay.
-
-    Returns:
-        ``y``, the memory after, and for backward the errors ``v - k W`` and the saved memories.
-    """
-    tensors = dict(zip(_GIVEN, given, strict=False))
-    y, after, errors, saved = outputs = _outputs(given, options, saves)
-    tensors |= {"y": y, "after": after}
-    if "beta" in tensors:
-        tensors["errors"] = errors
-    if saves:
-        tensors["saved"] = saved
-    _run("forward", tensors, options)
-    return outputs
-
-
-def _outputs(
-    given: Sequence[Tensor], options: Options, saves: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised, what :func:`_forward` returns."""
-    _, _, v, weights, *strengths = given
-    y = _by_token(v)
-    n_saved = (v.shape[2] - 1) // options[-1] if saves else 0
-    return (
-        y,
-        weights.new_empty(weights.shape),
-        torch.empty_like(y) if strengths else y.new_empty(0),
-        weights.new_empty(*weights.shape[:2], n_saved, *weights.shape[2:]),
-    )
-
-
-def _backward(
-    given: Sequence[Tensor],
-    errors: Tensor,
-    saved: Tensor,
-    d_y: Tensor,
-    d_after: Tensor | None,
-    options: Options,
-) -> list[Tensor]:
-    """Gradients of all that was ``given``; with a decay ``d_after`` may be missing."""
-    tensors = dict(zip(_GIVEN, given, strict=False))
-    found = _gradients(given)
-    tensors |= {f"d_{name}": d for name, d in zip(tensors, found, strict=True)}
-    if "beta" in tensors:
-        tensors["errors"] = errors
-    tensors |= {"saved": saved, "d_y": _side_by_side(d_y)}
-    if d_after is not None:
-        tensors["d_after"] = d_after.contiguous()
-    _run("backward", tensors, options)
-    return found
-
-
-def _gradients(given: Sequence[Tensor]) -> list[Tensor]:
-    """Uninitialised, what :func:`_backward` returns."""
-    q, k, v, weights, *strengths = given
-    return [
-        *map(_by_token, (q, k, v)),
-        weights.new_empty(weights.shape),
-        *map(_by_token, strengths),
-    ]
+        named |= {"saved": saved, "d_y": _side_by_side(d_y)}
+        if d_after is not None:
+            named["d_after"] = d_after.contiguous()
+        _run("backward", named, ctx.options)
+        return None, *found
 
 
 def _laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -191,59 +149,6 @@ def _by_token(like: Tensor) -> Tensor:
     """An uninitialised ``[B, H, T, ...]``, in memory ``[B, T, H, ...]`` as projections have it."""
     batch, n_heads, length = like.shape[:3]
     return like.new_empty(batch, length, n_heads, *like.shape[3:]).transpose(1, 2)
-
-
-# ----- The same as one operation of a graph, for torch.compile. Called eagerly it would cost more than
-# the function above: 0.3 ms more for a forward and a backward.
-
-
-def _graph_forward(
-    tensors: list[Tensor], nu: int, epsilon: float | None, save_every: int, saves: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _forward(_laid_out(tensors), (nu, epsilon, save_every), saves)
-
-
-def _graph_outputs(
-    tensors: list[Tensor], nu: int, epsilon: float | None, save_every: int, saves: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(tensors, (nu, epsilon, save_every), saves)
-
-
-def _graph_backward(
-    tensors: list[Tensor], others: list[Tensor], nu: int, epsilon: float | None, save_every: int
-) -> list[Tensor]:
-    errors, saved, d_y, d_after = others
-    return _backward(_laid_out(tensors), errors, saved, d_y, d_after, (nu, epsilon, save_every))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, *ctx.options, _ = inputs
-    ctx.save_for_backward(*tensors, *output[2:])
-
-
-def _graph_gradients(ctx: Any, d_y: Tensor, d_after: Tensor, *_: Any) -> tuple[Any, ...]:
-    *tensors, errors, saved = ctx.saved_tensors
-    d_tensors = _operation_backward(tensors, [errors, saved, d_y, d_after], *ctx.options)
-    return d_tensors, None, None, None, None
-
-
-# Their schemas are written out: torch 2.6 cannot infer them from list[Tensor].
-_operation = custom_op(
-    "memspan::fast_weights",
-    _graph_forward,
-    mutates_args=(),
-    schema="(Tensor[] tensors, int nu, float? epsilon, int save_every, bool saves)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-_operation.register_fake(_graph_outputs)
-_operation.register_autograd(_graph_gradients, setup_context=_save)
-_operation_backward = custom_op(
-    "memspan::fast_weights_backward",
-    _graph_backward,
-    mutates_args=(),
-    schema="(Tensor[] tensors, Tensor[] others, int nu, float? epsilon, int save_every) -> Tensor[]",
-)
-_operation_backward.register_fake(lambda tensors, *_: _gradients(tensors))
 
 
 # ----- The call of the loops
@@ -267,8 +172,7 @@ _MISSING = (0, 0, 0, 0)
 def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
     """Over all heads of all rows, in as many threads as PyTorch may use."""
     code = compiler.functions(SOURCE, tensors["v"].dtype, False)
-    if code is None:
-        raise MemspanError(f"the compiled implementation {compiler.obstacle('chunked')}")
+    assert code is not None
     batch, n_heads, steps, width = tensors["k"].shape
     n_features, value_width = tensors["before"].shape[2:]
     nu, epsilon, save_every = options

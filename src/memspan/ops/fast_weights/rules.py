@@ -172,10 +172,7 @@ def _reference(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
 
 
 IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = {
-    # Graphs of torch.compile are better off with chunks, which it can fuse and move to any device.
-    "compiled": Implementation(
-        _compiled, _compiled_obstacle, suits=lambda inputs: not torch.compiler.is_compiling()
-    ),
+    "compiled": Implementation(_compiled, _compiled_obstacle),
     "chunked": Implementation(_chunked),
     "fla": Implementation(_fla, _fla_obstacle, suits=lambda inputs: False),
     "reference": Implementation(_reference),

@@ -274,41 +274,26 @@ def _weight_gradients(saved: Saved, w: FoldedWeights, g: Gradients, eps: float) 
 # tensors and plain values only, so what ``Call`` groups is many parameters here.
 
 
-def _graph_forward(
-    given: list[Tensor],
-    masks: list[Tensor],
-    scales: list[float],
-    norms_memory: bool,
-    span: int,
-    activation: str,
-    eps: float,
-    implementation: str | None,
-) -> tuple[Tensor, Tensor]:
+def _graph_loop(
+    given: list[Tensor], masks: list[Tensor], scales: list[float], norms_memory: bool, *rest: Any
+) -> tuple[Saved, FoldedWeights, Call, Loops]:
     x, old, *tensors = given
-    call = Call(len(old), span, activation, eps).with_masks(masks, scales)
+    *options, implementation = rest
+    call = Call(len(old), *options).with_masks(masks, scales)
     w = FoldedWeights.of(tensors, norms_memory)
-    saved = _forward(x, old, call, choose(IMPLEMENTATIONS, implementation, x)(x), w)
+    loops = choose(IMPLEMENTATIONS, implementation, x)(x)
+    return _forward(x, old, call, loops, w), w, call, loops
+
+
+def _graph_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+    saved = _graph_loop(*inputs)[0]
     return saved.states[-1].clone(), saved.vectors
 
 
-def _graph_backward(
-    given: list[Tensor],
-    masks: list[Tensor],
-    scales: list[float],
-    norms_memory: bool,
-    span: int,
-    activation: str,
-    eps: float,
-    implementation: str | None,
-    upstream: list[Tensor],
-) -> list[Tensor]:
+def _graph_backward(*inputs: Any) -> list[Tensor]:
     # An operation saves tensors only: its forward is run again.
-    x, old, *tensors = given
-    call = Call(len(old), span, activation, eps).with_masks(masks, scales)
-    w = FoldedWeights.of(tensors, norms_memory)
-    loops = choose(IMPLEMENTATIONS, implementation, x)(x)
-    saved = _forward(x, old, call, loops, w)
-    return [g.contiguous() for g in _backward(saved, w, call, loops, *upstream)]
+    *given, upstream = inputs
+    return [g.contiguous() for g in _backward(*_graph_loop(*given), *upstream)]
 
 
 def _empty_outputs(given: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:

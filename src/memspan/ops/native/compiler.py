@@ -4,8 +4,8 @@ Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false an
 used instead.
 
 Code in the cache is executed, so only this user may have written it. It lives in a folder ``code-UID``
-that no other account can open. Folder and file are opened once, then checked and loaded through these
-handles: renaming something in between changes nothing.
+that no other account can open. The folder is opened once, then checked and used through this handle:
+renaming it in between changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -40,8 +39,6 @@ SHARED = tuple(sorted(Path(__file__).parent.glob("*.h")))
 # NaN and infinity must stay what they are.
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC")
 TYPES = {torch.float32: "float", torch.float64: "double"}
-LIMIT = 1 << 24
-"""Most bytes of a compiled file; typical files have a hundred thousand."""
 COMPILER_SECONDS = 600
 
 
@@ -205,41 +202,14 @@ def _run(command: list[str], made: Path) -> None:
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
-    """The library; None if it is missing or changed, which would crash instead of raising an error."""
-    with contextlib.ExitStack() as opened:
-        try:
-            check = _open_own(path.with_suffix(".sha256"))
-            opened.callback(os.close, check)
-            code = _open_own(path)
-            opened.callback(os.close, code)
-        except OSError:
-            return None
-        if hashlib.sha256(os.pread(code, LIMIT, 0)).hexdigest().encode() != os.pread(check, 65, 0):
-            return None
-        library = ctypes.CDLL(str(_name_of(code, path)))
-        # The loader knows libraries by their names, and this one's must not become another's.
-        opened.pop_all()
-        os.close(check)
-        return library
-
-
-def _open_own(path: Path) -> int:
-    """A handle of a file that only this user can have written.
-
-    Raises:
-        OSError: there is no such file; links, pipes and devices are none.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    status = os.fstat(handle)
-    if (
-        stat.S_ISREG(status.st_mode)
-        and status.st_uid == os.geteuid()
-        and not status.st_mode & 0o022
-        and status.st_size <= LIMIT
-    ):
-        return handle
-    os.close(handle)
-    raise PermissionError(0, f"{path.name} is no file of this user's alone")
+    """The library; None if it is missing or damaged, which would crash instead of raising an error."""
+    try:
+        made, check = path.read_bytes(), path.with_suffix(".sha256").read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(made).hexdigest().encode() != check:
+        return None
+    return ctypes.CDLL(str(path))
 
 
 @functools.cache
