@@ -66,7 +66,7 @@ LONGEST = 200
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :class:`~memspan.converters.checkpoint.Read`."""
+    """See :data:`~memspan.converters.checkpoint.Read`."""
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
         raise MemspanError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
@@ -32,13 +31,6 @@ class Checkpoint:
     """Lines for the user: what is not as it was."""
 
 
-class Read(Protocol):
-    """The function ``read`` in the module of each kind."""
-
-    def __call__(self, folder: Path) -> Checkpoint:
-        """The checkpoint in a folder.
-
-        Raises:
-            MemspanError: a file is missing, damaged, or of a model that memspan does not have.
-        """
-        ...
+Read = Callable[[Path], Checkpoint]
+"""The function ``read`` in the module of each kind: the checkpoint in a folder. It raises
+:class:`MemspanError` where a file is missing, damaged, or of a model that memspan does not have."""

@@ -47,7 +47,7 @@ Sizes = dict[str, Any]
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :class:`~memspan.converters.checkpoint.Read`."""
+    """See :data:`~memspan.converters.checkpoint.Read`."""
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)
@@ -206,10 +206,6 @@ def _relative_options(options: Options, sizes: Sizes) -> Sizes:
     }
 
 
-def _transformer_xl(options: Options, sizes: Sizes) -> BackboneConfig:
-    return TransformerXLConfig(**_relative_options(options, sizes))
-
-
 def _compressive(options: Options, sizes: Sizes) -> BackboneConfig:
     return CompressiveConfig(
         **_relative_options(options, sizes),
@@ -233,18 +229,20 @@ def _feedback(options: Options, sizes: Sizes) -> BackboneConfig:
     )
 
 
-def _fast_weights(options: Options, sizes: Sizes) -> BackboneConfig:
-    return FastWeightsConfig(
-        **_common(options, sizes), nu=options.integer("nu", 1), epsilon=1e-6, norm="feed-forward"
-    )
-
-
 KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
     "transformer.layers.0.compress.conv.weight": ("compressive", _compressive),
-    "transformer.layers.0.self_attn.key_pos_embeddings": ("transformer-xl", _transformer_xl),
+    "transformer.layers.0.self_attn.key_pos_embeddings": (
+        "transformer-xl",
+        lambda options, sizes: TransformerXLConfig(**_relative_options(options, sizes)),
+    ),
     "transformer.layers.0.attn.interpolation_weight.0.linear.weight": (
         "fast-weights",
-        _fast_weights,
+        lambda options, sizes: FastWeightsConfig(
+            **_common(options, sizes),
+            nu=options.integer("nu", 1),
+            epsilon=1e-6,
+            norm="feed-forward",
+        ),
     ),
     "transformer.weights": ("feedback", _feedback),
 }

@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :class:`~memspan.converters.checkpoint.Read`."""
+    """See :data:`~memspan.converters.checkpoint.Read`."""
     path = folder / "config.json"
     values = with_defaults(read_json(path), path)
     config, notices = run_config(values, str(path), start="zeros")

@@ -229,7 +229,7 @@ class _Measuring:
             found["memory_lengths"] = tuple(self._memory_lengths(own))
         found["repeats"] = self._repeats()
         if own is not None:
-            found |= {"attention": self._attention(own), "retention": self._retention(own)}
+            found |= self._inside(own)
         else:
             self.left_out.append("memory length, attention, values: for runs of memspan")
         return found | {
@@ -318,18 +318,16 @@ class _Measuring:
             self._shortened("repeats", found.points[-1].distance)
         return found
 
-    def _attention(self, subject: RunSubject) -> Attention | None:
-        if not attention.exists(subject):
-            return None
-        return self._last(
-            "attention", 0.6, lambda budget: attention.measured(subject, self.longest, budget)
-        )
-
-    def _retention(self, subject: RunSubject) -> Retention | None:
-        if not retention.exists(subject):
-            return None
-        # History, a value, and as many tokens after it.
-        longest = min(self.longest, len(subject.tokens) // 2 - 2)
-        return self._last(
-            "values", 1.0, lambda budget: retention.measured(subject, longest, budget)
-        )
+    def _inside(self, subject: RunSubject) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if attention.exists(subject):
+            found["attention"] = self._last(
+                "attention", 0.6, lambda budget: attention.measured(subject, self.longest, budget)
+            )
+        if retention.exists(subject):
+            # History, a value, and as many tokens after it.
+            longest = min(self.longest, len(subject.tokens) // 2 - 2)
+            found["retention"] = self._last(
+                "values", 1.0, lambda budget: retention.measured(subject, longest, budget)
+            )
+        return found

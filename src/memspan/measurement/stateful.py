@@ -24,6 +24,7 @@ from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
 from memspan.runs.shipped import run_folder
 from memspan.stateful.protocol import Stateful, tensors_of
+from memspan.stateful.reading import device_of
 from memspan.targets import as_stateful, named
 
 SEGMENT = 256
@@ -77,7 +78,7 @@ class StatefulSubject(Subject):
         """Nats ``[B, last]``, read from an empty state."""
         n, before = inputs.shape[1], len(self.prefix)
         prefix = inputs.new_tensor(self.prefix).expand(len(inputs), -1)
-        device = device_of(self.model.module)
+        device = device_of(self.model)
         inputs = torch.cat([prefix, inputs], 1).to(device)
         state, found = self.model.start(len(inputs)), []
         for start, end in cuts:
@@ -115,7 +116,7 @@ class StatefulSubject(Subject):
         tokens = torch.from_numpy(self.tokens[None, :n].astype(np.int64))
         state = self.model.start(1)
         for start, end in self.cuts(n, 0):
-            _, state = self._read(tokens[:, start:end].to(device_of(self.model.module)), state)
+            _, state = self._read(tokens[:, start:end].to(device_of(self.model)), state)
         return sum(tensor.nbytes for tensor in tensors_of(state))
 
 
@@ -175,11 +176,6 @@ def subject_of(
 def name_of(target: object) -> str:
     """As the target was named, or its class."""
     return str(target) if isinstance(target, str | Path) else type(target).__name__
-
-
-def device_of(module: nn.Module) -> torch.device:
-    """Where its weights are."""
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 def window_of(module: nn.Module) -> int | None:

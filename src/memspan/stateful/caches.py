@@ -26,21 +26,10 @@ from memspan.stateful.recurrent import copied, mapped
 CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 """What models call their caches, in outputs and in arguments."""
 LENGTHS = (
-    "sliding_window",
-    "attention_window_size",
-    "window_size",
-    "attention_chunk_size",
-    "chunk_size",
-    "mamba_chunk_size",
-    "block_size",
-    "conv_kernel",
-    "conv_L_cache",
-    "mamba_d_conv",
-    "conv1d_width",
-    "linear_conv_kernel_dim",
-    "short_conv_kernel_size",
-    "ple_conv_kernel_size",
-)
+    "sliding_window", "attention_window_size", "window_size", "attention_chunk_size", "chunk_size",
+    "mamba_chunk_size", "block_size", "conv_kernel", "conv_L_cache", "mamba_d_conv", "conv1d_width",
+    "linear_conv_kernel_dim", "short_conv_kernel_size", "ple_conv_kernel_size",
+)  # fmt: skip
 """Options that are lengths in tokens."""
 PROMISED: frozenset[Padding] = frozenset({"right-last", "left"})
 """Padding that a mask leaves out. States after padding on the right are not: generate warns."""

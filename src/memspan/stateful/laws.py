@@ -199,21 +199,16 @@ def _rows(reading: Reading, case: Case) -> Compared:
     def read(inputs: Named) -> Named:
         return join(reading.read_all(inputs, case.pieces)[0])
 
+    most = case.rows - 1
     if case.variant == "each row alone":
-        each = [(expected[i : i + 1], read(x[i : i + 1])) for i in range(case.rows)]
-        return Compared(each)
+        return Compared([(expected[i : i + 1], read(x[i : i + 1])) for i in range(case.rows)])
     if case.variant == "rows in reverse":
         back = list(reversed(range(case.rows)))
         return Compared([(expected[back], read(x[back]))])
     if case.variant == "other neighbours":
         first = read(join([x[:1], other[1 : case.rows]], 0))
-        last_row = read(join([other[: case.rows - 1], x[case.rows - 1 :]], 0))
-        return Compared(
-            [
-                (expected[:1], first[:1]),
-                (expected[case.rows - 1 :], last_row[case.rows - 1 :]),
-            ]
-        )
+        last_row = read(join([other[:most], x[most:]], 0))
+        return Compared([(expected[:1], first[:1]), (expected[most:], last_row[most:])])
     return Compared([(expected, read(join([x, other[:2]], 0))[: case.rows])])
 
 
@@ -285,11 +280,12 @@ def _fresh(reading: Reading, case: Case) -> Compared:
     rows = _RESET[case.variant](case.rows)
     seen, _ = reading.read(tail, reading.reset(_prefix(reading, before), rows))
     fresh, _ = reading.read(tail, reading.start())
-    pairs = [(fresh, seen, [i for i, new in enumerate(rows) if new])]
-    if not all(rows):
+    new, old = ([i for i, reset in enumerate(rows) if reset == each] for each in (True, False))
+    pairs = [(fresh[new], seen[new])]
+    if old:
         on, _ = reading.read(tail, _prefix(reading, before))
-        pairs.append((on, seen, [i for i, new in enumerate(rows) if not new]))
-    return Compared([(expected[chosen], got[chosen]) for expected, got, chosen in pairs])
+        pairs.append((on[old], seen[old]))
+    return Compared(pairs)
 
 
 def _packed(reading: Reading, case: Case) -> Compared:
@@ -440,15 +436,11 @@ def _weights(module: nn.Module) -> list[Tensor]:
 
 def _slope(reading: Reading, outputs: Named) -> Named:
     """The gradient of a loss of ``outputs`` with respect to all weights."""
-    value = outputs.value.flatten()
-    if not value.requires_grad:
-        none = torch.cat(
-            [weight.detach().flatten() * 0 for weight in _weights(reading.model.module)]
-        )
-        return reading.given(none, f"gradient({outputs.text})", "gradient")
-    loss = value @ torch.linspace(-1, 1, len(value), dtype=value.dtype, device=value.device)
-    weights = _weights(reading.model.module)
-    slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
+    value, weights = outputs.value.flatten(), _weights(reading.model.module)
+    slopes: Sequence[Tensor] = [torch.zeros_like(weight) for weight in weights]
+    if value.requires_grad:
+        loss = value @ torch.linspace(-1, 1, len(value), dtype=value.dtype, device=value.device)
+        slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
     text = f"gradient({outputs.text})"
     return reading.given(torch.cat([s.flatten() for s in slopes]), text, "gradient")
 

@@ -11,18 +11,9 @@ from memspan.stateful.protocol import Reproduces, Stateful
 from memspan.stateful.reading import device_of
 
 _FUNCTIONS = (
-    "module",
-    "start",
-    "read",
-    "read_padded",
-    "read_packed",
-    "select",
-    "copy",
-    "reset",
-    "truncate",
-    "save",
-    "load",
-)
+    "module", "start", "read", "read_padded", "read_packed", "select", "copy", "reset", "truncate",
+    "save", "load",
+)  # fmt: skip
 
 
 def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str) -> str:

@@ -49,7 +49,7 @@ class Acceleration:
             MemspanError: a layer's forward pass was replaced after :func:`accelerate`.
         """
         for name, layer in self._layers.items():
-            if not _is_plain(layer) and not _is_accelerated(layer):
+            if _is_replaced(layer):
                 raise MemspanError(
                     f"the forward pass of {name} was replaced after accelerate(): undo that first"
                 )
@@ -103,7 +103,7 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
         raise MemspanError(
             f"{what} is on {devices.pop()}, and accelerate() serves CPUs: call it after model.to('cpu')"
         )
-    if not _is_plain(layer) and not _is_accelerated(layer):
+    if _is_replaced(layer):
         raise MemspanError(
             f"the forward pass of {what} has been replaced, perhaps by hooks of the library "
             "accelerate: undo that first"
@@ -123,15 +123,10 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
             )
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    own = vars(layer).get("forward")
+def _is_replaced(layer: nn.Module) -> bool:
+    own, plain = vars(layer).get("forward"), type(layer).forward
     # A layer that was pickled while accelerated has its class's as its own.
-    return own is None or getattr(own, "__func__", None) is type(layer).forward
-
-
-def _is_accelerated(layer: nn.Module) -> bool:
-    own = getattr(vars(layer).get("forward"), "__func__", None)
-    return own is not None and own is _accelerated(type(layer).forward)
+    return own is not None and getattr(own, "__func__", None) not in (plain, _accelerated(plain))
 
 
 @cache

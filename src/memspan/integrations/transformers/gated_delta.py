@@ -89,46 +89,36 @@ def from_gated_delta_rule(rule: GatedDeltaRule, layer: nn.Module) -> None:
                 f"{type(layer).__name__} has {theirs} as {what}, and our layer {ours}: make one with "
                 "the same"
             )
-    layer.load_state_dict(_to_their_names(layer, rule.state_dict()))
+    ours = rule.state_dict()
+    for name, view in _views(layer, layer.state_dict()).items():
+        view.copy_(ours[name].reshape(view.shape))
 
 
 def to_our_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
-    """A layer's tensors, weights or gradients, under the names that they have in ours, as views."""
-    layout, groups = _LAYOUTS[type(layer).__name__], _groups(layer)
+    """A layer's tensors, weights or gradients, under the names and in the shapes of ours."""
+    ours = _empty(layer).state_dict()
+    return {n: view.reshape(ours[n].shape) for n, view in _views(layer, tensors).items()}
+
+
+def _views(layer: Any, tensors: Tensors) -> dict[str, Tensor]:
+    """Views of a layer's tensors under our names, by heads of keys where it holds several so."""
     sizes = {name: len(t) for name, t in _empty(layer).state_dict().items()}
-    ours = {name: tensors[name] for name in _SAME}
-    ours["convolution"] = tensors["conv1d.weight"].squeeze(1)
-    for their_name, names in layout.items():
-        whole = tensors[f"{their_name}.weight"]
-        if len(names) == 1:
-            ours[f"{names[0]}.weight"] = whole
-            continue
-        shares = [sizes[f"{name}.weight"] // groups for name in names]
-        parts = whole.unflatten(0, (groups, -1)).split(shares, 1)
-        ours |= {f"{n}.weight": t.flatten(0, 1) for n, t in zip(names, parts, strict=True)}
-    return ours
-
-
-def _to_their_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
-    layout, groups = _LAYOUTS[type(layer).__name__], _groups(layer)
-    theirs = {name: tensors[name] for name in _SAME}
-    theirs["conv1d.weight"] = tensors["convolution"].unsqueeze(1)
-    for their_name, names in layout.items():
-        parts = [tensors[f"{name}.weight"] for name in names]
-        if len(parts) > 1:
-            parts = [torch.cat([t.unflatten(0, (groups, -1)) for t in parts], 1).flatten(0, 1)]
-        theirs[f"{their_name}.weight"] = parts[0]
-    return theirs
+    groups = layer.num_k_heads if type(layer).__name__ in _BY_KEY_HEAD else 1
+    views = {name: tensors[name] for name in _SAME} | {"convolution": tensors["conv1d.weight"]}
+    for their_name, names in _LAYOUTS[type(layer).__name__].items():
+        whole, ours = tensors[f"{their_name}.weight"], [f"{name}.weight" for name in names]
+        if len(ours) > 1:
+            parts = whole.unflatten(0, (groups, -1)).split([sizes[n] // groups for n in ours], 1)
+            views |= zip(ours, parts, strict=True)
+        else:
+            views[ours[0]] = whole
+    return views
 
 
 _OPTIONS = (
     "d_model", "n_heads", "value_heads", "head_width", "value_width", "convolution",
     "negative_eigenvalues",
 )  # fmt: skip
-
-
-def _groups(layer: Any) -> int:
-    return layer.num_k_heads if type(layer).__name__ in _BY_KEY_HEAD else 1
 
 
 def _empty(layer: Any) -> GatedDeltaRule:
