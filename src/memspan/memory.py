@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, read_header, save_tensors
-from memspan.trees import LayerMemory, form, named, per_row, row_mask, sent
+from memspan.trees import LayerMemory, form, named, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -69,7 +69,9 @@ class Memory(LayerMemory):
         return dataclasses.replace(
             self,
             **{
-                name: t.index_copy(0, sent(index, t.device), sent(fields[name], t.device, t.dtype))
+                name: t.index_copy(
+                    0, to_device(index, t.device), to_device(fields[name], t.device, t.dtype)
+                )
                 for name, t in self.tensors().items()
             },
         )

@@ -239,7 +239,7 @@ def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.devic
     )
     if found.dtype != dtype or found.dim() != 1 or not has_values:
         raise MemspanError(f"{wanted}, not {form(found)}")
-    return sent(found, device)
+    return to_device(found, device)
 
 
 def form(tensor: Tensor) -> str:
@@ -253,7 +253,9 @@ def named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def sent(tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
+def to_device(
+    tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None
+) -> Tensor:
     """``tensor`` on the device. From the CPU to CUDA nothing waits for the device."""
     # CUDA has read pageable memory when the call returns; other devices may read it later.
     at_once = tensor.device.type == "cpu" and torch.device(device).type == "cuda"

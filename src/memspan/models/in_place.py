@@ -14,7 +14,7 @@ from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
 from memspan.models.protocol import Backbone, M, PassReader, WatchedReader
 from memspan.models.segments import cuts
-from memspan.trees import sent
+from memspan.trees import to_device
 
 
 class InPlaceReader(WatchedReader, ABC, Generic[M]):
@@ -46,7 +46,7 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
 
     def select(self, rows: Tensor | list[int]) -> M:
         """See :meth:`BackboneReader.select`."""
-        return self._memory(sent(self._rows.numbers(rows), self._device))
+        return self._memory(to_device(self._rows.numbers(rows), self._device))
 
     @property
     def _device(self) -> torch.device:
@@ -87,7 +87,7 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
         if not len(rows):
             return
         self.watch.refuse_changes(whole=False)
-        at = sent(rows, self._device)
+        at = to_device(rows, self._device)
         self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
         for parts in self._layers.values():
             for tensor in parts:
@@ -99,7 +99,10 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         device = self._device
-        given, at = self._taken(given.map(lambda t: sent(t, device))), sent(numbers, device)
+        given, at = (
+            self._taken(given.map(lambda t: to_device(t, device))),
+            to_device(numbers, device),
+        )
         tensors = given.tensors()
         for name, parts in self._layers.items():
             for own, new in zip(parts, tensors.pop(name).unbind(1), strict=True):

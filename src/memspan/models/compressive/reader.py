@@ -17,7 +17,7 @@ from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents
 from memspan.nn import in_use
 from memspan.ops.relative_step.compiled import CompiledStep
-from memspan.trees import sent
+from memspan.trees import to_device
 
 
 class CompressiveReader(RelativeReader[CompressiveMemory]):
@@ -42,7 +42,8 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
 
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> CompressiveMemory:
         length, compressed = (
-            sent(self._counts[name][rows], self._device) for name in ("length", "compressed_length")
+            to_device(self._counts[name][rows], self._device)
+            for name in ("length", "compressed_length")
         )
         # Columns of each row's compressed slots.
         older = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
@@ -95,7 +96,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         """Compress in the rows that are due: ``runs`` runs at most, one with ``step``."""
         rows = after.n_compressed.nonzero().flatten()
         at, n_compressed, total, length = (
-            sent(t, self._device)
+            to_device(t, self._device)
             for t in (rows, *(t[rows] for t in (after.n_compressed, after.total, after.length)))
         )
         # Columns: the oldest tokens, what they become, and the compressed slots before and after. Of

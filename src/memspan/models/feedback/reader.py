@@ -11,7 +11,7 @@ from memspan.models.protocol import WatchedReader
 from memspan.models.segments import cuts
 from memspan.ops.feedback.steps import new_slots
 from memspan.ops.feedback.streaming import StreamingLoop
-from memspan.trees import sent
+from memspan.trees import to_device
 
 
 class FeedbackReader(WatchedReader):
@@ -55,7 +55,7 @@ class FeedbackReader(WatchedReader):
     def select(self, rows: Tensor | list[int]) -> FeedbackMemory:
         """See :meth:`BackboneReader.select`."""
         numbers = self._rows.numbers(rows)
-        return self._memory(numbers, sent(numbers, self._device))
+        return self._memory(numbers, to_device(numbers, self._device))
 
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> FeedbackMemory:
         """Of ``rows``, counted on the CPU, and ``at`` the same on the device."""
@@ -63,7 +63,7 @@ class FeedbackReader(WatchedReader):
         return FeedbackMemory(
             tokens_seen=self._tokens_seen[at] + self._count,
             vectors=recent.transpose(0, 1)[at].clone(memory_format=torch.contiguous_format),
-            length=sent(self._length()[rows], self._device),
+            length=to_device(self._length()[rows], self._device),
         )
 
     @property
@@ -87,7 +87,7 @@ class FeedbackReader(WatchedReader):
         if not len(rows):
             return
         self.watch.refuse_changes(whole=False)
-        at = sent(rows, self._device)
+        at = to_device(rows, self._device)
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         self._vectors[self._end - self.span : self._end].index_fill_(1, at, 0)
         self._recent_kv().index_fill_(3, at, 0)
@@ -102,9 +102,9 @@ class FeedbackReader(WatchedReader):
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         # Whatever may fail comes before the first change.
-        at = sent(numbers, self._device)
-        seen = sent(given.tokens_seen, self._device) - self._count
-        vectors = sent(given.vectors, self._device, self._vectors.dtype).transpose(0, 1)
+        at = to_device(numbers, self._device)
+        seen = to_device(given.tokens_seen, self._device) - self._count
+        vectors = to_device(given.vectors, self._device, self._vectors.dtype).transpose(0, 1)
         with torch.autocast(self._device.type, enabled=False):
             kv = self._projected(vectors).unflatten(2, (self._n_heads, len(at)))
         self._vectors[self._end - self.span : self._end].index_copy_(1, at, vectors)
@@ -142,7 +142,7 @@ class FeedbackReader(WatchedReader):
         valid = min(self._longest + self._count, self.span)
         if self._shortest + self._count >= valid:
             return valid, None
-        return valid, sent(self._length(), self._device)
+        return valid, to_device(self._length(), self._device)
 
     def _read_segment(self, loop: StreamingLoop, x: Tensor) -> Tensor:
         h, vectors = loop.read(x, self._kv, self._end, *self._valid())

@@ -18,7 +18,7 @@ from memspan.models.segments import Documents, count_after, documents_of
 from memspan.ops.relative import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.ops.relative_step.compiled import CompiledStep
-from memspan.trees import sent
+from memspan.trees import to_device
 
 
 class ReaderAttention:
@@ -165,7 +165,7 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
         most, mask = self._most, None
         if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
-            used = sent(self._used, x.device)
+            used = to_device(self._used, x.device)
             mask = span.visible(used, n_new, most, self.n_slots, documents)
         new = slice(self._end, self._end + n_new)
         attended = slice(self._end - most, self._end + n_new)
@@ -244,7 +244,7 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
     def select(self, rows: Tensor | list[int]) -> M:
         """See :meth:`BackboneReader.select`."""
         numbers = self._rows.numbers(rows)
-        return self._memory(numbers, sent(numbers, self._device))
+        return self._memory(numbers, to_device(numbers, self._device))
 
     @abstractmethod
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
@@ -256,8 +256,8 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         # Whatever may fail comes before the first change.
-        seen = sent(given.tokens_seen, self._device)
-        hidden = sent(self._slots(given), self._device, self._hidden.dtype).transpose(0, 1)
+        seen = to_device(given.tokens_seen, self._device)
+        hidden = to_device(self._slots(given), self._device, self._hidden.dtype).transpose(0, 1)
         computed = hidden, *self._keys_and_values(hidden)
         at = self._emptied(numbers)
         slots = slice(self._end - self.n_slots, self._end)
@@ -273,7 +273,7 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
 
     def _emptied(self, rows: Tensor) -> Tensor:
         """Zero what the buffers hold of ``rows``, and return these on the device."""
-        at = sent(rows, self._device)
+        at = to_device(rows, self._device)
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         for buffer in (self._hidden, self._keys, self._values):
             buffer[..., : self._end, :].index_fill_(1, at, 0)

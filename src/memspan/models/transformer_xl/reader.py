@@ -9,7 +9,7 @@ from memspan.models.relative.reader import RelativeReader
 from memspan.models.segments import Documents, count_after
 from memspan.models.transformer_xl.model import TransformerXLMemory
 from memspan.nn import in_use
-from memspan.trees import sent
+from memspan.trees import to_device
 
 
 class TransformerXLReader(RelativeReader[TransformerXLMemory]):
@@ -22,7 +22,7 @@ class TransformerXLReader(RelativeReader[TransformerXLMemory]):
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> TransformerXLMemory:
         recent = slice(self._end - self.n_slots, self._end)
         hidden = torch.stack([h[at, recent] for h in self._hidden], 1)
-        length = sent(self._counts["length"][rows], self._device)
+        length = to_device(self._counts["length"][rows], self._device)
         valid = in_use(self.n_slots, length)[:, None, :, None]
         return TransformerXLMemory(
             tokens_seen=self._tokens_seen[at],
