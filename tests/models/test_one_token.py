@@ -52,7 +52,7 @@ def _a_compiler() -> None:
 def in_pytorch(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Reader:
     """A reader that reads on from the same memory without the step in C."""
     pytorch = reader._model.reader(reader.memory)
-    monkeypatch.setattr(pytorch._backbone, "_compiles", lambda halved: False)
+    monkeypatch.setattr(pytorch._backbone, "_compiles", lambda bf16_weights: False)
     return pytorch
 
 

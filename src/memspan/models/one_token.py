@@ -22,11 +22,11 @@ class StepsInC(ABC, Generic[S]):
     one step with the weights' own type, and one for autocast, with weights in bfloat16."""
 
     @abstractmethod
-    def _compiles(self, halved: bool) -> bool:
+    def _compiles(self, bf16_weights: bool) -> bool:
         """Whether the step in C supports these options and can run here."""
 
     @abstractmethod
-    def _compiled_step(self, halved: bool) -> S:
+    def _compiled_step(self, bf16_weights: bool) -> S:
         """The step, with a copy of the weights."""
 
     def _step_for(self, x: Tensor, dtype: torch.dtype) -> S | None:
@@ -37,16 +37,16 @@ class StepsInC(ABC, Generic[S]):
         if not torch.is_autocast_enabled("cpu"):
             return self._step
         rounded = torch.get_autocast_dtype("cpu") == torch.bfloat16 and x.dtype == torch.float32
-        return self._halved_step if rounded else None
+        return self._bf16_step if rounded else None
 
     @cached_property
     def _step(self) -> S | None:
         """Not before a single token is read."""
-        return self._compiled_step(halved=False) if self._compiles(halved=False) else None
+        return self._compiled_step(False) if self._compiles(False) else None
 
     @cached_property
-    def _halved_step(self) -> S | None:
-        return self._compiled_step(halved=True) if self._compiles(halved=True) else None
+    def _bf16_step(self) -> S | None:
+        return self._compiled_step(True) if self._compiles(True) else None
 
 
 def packed_stack(
@@ -58,9 +58,9 @@ def packed_stack(
     n_heads: int,
     batch: int,
     mixer: str = "attention",
-    halved: bool = False,
+    bf16_weights: bool = False,
 ) -> PackedStack:
-    """The stack's weights for a step of the C file ``source``; ``halved``: matrices in bfloat16.
+    """The stack's weights for a step of the C file ``source``; ``bf16_weights``: matrices in bfloat16.
 
     A layer has two norms, of which the first may be an identity, and two sub-layers: ``feed_forward``
     and ``mixer``, whose last product is its ``output``. The second norm's epsilon is that of all.
@@ -96,5 +96,5 @@ def packed_stack(
         batch=batch,
         gelu=layer.feed_forward.activation is F.gelu,
         norm_epsilon=layer.feed_forward_norm.eps,
-        halved=halved,
+        bf16_weights=bf16_weights,
     )

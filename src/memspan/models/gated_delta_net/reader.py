@@ -21,10 +21,10 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
         super().__init__(backbone, memory, ("weights", "inputs"))
         self.backbone = backbone
 
-    def _compiles(self, halved: bool) -> bool:
-        return delta_rule_loop.available(self._layers["weights"][0], halved)
+    def _compiles(self, bf16_weights: bool) -> bool:
+        return delta_rule_loop.available(self._layers["weights"][0], bf16_weights)
 
-    def _compiled_step(self, halved: bool) -> CompiledGatedStep:
+    def _compiled_step(self, bf16_weights: bool) -> CompiledGatedStep:
         config, mixers = self.backbone.config, [layer.mixer for layer in self.backbone.stack()]
         stack = packed_stack(
             delta_rule_loop.SOURCE,
@@ -37,7 +37,7 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
             n_heads=config.value_heads,
             batch=self._rows.count,
             mixer="mixer",
-            halved=halved,
+            bf16_weights=bf16_weights,
         )
         memories = zip(mixers, self._layers["weights"], self._layers["inputs"], strict=True)
         layers = [

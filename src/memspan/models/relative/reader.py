@@ -185,11 +185,11 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
-    def _compiles(self, halved: bool) -> bool:
+    def _compiles(self, bf16_weights: bool) -> bool:
         pre_norm = self.backbone.config.normalisation == "pre"
-        return pre_norm and relative_step.available(self._hidden, halved)
+        return pre_norm and relative_step.available(self._hidden, bf16_weights)
 
-    def _compiled_step(self, halved: bool) -> CompiledStep:
+    def _compiled_step(self, bf16_weights: bool) -> CompiledStep:
         backbone = self.backbone
         projections = [
             {"projections": weight, "projections_bias": bias} | _gates(layer)
@@ -205,7 +205,7 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
                 backbone.final_norm,
                 n_heads=backbone.config.n_heads,
                 batch=self._rows.count,
-                halved=halved,
+                bf16_weights=bf16_weights,
             )
         )
 

@@ -31,10 +31,10 @@ SAVE_EVERY_RECOMPUTING = 256
 """The same with ``recompute``."""
 
 
-def available(like: Tensor, halved: bool = False) -> bool:
-    """Whether the loops can run on tensors such as ``like``; ``halved``: steps with weights in
+def available(like: Tensor, bf16_weights: bool = False) -> bool:
+    """Whether the loops can run on tensors such as ``like``; ``bf16_weights``: steps with weights in
     bfloat16."""
-    return compiler.available(SOURCE, like, halved)
+    return compiler.available(SOURCE, like, bf16_weights)
 
 
 def obstacle(inputs: RuleInputs) -> str | None:

@@ -42,13 +42,13 @@ TYPES = {torch.float32: "float", torch.float64: "double"}
 COMPILER_SECONDS = 600
 
 
-def available(source: Path, like: Tensor, halved: bool = False) -> bool:
-    """Whether the loops of the C file ``source`` can run on tensors such as ``like``; ``halved``: see
-    :func:`functions`."""
+def available(source: Path, like: Tensor, bf16_weights: bool = False) -> bool:
+    """Whether the loops of the C file ``source`` can run on tensors such as ``like``; ``bf16_weights``:
+    see :func:`functions`."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False
     # torch.compile cannot trace the search for a compiler: the operation finds out when it runs.
-    return torch.compiler.is_compiling() or functions(source, like.dtype, halved) is not None
+    return torch.compiler.is_compiling() or functions(source, like.dtype, bf16_weights) is not None
 
 
 def obstacle(alternative: str) -> str:
@@ -69,13 +69,13 @@ def refuse_without_memory(done: object) -> None:
 
 
 @functools.cache
-def functions(source: Path, dtype: torch.dtype, halved: bool) -> ctypes.CDLL | None:
+def functions(source: Path, dtype: torch.dtype, bf16_weights: bool) -> ctypes.CDLL | None:
     """The functions of the C file ``source`` for this type; None if unavailable, with the reason on
-    standard error. ``halved``: fixed matrices are kept in bfloat16."""
+    standard error. ``bf16_weights``: fixed matrices are kept in bfloat16."""
     if os.environ.get("MEMSPAN_COMPILE") == "0" or os.name != "posix":
         return None
     try:
-        flags = (*FLAGS, f"-DREAL={TYPES[dtype]}", *["-DBFLOAT16"] * halved)
+        flags = (*FLAGS, f"-DREAL={TYPES[dtype]}", *["-DBFLOAT16"] * bf16_weights)
         code = _compiled(source, flags)
     except MemspanError as error:
         _say(

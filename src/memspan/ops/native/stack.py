@@ -57,7 +57,7 @@ class PackedStack:
         batch: rows of a token.
         gelu: the activation; False: relu.
         norm_epsilon: of every norm.
-        halved: keep the matrices in bfloat16; the rest, and all sums, stay float32.
+        bf16_weights: keep the matrices in bfloat16; the rest, and all sums, stay float32.
 
     Raises:
         MemspanError: there is not enough memory for the copy.
@@ -73,10 +73,10 @@ class PackedStack:
         batch: int,
         gelu: bool,
         norm_epsilon: float,
-        halved: bool = False,
+        bf16_weights: bool = False,
     ) -> None:
         first = layers[0]
-        code = compiler.functions(source, first["output"].dtype, halved)
+        code = compiler.functions(source, first["output"].dtype, bf16_weights)
         assert code is not None
         self.code = code
         self.n_weights = sum(t.numel() for layer in layers for t in layer.values())

@@ -37,9 +37,9 @@ class _Compressed(ctypes.Structure):
     ]
 
 
-def available(like: Tensor, halved: bool = False) -> bool:
-    """Whether the step can run on tensors such as ``like``; ``halved``: with matrices in bfloat16."""
-    return compiler.available(SOURCE, like, halved)
+def available(like: Tensor, bf16_weights: bool = False) -> bool:
+    """Whether the step can run on tensors such as ``like``; ``bf16_weights``: with matrices in bf16."""
+    return compiler.available(SOURCE, like, bf16_weights)
 
 
 class CompiledStep:
