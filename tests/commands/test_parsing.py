@@ -12,7 +12,7 @@ import tyro
 
 from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.evaluate import EvaluateArguments
-from memspan.commands.parsing import first_look, import_modules, parsed
+from memspan.commands.parsing import import_modules, parsed, peek_flags
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
 
@@ -75,12 +75,12 @@ def test_mistakes_are_one_line(
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_first_look_finds_four_options_anywhere() -> None:
-    look = first_look(
+def test_peek_flags_finds_four_options_anywhere() -> None:
+    look = peek_flags(
         ["--data.corpus=--preset=x", "--model=a", "--steps", "4", "--import", "b", "--model", "c"]
     )
     assert (look.model, look.preset, look.resume, look.modules) == ("c", None, None, ["b"])
-    assert first_look(["--resume"]).resume is None
+    assert peek_flags(["--resume"]).resume is None
 
 
 def test_modules_are_imported_from_the_current_folder(

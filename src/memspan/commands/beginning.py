@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from memspan.commands.parsing import first_look
+from memspan.commands.parsing import peek_flags
 from memspan.commands.standard_input import keep_input
 from memspan.data.options import SPLITS
 from memspan.distributed import reports
@@ -20,7 +20,7 @@ from memspan.training.options import BUDGETS
 
 def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
     """The options that flags change: those of the run to resume, of the preset, or the defaults."""
-    given = first_look(arguments)
+    given = peek_flags(arguments)
     if given.model is not None and given.model not in MODELS:
         raise MemspanError(f"there is no --model {given.model}: use one of {', '.join(MODELS)}")
     if given.resume is not None:

@@ -127,7 +127,7 @@ def _flags(options: Any, prefix: str = "") -> Iterator[str]:
             yield f"--{prefix}{name}".replace("_", "-")
 
 
-def first_look(arguments: list[str]) -> argparse.Namespace:
+def peek_flags(arguments: list[str]) -> argparse.Namespace:
     """The options that decide which others there are, and their defaults.
 
     Mistakes in them are left to :func:`parsed`.
@@ -149,7 +149,7 @@ def import_modules(arguments: list[str]) -> None:
         MemspanError: there is no such module.
     """
     load_plugins()
-    for name in filter(None, first_look(arguments).modules):
+    for name in filter(None, peek_flags(arguments).modules):
         # Last: a file in the current folder must not stand in for an installed library.
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
