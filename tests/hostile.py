@@ -33,7 +33,7 @@ from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.corpora import load_corpus
 from memspan.data.download import read_member
 from memspan.data.options import DataConfig
-from memspan.data.prepared import Prepared, prepare
+from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
@@ -314,7 +314,7 @@ def _with_shards(run: Path, copy: Path) -> Path:
     return shard
 
 
-def _restore(run: Path, config: RunConfig[Any], prepared: Prepared) -> None:
+def _restore(run: Path, config: RunConfig[Any], prepared: TokenizedCorpus) -> None:
     """All of resuming but the training."""
     saved = checkpoints.latest(run).load()
     check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memspan.data.corpora import has_fields, missing
 from memspan.data.identity import difference, identity, is_whole
-from memspan.data.prepared import Prepared, prepare
+from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
@@ -295,7 +295,7 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
 
 def _prepared(
     run: Run, corpus: str | None, field: str | None, split: str, progress: bool
-) -> Prepared:
+) -> TokenizedCorpus:
     """The text in the run's tokens; of its own no more than the split takes. Of one for training the
     others may be cut."""
     data = run.config.data
@@ -337,7 +337,7 @@ def check_field(corpus: str, field: str | None) -> None:
         )
 
 
-def split_of(prepared: Prepared, corpus: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+def split_of(prepared: TokenizedCorpus, corpus: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of one split or of all, and the indices at which documents start."""
     if name != ALL and name not in prepared.splits:
         raise MemspanError(

@@ -31,7 +31,7 @@ from memspan.files.cache import cache_folder
 
 
 @dataclass(frozen=True)
-class Prepared:
+class TokenizedCorpus:
     """A tokenised corpus."""
 
     tokenizer: Tokenizer
@@ -79,7 +79,7 @@ def prepare(
     field: str = "text",
     with_tokenizer: Tokenizer | None = None,
     progress: bool = True,
-) -> Prepared:
+) -> TokenizedCorpus:
     """The tokenised corpus, from the cache if it is there.
 
     Args:
@@ -113,7 +113,7 @@ def prepare(
         with _bar(progress) as bar:
             tokenizer = with_tokenizer or _vocabulary(text, kind, vocab_size, bar)
             splits = _tokenise(text, tokenizer, folder, bar)
-    return Prepared(tokenizer, splits, text.record, text.skipped, text.encoding)
+    return TokenizedCorpus(tokenizer, splits, text.record, text.skipped, text.encoding)
 
 
 def _bar(progress: bool) -> Progress:

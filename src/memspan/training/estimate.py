@@ -15,7 +15,7 @@ import torch
 
 from memspan.data.corpora import is_local
 from memspan.data.options import DataConfig, title
-from memspan.data.prepared import Prepared, prepare
+from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import TokenFile
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import read_tokenizer
@@ -239,7 +239,7 @@ def updates(config: Run) -> int:
     return config.train.updates(row_length)
 
 
-def _prepared_here(data: DataConfig, what: str, remedy: str) -> Prepared:
+def _prepared_here(data: DataConfig, what: str, remedy: str) -> TokenizedCorpus:
     """The text where that takes no download; ``what`` is otherwise unknown, and what would help."""
     if not is_local(data.texts):
         text = data.train or data.corpus or ""
@@ -351,7 +351,7 @@ def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processe
     # Only the number of words matters.
     tokenizer = WordTokenizer([str(number) for number in range(room.vocab_size)])
     text = TokenFile(tokens, np.zeros(1, np.int64), len(tokens), "words", room.vocab_size, "", "")
-    prepared = Prepared(tokenizer, {"train": text}, {})
+    prepared = TokenizedCorpus(tokenizer, {"train": text}, {})
     state = TrainingState(config, prepared, device, processes, optimiser=room.optimiser)
     updater, times = Updater(state), []
     for _ in range(1 + TIMED_UPDATES):

@@ -13,7 +13,7 @@ from rich.console import Console
 from memspan.data.corpora import located, missing
 from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.options import TEXTS, DataConfig, title
-from memspan.data.prepared import Prepared, prepare
+from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
@@ -245,7 +245,7 @@ def _refuse_changes(
 
 def _check_corpus(
     state: State,
-    prepared: Prepared,
+    prepared: TokenizedCorpus,
     config: RunConfig[BackboneConfig],
     folder: Path,
     console: Console,
@@ -265,7 +265,7 @@ def _check_corpus(
 
 
 def _refuse_finished(
-    state: State, config: RunConfig[BackboneConfig], prepared: Prepared, folder: Path
+    state: State, config: RunConfig[BackboneConfig], prepared: TokenizedCorpus, folder: Path
 ) -> None:
     """Refuse to go on where the budget is not worth more updates than were made."""
     step = state["step"]
@@ -341,7 +341,7 @@ def _absolute(tokenizer: str) -> str:
 
 def _prepared(
     config: RunConfig[BackboneConfig], processes: Processes, tokenizer: Tokenizer | None = None
-) -> Prepared:
+) -> TokenizedCorpus:
     data = config.data
     prepared = processes.in_turn(
         lambda: prepare(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memspan.data.identity import identity
-from memspan.data.prepared import Prepared
+from memspan.data.prepared import TokenizedCorpus
 from memspan.data.streams import Streams
 from memspan.distributed.passes import passes
 from memspan.distributed.processes import ALONE, Processes, local, placed, sharded
@@ -40,7 +40,7 @@ def refuse_sharing(config: RunConfig[BackboneConfig], processes: Processes) -> N
         raise MemspanError(reason)
 
 
-def streams_of(config: RunConfig[BackboneConfig], prepared: Prepared) -> Streams:
+def streams_of(config: RunConfig[BackboneConfig], prepared: TokenizedCorpus) -> Streams:
     """The training text in rows, as the run reads it.
 
     Raises:
@@ -57,7 +57,7 @@ class TrainingState:
     def __init__(
         self,
         config: RunConfig[BackboneConfig],
-        prepared: Prepared,
+        prepared: TokenizedCorpus,
         device: torch.device,
         processes: Processes = ALONE,
         source: Run | None = None,
