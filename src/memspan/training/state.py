@@ -14,7 +14,7 @@ from torch import Tensor
 from memspan.data.identity import identity
 from memspan.data.prepared import TokenizedCorpus
 from memspan.data.streams import Streams
-from memspan.distributed.passes import passes
+from memspan.distributed.parallel import parallel_model
 from memspan.distributed.processes import ALONE, Processes, local, placed, sharded
 from memspan.errors import MemspanError
 from memspan.memory import Memory
@@ -98,7 +98,7 @@ class TrainingState:
             self.warm_start = initialise_from(self.model, prepared.tokenizer, source)
         self.memory: Memory = self.model.initial_memory(n_rows)
         self.mesh = processes.mesh(device) if processes.size > 1 else None
-        self.passes = passes(self.model, options.parallel, self.mesh)
+        self.parallel = parallel_model(self.model, options.parallel, self.mesh)
         self.optimiser = Optimiser(self.model, config.optim, optimiser)
         self.health = Health()
         self.step, self.best = 0, math.inf

@@ -63,7 +63,7 @@ class Trainer:
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
         saves.export()
-        if writes or state.passes.sharded:
+        if writes or state.parallel.sharded:
             conclude(self.console, state, self.validation, saves.folder)
 
     def _update(self) -> Tensor | None:
@@ -82,7 +82,7 @@ class Trainer:
             state.note_score(math.inf)
         else:
             state.note_score(scores.nats_per_token)
-            if state.processes.first or state.passes.sharded:
+            if state.processes.first or state.parallel.sharded:
                 reports = bool(self.updater.statistics)
                 journal.record_validation(scores, self.validation.statistics() if reports else {})
                 if options.sample_tokens and state.step < state.steps:

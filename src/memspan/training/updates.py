@@ -77,7 +77,7 @@ class Updater:
         read: list[tuple[Segment, Tensor]] = []
         for n, segment in enumerate(segments, 1):
             last = n == len(segments)
-            with state.passes.gradient_sync(last):
+            with state.parallel.gradient_sync(last):
                 output = self.read(segment)
                 assert output.losses is not None
                 loss = output.losses.sum() / per_pass + output.auxiliary_loss
@@ -96,7 +96,7 @@ class Updater:
         state = self.state
         own = segment.part(state.rows, state.device)
         with state.precision.autocast(state.device):
-            return state.passes(own.inputs, state.memory, own.targets, own.starts)
+            return state.parallel(own.inputs, state.memory, own.targets, own.starts)
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
         """Skip the update; raise if asked to stop or after too many in a row."""

@@ -67,7 +67,7 @@ class Validation:
                 firsts if document_starts is None else np.union1d(firsts, document_starts)
             )
         return score_tokens(
-            state.passes.scored,
+            state.parallel.scored,
             tokens,
             state.prepared.tokenizer,
             document_starts=document_starts,
@@ -90,7 +90,7 @@ class Validation:
         """Text that the model writes after :meth:`prompt`, always with the same random numbers."""
         state = self.state
         state.model.eval()
-        scored, options = state.passes.scored, state.config.train
+        scored, options = state.parallel.scored, state.config.train
         # Of shared parameters a reader has no options.
         writing: dict[str, Any] = {}
         if isinstance(scored, LanguageModel):
@@ -111,7 +111,7 @@ class Validation:
         batch_size = min(options.batch_size, len(tokens))
         segment_length = min(options.segment_length, len(tokens))
         segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-        scored, every_row = state.passes.scored, slice(0, batch_size)
+        scored, every_row = state.parallel.scored, slice(0, batch_size)
         reader = scored.reader(batch_size=batch_size, precision=self.precision)
         *before, last = [
             segment.part(every_row, state.device)

@@ -1,4 +1,4 @@
-"""Training passes through the model: plain, replicated by DDP, or sharded by FSDP2."""
+"""The model as training runs it: plain, replicated by DDP, or sharded by FSDP2."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Parallel = Literal["ddp", "fsdp"]
 
 
-class Passes:
-    """Passes in one process: the model itself."""
+class ParallelModel:
+    """How training runs the model: in one process, as it is."""
 
     sharded = False
     """Whether a forward is collective: all processes must run equally many."""
@@ -45,7 +45,7 @@ class Passes:
         return self.model
 
 
-class ReplicatedPasses(Passes):
+class ReplicatedModel(ParallelModel):
     """DDP: every process has the whole model; gradients are averaged while they are computed."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -91,7 +91,7 @@ class _Opaque:
         self.output = output
 
 
-class ShardedPasses(Passes):
+class ShardedModel(ParallelModel):
     """FSDP2: every process has a part of each parameter and collects the others' when needed."""
 
     sharded = True
@@ -112,10 +112,10 @@ class ShardedPasses(Passes):
 
     @property
     def scored(self) -> TokenModel:
-        return _Sharded(self.model, self._empty)
+        return _ShardedTokenModel(self.model, self._empty)
 
 
-class _Sharded:
+class _ShardedTokenModel:
     """A sharded model for scoring and generating: whole passes, each run by all processes."""
 
     def __init__(self, model: LanguageModel, empty: Memory) -> None:
@@ -163,7 +163,7 @@ class _ShardedReader(MemoryReader[Memory]):
     ) -> Tensor:
         precision = self._precision
         with precision.applied(self.device) if precision else nullcontext():
-            model = _Sharded(self._model, self.memory)
+            model = _ShardedTokenModel(self._model, self.memory)
             output = model(tokens, self.memory, targets=targets, starts=starts)
         self.memory = output.memory
         result = output.logits if targets is None else output.losses
@@ -171,8 +171,8 @@ class _ShardedReader(MemoryReader[Memory]):
         return result
 
 
-def passes(model: LanguageModel, kind: Parallel, mesh: DeviceMesh | None) -> Passes:
-    """The passes of ``model``; ``mesh``: all processes (None: there is one)."""
+def parallel_model(model: LanguageModel, kind: Parallel, mesh: DeviceMesh | None) -> ParallelModel:
+    """``model`` as training runs it; ``mesh``: all processes (None: there is one)."""
     if mesh is None:
-        return Passes(model)
-    return ShardedPasses(model, mesh) if kind == "fsdp" else ReplicatedPasses(model)
+        return ParallelModel(model)
+    return ShardedModel(model, mesh) if kind == "fsdp" else ReplicatedModel(model)
