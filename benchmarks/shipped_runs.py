@@ -37,9 +37,9 @@ from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.measurement.report import Report
 from memspan.runs import checkpoints
-from memspan.runs.claim import BOUND
 from memspan.runs.config_files import load_config, read_config, to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.run_lock import BOUND
 from memspan.runs.weights import WEIGHTS
 from shakespeare import PRESETS, add_text
 from timing import machine

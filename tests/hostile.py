@@ -44,9 +44,9 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
-from memspan.runs.claim import claim
 from memspan.runs.config_files import read_config, to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.run_lock import lock_run
 from memspan.runs.shards import save_shards
 from memspan.runs.weights import check_fit
 from memspan.training import metrics, start
@@ -307,9 +307,9 @@ def _with_shards(run: Path, copy: Path) -> Path:
         save_shards(folder, saved, dist.group.WORLD).result()
     finally:
         dist.destroy_process_group()
-    with claim(copy) as claimed:
-        claimed.load()
-        checkpoints.commit_shards(claimed, saved.state, best=False, keep=2)
+    with lock_run(copy) as lock:
+        lock.load()
+        checkpoints.commit_shards(lock, saved.state, best=False, keep=2)
     (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / "shards").iterdir()
     return shard
 

@@ -26,7 +26,7 @@ from memspan.converters.kinds import KINDS, KindName
 from memspan.converters.torch_files import OLD, read
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints
-from memspan.runs.claim import Claim, claim
+from memspan.runs.run_lock import RunLock, lock_run
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 Edit = Callable[[Path], object]
@@ -255,14 +255,14 @@ def test_a_run_that_another_process_made_meanwhile_is_kept(
     out = tmp_path / "out"
     with contextlib.ExitStack() as other:
 
-        def meanwhile(folder: Path) -> contextlib.AbstractContextManager[Claim]:
+        def meanwhile(folder: Path) -> contextlib.AbstractContextManager[RunLock]:
             if still:
-                other.enter_context(claim(out))
+                other.enter_context(lock_run(out))
             out.mkdir(exist_ok=True)
             (out / "config.toml").write_text("theirs")
-            return claim(folder)
+            return lock_run(folder)
 
-        monkeypatch.setattr(converting, "claim", meanwhile)
+        monkeypatch.setattr(converting, "lock_run", meanwhile)
         with pytest.raises(MemspanError, match="another process" if still else "exists already"):
             memspan.convert(source, out)
     assert (out / "config.toml").read_text() == "theirs"

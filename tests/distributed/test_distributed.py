@@ -35,9 +35,9 @@ from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints
-from memspan.runs.claim import claim
 from memspan.runs.config_files import to_toml
 from memspan.runs.options import RunConfig
+from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
@@ -344,7 +344,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     wait_for(lambda: checkpoints.latest(Path("r")).state["step"] > before, again)
     with (
         pytest.raises(MemspanError, match="another process is training"),
-        claim(Path("r")),
+        lock_run(Path("r")),
     ):
         pass
     again.send_signal(signal.SIGINT)
@@ -498,10 +498,10 @@ def test_a_checkpoint_that_is_there_is_never_passed_over(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoints, "sync_folder", crash)
-    with claim(Path("r")) as claimed:
-        claimed.load()
+    with lock_run(Path("r")) as lock:
+        lock.load()
         with pytest.raises(KeyboardInterrupt):
-            checkpoints.commit_shards(claimed, state, best=False, keep=2)
+            checkpoints.commit_shards(lock, state, best=False, keep=2)
     assert folder.is_dir()
     assert checkpoints.latest(Path("r")).state["step"] == 6
 

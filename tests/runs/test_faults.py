@@ -31,7 +31,7 @@ from memspan.files import lock
 from memspan.files.bytes import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.runs import checkpoints, config_files
-from memspan.runs.claim import claim
+from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, saves, start, updates, validation
 from memspan.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, PowerCut
@@ -151,7 +151,7 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
     assert content(Path("r")) == before
     holder.kill()
     holder.communicate()
-    # The system has lifted the claim.
+    # The system has released the lock.
     with pytest.raises(MemspanError, match="is finished"):
         start.resume(Path("r"))
 
@@ -258,7 +258,7 @@ def test_a_run_without_weights_says_what_to_do() -> None:
     Path("r/model.safetensors").unlink()
     with pytest.raises(MemspanError, match=r"is missing: restore it, or .*memspan export r$"):
         memspan.load("r")
-    with claim(Path("r")):
+    with lock_run(Path("r")):
         checkpoints.export(Path("r"), 2)
     assert memspan.load("r").step
     Path("r/model.safetensors").unlink()

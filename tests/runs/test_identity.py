@@ -20,9 +20,9 @@ from memspan.data.identity import difference
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history, state_file
-from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
+from memspan.runs.run_lock import RunLock
 from memspan.training import metrics, start, updates
 from memspan.training.options import OptimConfig
 from memspan.training.state import TrainingState
@@ -342,15 +342,15 @@ def test_a_crash_while_options_change_is_recovered(
     """Before either file is written, or before the first save after them."""
     start.train(options(steps=12), Path("whole"))
     start.train(options(steps=6), Path("r"))
-    write = Claim.write
+    write = RunLock.write
 
-    def writing(self: Claim, name: str, content: bytes) -> None:
+    def writing(self: RunLock, name: str, content: bytes) -> None:
         if name == cut_before:
             raise PowerCut
         write(self, name, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Claim, "write", writing)
+        patch.setattr(RunLock, "write", writing)
         patch.setattr(updates.Updater, "update", lambda self: cut())
         with pytest.raises(PowerCut):
             start.resume(Path("r"), config=options(steps=12))

@@ -13,7 +13,7 @@ import pytest
 import memspan
 from memspan import MemspanError, cli
 from memspan.measurement import report
-from memspan.runs.claim import claim
+from memspan.runs.run_lock import lock_run
 from memspan.runs.shipped import SHIPPED
 from memspan.runs.weights import WEIGHTS
 from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, joined, table
@@ -149,7 +149,7 @@ def test_it_cannot_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
         )
         with pytest.raises(MemspanError, match="--init-from shakespeare --preset"):
             memspan.resume(run)
-    with pytest.raises(MemspanError, match="never changed"), claim(SHIPPED["shakespeare"]):
+    with pytest.raises(MemspanError, match="never changed"), lock_run(SHIPPED["shakespeare"]):
         """As every verb does that writes to a run."""
     assert "never changed" in refusal(capsys, "export", "shakespeare")
     said = refusal(capsys, "train", "--data.corpus", "tiny-shakespeare-held-out")

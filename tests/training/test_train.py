@@ -27,10 +27,10 @@ from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
-from memspan.runs.claim import claim
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
 from memspan.runs.run import create
+from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, start, updates, validation
 from memspan.training.loggers import Record, Wandb, loggers
 from memspan.training.optimisers import Optimiser
@@ -213,11 +213,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(28, "No space left on device")
 
     newer = dataclasses.replace(saved, state=saved.state | {"step": 9})
-    with monkeypatch.context() as patch, claim(Path("r")) as claimed:
-        claimed.load()
+    with monkeypatch.context() as patch, lock_run(Path("r")) as lock:
+        lock.load()
         patch.setattr(os, "fsync", full)
         with pytest.raises(MemspanError, match="No space left on device"):
-            checkpoints.save(claimed, newer, True, 2)
+            checkpoints.save(lock, newer, True, 2)
     assert [p.name for p in (Path("r") / "checkpoints").iterdir() if p.name[0] == "."] == []
     assert_same(before, final("r"))
     memspan.load("r")
@@ -297,9 +297,9 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
 
 def test_a_run_is_saved_before_it_is_trained() -> None:
     state = updater_of(config()).state
-    with claim(Path("run")) as claimed:
-        create(claimed, state.config, state.prepared.tokenizer)
-        Saves(state, Path("run"), claimed, Console(quiet=True)).save()
+    with lock_run(Path("run")) as lock:
+        create(lock, state.config, state.prepared.tokenizer)
+        Saves(state, Path("run"), lock, Console(quiet=True)).save()
     assert memspan.load("run").step == 0
 
 

@@ -50,10 +50,10 @@ def export(arguments: list[str]) -> None:
 
 def _plain_checkpoints(run: Path, keep: int) -> None:
     from memspan.runs import checkpoints
-    from memspan.runs.claim import claim
+    from memspan.runs.run_lock import lock_run
 
     folder = run_alone(run, "without --to all of a run's are made plain")
-    with claim(folder):
+    with lock_run(folder):
         steps = checkpoints.export(folder, keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"
     print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

@@ -17,7 +17,7 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.runs import checkpoints
 from memspan.runs import run as runs
-from memspan.runs.claim import claim
+from memspan.runs.run_lock import lock_run
 from memspan.runs.state_file import Checkpoint as SavedCheckpoint
 from memspan.runs.state_file import State
 from memspan.runs.weights import weights_of
@@ -55,16 +55,16 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
     was_there = out.exists()
-    with claim(out) as claimed:
+    with lock_run(out) as lock:
         # Another process may have made a run there while the checkpoint was read.
         _refuse_taken(out)
         try:
-            runs.create(claimed, found.config, found.tokenizer)
+            runs.create(lock, found.config, found.tokenizer)
             saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
-            checkpoints.save(claimed, saved, best=True, keep=1)
+            checkpoints.save(lock, saved, best=True, keep=1)
         except BaseException:
             # Half a run would be in the way of the next attempt.
-            if not claimed.moved():
+            if not lock.moved():
                 _empty(out, remove=not was_there)
             raise
     return out

@@ -2,7 +2,7 @@
 
 | file in the folder                                   | module                                        |
 | ---------------------------------------------------- | --------------------------------------------- |
-| the folder itself, ``.lock``                         | ``claim``: one trainer, wherever it is moved  |
+| the folder itself, ``.lock``                         | ``run_lock``: one trainer at a time           |
 | ``config.toml``                                      | ``options``; ``config_files``: as TOML, flags |
 | ``history.jsonl``                                    | ``history``: options changed on resuming      |
 | ``tokenizer.json``                                   | ``memspan.data.tokenizers``                   |

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memspan.errors import MemspanError
 from memspan.runs import history
-from memspan.runs.claim import BOUND
+from memspan.runs.run_lock import BOUND
 from memspan.runs.state_file import State
 
 
@@ -22,7 +22,7 @@ def header(state: State, bound: Mapping[str, str]) -> dict[str, str]:
 
     Args:
         state: the checkpoint's.
-        bound: checksums of the files in :data:`~memspan.runs.claim.BOUND`.
+        bound: checksums of the files in :data:`~memspan.runs.run_lock.BOUND`.
     """
     return {
         "step": str(state["step"]),

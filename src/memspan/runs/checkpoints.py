@@ -30,8 +30,8 @@ from memspan.files.tensors import checked_header, save_tensors
 from memspan.invocation import command
 from memspan.runs import shards, state_file, tensor_files
 from memspan.runs.binding import bound_files, header, refuse_changes
-from memspan.runs.claim import Claim
 from memspan.runs.places import BEST, CHECKPOINTS, folder_name
+from memspan.runs.run_lock import RunLock
 from memspan.runs.shards import SHARDS, Target
 from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import WEIGHTS
@@ -126,13 +126,13 @@ def weights_at(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 # --- saving -------------------------------------------------------------------------------------------
 
 
-def save(claim: Claim, checkpoint: Checkpoint, best: bool, keep: int) -> None:
+def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
     """Add a checkpoint written by this process alone, then drop those no longer needed.
 
     A step that is there already is not written again: the same step of a run is the same checkpoint.
 
     Args:
-        claim: the run's folder.
+        lock: the run's folder.
         checkpoint: what to save.
         best: publish its weights, the best so far.
         keep: newest checkpoints that stay (0: all).
@@ -140,16 +140,16 @@ def save(claim: Claim, checkpoint: Checkpoint, best: bool, keep: int) -> None:
     Raises:
         MemspanError: the disk is full, or the folder was moved or deleted.
     """
-    folder, state = claim.folder, checkpoint.state
+    folder, state = lock.folder, checkpoint.state
     building = _building(folder, state["step"])
-    with _cleaning_up(claim, building):
+    with _cleaning_up(lock, building):
         if not _step_folder(folder, state["step"]).exists():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            bound = claim.checksums()
+            bound = lock.checksums()
             files = bound | tensor_files.write(building, checkpoint, bound)
             state_file.write(building, state, files)
-            _refuse_moved(claim)
+            _refuse_moved(lock)
             # Without it, the checkpoint of the last step is the latest.
             (folder / CHECKPOINTS / LATEST).unlink(missing_ok=True)
             _complete(building)
@@ -175,14 +175,14 @@ def new_shards(folder: Path, step: int) -> Path | None:
     return building / SHARDS
 
 
-def commit_shards(claim: Claim, state: State, best: bool, keep: int) -> None:
+def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
     """Make a checkpoint of the shards that all processes have written; otherwise as :func:`save`."""
-    folder = claim.folder
+    folder = lock.folder
     building = _building(folder, state["step"])
-    with _cleaning_up(claim, building):
-        files = claim.checksums() | shards.checksums(building / SHARDS)
+    with _cleaning_up(lock, building):
+        files = lock.checksums() | shards.checksums(building / SHARDS)
         state_file.write(building, state, files)
-        _refuse_moved(claim)
+        _refuse_moved(lock)
         target = _step_folder(folder, state["step"])
         # First: a name without a checkpoint is ignored, but a complete checkpoint must not be.
         write_atomically(target.with_name(LATEST), f"{target.name}\n".encode())
@@ -207,26 +207,26 @@ def failed_save(folder: Path, error: BaseException) -> MemspanError:
 
 
 @contextlib.contextmanager
-def _cleaning_up(claim: Claim, building: Path) -> Iterator[None]:
+def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
     """Delete a checkpoint that fails while it is made, and say why it failed."""
     try:
         yield
     except (OSError, MemspanError) as error:
         shutil.rmtree(building, ignore_errors=True)
         # That the folder is gone explains whatever failed in it.
-        _refuse_moved(claim)
+        _refuse_moved(lock)
         if isinstance(error, MemspanError):
             raise
-        raise failed_save(claim.folder, error) from None
+        raise failed_save(lock.folder, error) from None
 
 
-def _refuse_moved(claim: Claim) -> None:
+def _refuse_moved(lock: RunLock) -> None:
     """Refuse to complete a save during which the folder was moved: parts of it may lie elsewhere."""
-    if claim.moved():
-        found = claim.whereabouts()
+    if lock.moved():
+        found = lock.whereabouts()
         where = "and its new path" if found is None else shlex.quote(str(found))
         raise MemspanError(
-            f"the run's folder {claim.folder} was moved or replaced during a save: the checkpoints in "
+            f"the run's folder {lock.folder} was moved or replaced during a save: the checkpoints in "
             f"it are untouched; go on with --resume {where}"
         ) from None
 
@@ -255,7 +255,7 @@ def recover(folder: Path, state: State, keep: int) -> None:
     """Finish what a crash after the latest checkpoint left undone, and delete half-written files.
 
     Args:
-        folder: the run's, claimed.
+        folder: the run's, locked.
         state: the latest checkpoint's.
         keep: as in :func:`save`.
 
@@ -294,7 +294,7 @@ def export(folder: Path, keep: int) -> list[int]:
     """Convert the checkpoints of several processes into those of one, and publish the best weights.
 
     Args:
-        folder: the run's, claimed.
+        folder: the run's, locked.
         keep: as in :func:`save`.
 
     Returns:

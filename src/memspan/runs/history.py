@@ -16,7 +16,7 @@ from pathlib import Path
 
 from memspan.errors import MemspanError
 from memspan.files.bytes import read_limited
-from memspan.runs.claim import Claim
+from memspan.runs.run_lock import RunLock
 
 NAME = "history.jsonl"
 LIMIT = 1 << 24
@@ -56,11 +56,11 @@ def content(changes: list[Change]) -> bytes:
     return "".join(json.dumps(asdict(change)) + "\n" for change in changes).encode()
 
 
-def record(claim: Claim, step: int, changed: dict[str, list[object]], config: bytes) -> None:
+def record(lock: RunLock, step: int, changed: dict[str, list[object]], config: bytes) -> None:
     """Record changed options, if there are any, and write the new ``config.toml``.
 
     Args:
-        claim: the run's folder.
+        lock: the run's folder.
         step: of the checkpoint that is resumed.
         changed: option -> its values before and after.
         config: the new ``config.toml``.
@@ -68,15 +68,15 @@ def record(claim: Claim, step: int, changed: dict[str, list[object]], config: by
     Raises:
         MemspanError: the disk is full, and the run unchanged.
     """
-    before = hashlib.sha256(claim.loaded["config.toml"]).hexdigest()
-    known = read(claim.folder)
+    before = hashlib.sha256(lock.loaded["config.toml"]).hexdigest()
+    known = read(lock.folder)
     changes = made(known, before)
     if changed:
         changes = [*changes, Change(step, changed, before, hashlib.sha256(config).hexdigest())]
     if changes != known:
-        claim.write(NAME, content(changes))
+        lock.write(NAME, content(changes))
     if changed:
-        claim.write("config.toml", config)
+        lock.write("config.toml", config)
 
 
 def made(changes: list[Change], config: str) -> list[Change]:

@@ -16,10 +16,10 @@ from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs import checkpoints, history
 from memspan.runs.binding import refuse_changes
-from memspan.runs.claim import Claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.places import Place, place_of
+from memspan.runs.run_lock import RunLock
 from memspan.runs.shipped import run_folder
 from memspan.runs.weights import WEIGHTS, check_fit, load_weights, widened
 
@@ -40,13 +40,13 @@ class Run:
     """What it was trained and validated on; empty if saved by an older version, or converted."""
 
 
-def create(claim: Claim, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
-    """Begin a run in the claimed folder, anew where one ended before its first checkpoint.
+def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
+    """Begin a run in the locked folder, anew where one ended before its first checkpoint.
 
     Raises:
         MemspanError: the folder holds a run already, or cannot be written.
     """
-    folder = claim.folder
+    folder = lock.folder
     if (folder / WEIGHTS).exists() or checkpoints.steps_of(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
@@ -54,9 +54,9 @@ def create(claim: Claim, config: RunConfig[BackboneConfig], tokenizer: Tokenizer
         )
     checkpoints.remove_leftovers(folder)
     (folder / history.NAME).unlink(missing_ok=True)
-    claim.write("config.toml", to_toml(config).encode())
+    lock.write("config.toml", to_toml(config).encode())
     tokenizer.save(folder)
-    claim.load()
+    lock.load()
 
 
 def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:

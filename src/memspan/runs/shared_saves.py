@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from memspan.distributed.processes import LostProcessError, Processes, is_loss
 from memspan.runs import checkpoints
-from memspan.runs.claim import Claim
+from memspan.runs.run_lock import RunLock
 from memspan.runs.shards import save_shards
 from memspan.runs.state_file import Checkpoint, State
 
@@ -17,15 +17,15 @@ from memspan.runs.state_file import Checkpoint, State
 class SharedSaves:
     """Saves of a run, one at a time: each waits for the one before. All processes call all methods."""
 
-    def __init__(self, folder: Path, claim: Claim | None, processes: Processes, keep: int) -> None:
+    def __init__(self, folder: Path, lock: RunLock | None, processes: Processes, keep: int) -> None:
         """
         Args:
             folder: the run's.
-            claim: of that folder, in the first process; None in the others.
+            lock: of that folder, in the first process; None in the others.
             processes: all of the run's.
             keep: newest checkpoints that stay (0: all).
         """
-        self._folder, self._claim, self._processes, self._keep = folder, claim, processes, keep
+        self._folder, self._lock, self._processes, self._keep = folder, lock, processes, keep
         # Not training's own group, whose collectives must not mix with these.
         self._group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "memspan-save")
@@ -44,8 +44,8 @@ class SharedSaves:
         self.finish()
         state = checkpoint.state
         new = None
-        if self._claim is not None:
-            new = checkpoints.new_shards(self._claim.folder, state["step"])
+        if self._lock is not None:
+            new = checkpoints.new_shards(self._lock.folder, state["step"])
         folder = self._processes.of_first(new)
         if folder is None:
             return
@@ -73,8 +73,8 @@ class SharedSaves:
                     "another process of the run has ended during a save: go on with --resume "
                     f"{self._folder}"
                 ) from error
-            if self._claim is not None:
-                checkpoints.drop_shards(self._claim.folder, state["step"])
+            if self._lock is not None:
+                checkpoints.drop_shards(self._lock.folder, state["step"])
             raise checkpoints.failed_save(self._folder, cause) from error
-        if self._claim is not None:
-            checkpoints.commit_shards(self._claim, state, best, self._keep)
+        if self._lock is not None:
+            checkpoints.commit_shards(self._lock, state, best, self._keep)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from memspan.runs import checkpoints
-from memspan.runs.claim import Claim
+from memspan.runs.run_lock import RunLock
 from memspan.training.state import TrainingState
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ class Saves:
     """Writes checkpoints of ``state``; of several processes all call all methods."""
 
     def __init__(
-        self, state: TrainingState, folder: Path, claim: Claim | None, console: Console
+        self, state: TrainingState, folder: Path, lock: RunLock | None, console: Console
     ) -> None:
-        """``claim``: on the run's ``folder``; None in processes other than the first."""
+        """``lock``: on the run's ``folder``; None in processes other than the first."""
         self.folder = folder
         """Where the run's folder is, as far as known."""
         self.moved_from: Path | None = None
         """Where it was when training began, if it was moved since."""
-        self._state, self._claim, self._console = state, claim, console
+        self._state, self._lock, self._console = state, lock, console
         self._keep = state.config.train.keep
         self._shared: SharedSaves | None = None
 
@@ -40,15 +40,15 @@ class Saves:
         # Without validations there is no best yet: the latest weights are published.
         best = state.best_step in (None, state.step)
         self._follow()
-        if self._claim is not None:
-            for line in self._claim.restore():
+        if self._lock is not None:
+            for line in self._lock.restore():
                 self._console.print(line)
         if state.mesh is not None:
             self._shared = self._shared or self._shared_saves()
             self._shared.begin(state.snapshot(self.folder), best)
         else:
-            assert self._claim is not None
-            checkpoints.save(self._claim, state.snapshot(self.folder), best, self._keep)
+            assert self._lock is not None
+            checkpoints.save(self._lock, state.snapshot(self.folder), best, self._keep)
 
     def latest_in_words(self) -> str:
         """Which checkpoint there is to go on from."""
@@ -72,7 +72,7 @@ class Saves:
     @property
     def moved(self) -> bool:
         """Whether the folder was moved since training began."""
-        is_moving = self._claim is not None and self._claim.moved()
+        is_moving = self._lock is not None and self._lock.moved()
         return self.moved_from is not None or is_moving
 
     def _follow(self) -> None:
@@ -81,13 +81,13 @@ class Saves:
         Raises:
             MemspanError: it was deleted, or the system does not tell where it is.
         """
-        if self._claim is not None and self._claim.moved():
+        if self._lock is not None and self._lock.moved():
             self.moved_from = self.folder
-            self._claim.follow()
-            self.folder = self._claim.folder
+            self._lock.follow()
+            self.folder = self._lock.folder
 
     def _shared_saves(self) -> SharedSaves:
         # Lazy: one process need not load torch.distributed.checkpoint.
         from memspan.runs.shared_saves import SharedSaves
 
-        return SharedSaves(self.folder, self._claim, self._state.processes, self._keep)
+        return SharedSaves(self.folder, self._lock, self._state.processes, self._keep)

@@ -23,11 +23,11 @@ from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.precision.products import recorded_precision
 from memspan.runs import checkpoints, history
-from memspan.runs.claim import Claim, claim
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.places import run_alone
 from memspan.runs.run import create, load
+from memspan.runs.run_lock import RunLock, lock_run
 from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import check_fit
 from memspan.training import metrics
@@ -110,10 +110,10 @@ def train(
         console.print(state.warm_start.summary())
     # Its weights would stay in memory for as long as this trains.
     del source
-    with _claimed(folder, processes) as claimed:
-        if claimed is not None:
-            create(claimed, config, prepared.tokenizer)
-        saves = Saves(state, folder, claimed, console)
+    with _locked(folder, processes) as lock:
+        if lock is not None:
+            create(lock, config, prepared.tokenizer)
+        saves = Saves(state, folder, lock, console)
         Trainer(state, saves, console).fit()
     return saves.folder
 
@@ -152,22 +152,22 @@ def resume(
     console = console or Console(quiet=True)
     again = "--resume goes on from a run's newest one (--init-from takes the weights of any)"
     folder = run_alone(folder, again)
-    # Refuses what is no run before a folder is made for the claim.
+    # Refuses what is no run before a folder is made for the lock.
     load_config(folder)
-    with _claimed(folder, processes) as claimed:
-        return _resume(folder, claimed, console, processes, config, optimiser)
+    with _locked(folder, processes) as lock:
+        return _resume(folder, lock, console, processes, config, optimiser)
 
 
 def _resume(
     folder: Path,
-    claimed: Claim | None,
+    lock: RunLock | None,
     console: Console,
     processes: Processes,
     wanted: RunConfig[BackboneConfig] | None,
     optimiser: MakeOptimiser | None,
 ) -> Path:
-    if claimed is not None:
-        claimed.load()
+    if lock is not None:
+        lock.load()
     before = load_config(folder)
     config = with_optimiser(before if wanted is None else _merged(before, wanted), optimiser)
     latest = checkpoints.latest(folder)
@@ -207,12 +207,12 @@ def _resume(
     console.print(f"resuming {folder} at step {training.step:,}")
     if changed:
         _report_changes(changed, before, training, folder, console)
-    if claimed is not None:
-        history.record(claimed, training.step, changed, to_toml(config).encode())
+    if lock is not None:
+        history.record(lock, training.step, changed, to_toml(config).encode())
     _report_differences(saved, training.environment(), folder, console)
     # As in train().
     del saved
-    saves = Saves(training, folder, claimed, console)
+    saves = Saves(training, folder, lock, console)
     Trainer(training, saves, console).fit()
     return saves.folder
 
@@ -358,5 +358,5 @@ def _prepared(
     return prepared
 
 
-def _claimed(folder: Path, processes: Processes) -> AbstractContextManager[Claim | None]:
-    return claim(folder) if processes.first else nullcontext()
+def _locked(folder: Path, processes: Processes) -> AbstractContextManager[RunLock | None]:
+    return lock_run(folder) if processes.first else nullcontext()

@@ -21,7 +21,7 @@ LIMIT = 1 << 28
 """Maximum size of such a file in bytes."""
 
 
-class Claim:
+class RunLock:
     """A run's folder, locked by this process.
 
     Another one under the same name is not mistaken for it. An open handle, where the system has such,
@@ -133,7 +133,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claim(folder: Path) -> Iterator[Claim]:
+def lock_run(folder: Path) -> Iterator[RunLock]:
     """Lock a run's folder for this trainer.
 
     Raises:
@@ -146,4 +146,4 @@ def claim(folder: Path) -> Iterator[Claim]:
             "would be deleted: put the folder itself there"
         )
     with only_writer(folder) as handle:
-        yield Claim(folder, handle)
+        yield RunLock(folder, handle)
