@@ -10,8 +10,8 @@ from torch import Tensor
 from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
-from memspan.training.journal import Journal
 from memspan.training.loggers import loggers
+from memspan.training.metric_logger import MetricLogger
 from memspan.training.saves import Saves
 from memspan.training.state import TrainingState
 from memspan.training.summary import conclude, introduce
@@ -41,22 +41,22 @@ class Trainer:
         introduce(self.console, state, saves.folder)
         writes = state.processes.first
         logged = loggers(saves.folder, options.tracker, state.step) if writes else []
-        journal, stopped = Journal(state, logged, self.console), False
+        metric_logger, stopped = MetricLogger(state, logged, self.console), False
         with stoppable(self.stop), progress(self.console, state.steps) as show:
             show(completed=state.step)
             while not state.is_finished and not (stopped := self._is_stopping()):
-                journal.add(self._update())
+                metric_logger.add(self._update())
                 last = state.step == state.steps
                 if last or state.step % LOG_EVERY == 0:
-                    journal.record_training(self.updater.statistics, show)
+                    metric_logger.record_training(self.updater.statistics, show)
                 if last or _is_due(options.evaluate_every, state.step):
-                    self._validate(journal)
+                    self._validate(metric_logger)
                 if state.is_finished or _is_due(options.save_every, state.step) or state.is_best:
                     saves.save()
             if stopped:
                 saves.save()
             saves.finish()
-        journal.close()
+        metric_logger.close()
         if stopped:
             self._report_stop()
             return
@@ -72,7 +72,7 @@ class Trainer:
         except NonFiniteError as error:
             raise MemspanError(f"{error}; {self.saves.latest_in_words()}") from None
 
-    def _validate(self, journal: Journal) -> None:
+    def _validate(self, metric_logger: MetricLogger) -> None:
         state, options = self.state, self.state.config.train
         try:
             # Many streams: faster than one, and close enough to compare checkpoints.
@@ -84,11 +84,13 @@ class Trainer:
             state.note_score(scores.nats_per_token)
             if state.processes.first or state.parallel.sharded:
                 reports = bool(self.updater.statistics)
-                journal.record_validation(scores, self.validation.statistics() if reports else {})
+                metric_logger.record_validation(
+                    scores, self.validation.statistics() if reports else {}
+                )
                 if options.sample_tokens and state.step < state.steps:
                     text = self.validation.sample(min(options.sample_tokens, 80))
                     self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
-        journal.restart_clock()
+        metric_logger.restart_clock()
 
     def stop(self) -> None:
         """Stop before the next update, with a checkpoint."""

@@ -17,7 +17,7 @@ from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState
 
 
-class Journal:
+class MetricLogger:
     """Collects losses from record to record."""
 
     def __init__(self, state: TrainingState, loggers: Sequence[Logger], console: Console) -> None:
