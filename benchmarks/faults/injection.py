@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from memspan.training.saves import Saves
+from memspan.training.checkpointer import Checkpointer
 from memspan.training.updates import Updater
 
 
@@ -43,14 +43,14 @@ def in_saves(which: Callable[[int], bool], fault: Callable[[str], None]) -> Call
             if inside:
                 fault(name)
 
-        def save(self: Saves) -> None:
+        def save(self: Checkpointer) -> None:
             nonlocal inside
             inside = which(self._state.step)
             original(self)
             inside = False
 
-        original = Saves.save
-        Saves.save = save  # type: ignore[method-assign]
+        original = Checkpointer.save
+        Checkpointer.save = save  # type: ignore[method-assign]
         at_operations(before)
 
     return hook

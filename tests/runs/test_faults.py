@@ -32,7 +32,7 @@ from memspan.files.bytes import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.runs import checkpoints, config_files
 from memspan.runs.run_lock import lock_run
-from memspan.training import metrics, saves, start, updates, validation
+from memspan.training import checkpointer, metrics, start, updates, validation
 from memspan.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, PowerCut
 
@@ -89,7 +89,7 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
 def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
     start.train(OPTIONS, Path("whole"))
     expected = content(Path("whole"))
-    original = saves.Saves.save
+    original = checkpointer.Checkpointer.save
 
     def until(cut: int, work: Callable[[], None]) -> int:
         """Power goes before operation ``cut`` of the last save; how many were made."""
@@ -101,12 +101,12 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
                 raise PowerCut
             done += 1
 
-        def save(self: saves.Saves) -> None:
+        def save(self: checkpointer.Checkpointer) -> None:
             with operations(count) if self._state.step == 6 else nullcontext():
                 original(self)
 
         with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
-            patch.setattr(saves.Saves, "save", save)
+            patch.setattr(checkpointer.Checkpointer, "save", save)
             work()
         return done
 

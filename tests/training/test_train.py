@@ -32,10 +32,10 @@ from memspan.runs.options import RunConfig
 from memspan.runs.run import create
 from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, start, updates, validation
+from memspan.training.checkpointer import Checkpointer
 from memspan.training.loggers import Record, Wandb, loggers
 from memspan.training.optimisers import Optimiser
 from memspan.training.options import OptimConfig, TrainConfig
-from memspan.training.saves import Saves
 from memspan.training.state import TrainingState
 from memspan.training.summary import prompt_from
 from warm import Child
@@ -299,7 +299,7 @@ def test_a_run_is_saved_before_it_is_trained() -> None:
     state = updater_of(config()).state
     with lock_run(Path("run")) as lock:
         create(lock, state.config, state.prepared.tokenizer)
-        Saves(state, Path("run"), lock, Console(quiet=True)).save()
+        Checkpointer(state, Path("run"), lock, Console(quiet=True)).save()
     assert memspan.load("run").step == 0
 
 

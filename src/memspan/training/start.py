@@ -32,12 +32,12 @@ from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import check_fit
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, refuse_fixed
+from memspan.training.checkpointer import Checkpointer
 from memspan.training.environment import difference as environments_differ
 from memspan.training.loggers import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, with_optimiser
 from memspan.training.options import BUDGETS
 from memspan.training.precision import precision_of, without_auto
-from memspan.training.saves import Saves
 from memspan.training.schedule import learning_rate
 from memspan.training.state import TrainingState, streams_of
 from memspan.training.trainer import Trainer
@@ -113,9 +113,9 @@ def train(
     with _locked(folder, processes) as lock:
         if lock is not None:
             create(lock, config, prepared.tokenizer)
-        saves = Saves(state, folder, lock, console)
-        Trainer(state, saves, console).fit()
-    return saves.folder
+        checkpointer = Checkpointer(state, folder, lock, console)
+        Trainer(state, checkpointer, console).fit()
+    return checkpointer.folder
 
 
 def resume(
@@ -212,9 +212,9 @@ def _resume(
     _report_differences(saved, training.environment(), folder, console)
     # As in train().
     del saved
-    saves = Saves(training, folder, lock, console)
-    Trainer(training, saves, console).fit()
-    return saves.folder
+    checkpointer = Checkpointer(training, folder, lock, console)
+    Trainer(training, checkpointer, console).fit()
+    return checkpointer.folder
 
 
 def _merged(

@@ -10,9 +10,9 @@ from torch import Tensor
 from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
+from memspan.training.checkpointer import Checkpointer
 from memspan.training.loggers import loggers
 from memspan.training.metric_logger import MetricLogger
-from memspan.training.saves import Saves
 from memspan.training.state import TrainingState
 from memspan.training.summary import conclude, introduce
 from memspan.training.terminal import progress, stoppable
@@ -26,8 +26,8 @@ LOG_EVERY = 10
 class Trainer:
     """Trains a run; of several processes each has one, and the first alone logs."""
 
-    def __init__(self, state: TrainingState, saves: Saves, console: Console) -> None:
-        self.state, self.saves, self.console = state, saves, console
+    def __init__(self, state: TrainingState, checkpointer: Checkpointer, console: Console) -> None:
+        self.state, self.checkpointer, self.console = state, checkpointer, console
         self.updater, self.validation = Updater(state), Validation(state)
         self.asked_to_stop = False
 
@@ -37,42 +37,42 @@ class Trainer:
         Raises:
             MemspanError: a loss is not finite, the disk is full, the folder was moved or deleted.
         """
-        state, saves, options = self.state, self.saves, self.state.config.train
-        introduce(self.console, state, saves.folder)
+        state, checkpointer, options = self.state, self.checkpointer, self.state.config.train
+        introduce(self.console, state, checkpointer.folder)
         writes = state.processes.first
-        logged = loggers(saves.folder, options.tracker, state.step) if writes else []
-        metric_logger, stopped = MetricLogger(state, logged, self.console), False
+        logged = loggers(checkpointer.folder, options.tracker, state.step) if writes else []
+        metrics, stopped = MetricLogger(state, logged, self.console), False
         with stoppable(self.stop), progress(self.console, state.steps) as show:
             show(completed=state.step)
             while not state.is_finished and not (stopped := self._is_stopping()):
-                metric_logger.add(self._update())
+                metrics.add(self._update())
                 last = state.step == state.steps
                 if last or state.step % LOG_EVERY == 0:
-                    metric_logger.record_training(self.updater.statistics, show)
+                    metrics.record_training(self.updater.statistics, show)
                 if last or _is_due(options.evaluate_every, state.step):
-                    self._validate(metric_logger)
+                    self._validate(metrics)
                 if state.is_finished or _is_due(options.save_every, state.step) or state.is_best:
-                    saves.save()
+                    checkpointer.save()
             if stopped:
-                saves.save()
-            saves.finish()
-        metric_logger.close()
+                checkpointer.save()
+            checkpointer.finish()
+        metrics.close()
         if stopped:
             self._report_stop()
             return
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
-        saves.export()
+        checkpointer.export()
         if writes or state.parallel.sharded:
-            conclude(self.console, state, self.validation, saves.folder)
+            conclude(self.console, state, self.validation, checkpointer.folder)
 
     def _update(self) -> Tensor | None:
         try:
             return self.updater.update()
         except NonFiniteError as error:
-            raise MemspanError(f"{error}; {self.saves.latest_in_words()}") from None
+            raise MemspanError(f"{error}; {self.checkpointer.latest_in_words()}") from None
 
-    def _validate(self, metric_logger: MetricLogger) -> None:
+    def _validate(self, metrics: MetricLogger) -> None:
         state, options = self.state, self.state.config.train
         try:
             # Many streams: faster than one, and close enough to compare checkpoints.
@@ -84,13 +84,11 @@ class Trainer:
             state.note_score(scores.nats_per_token)
             if state.processes.first or state.parallel.sharded:
                 reports = bool(self.updater.statistics)
-                metric_logger.record_validation(
-                    scores, self.validation.statistics() if reports else {}
-                )
+                metrics.record_validation(scores, self.validation.statistics() if reports else {})
                 if options.sample_tokens and state.step < state.steps:
                     text = self.validation.sample(min(options.sample_tokens, 80))
                     self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
-        metric_logger.restart_clock()
+        metrics.restart_clock()
 
     def stop(self) -> None:
         """Stop before the next update, with a checkpoint."""
@@ -98,15 +96,15 @@ class Trainer:
 
     def _is_stopping(self) -> bool:
         """Whether to stop before the next update: all processes do, or none."""
-        return self.state.processes.any(self.asked_to_stop or self.saves.moved)
+        return self.state.processes.any(self.asked_to_stop or self.checkpointer.moved)
 
     def _report_stop(self) -> None:
-        step, saves = self.state.step, self.saves
-        remedy = f"continue with: {command('train', '--resume', saves.folder)}"
-        if saves.moved_from is not None:
+        step, checkpointer = self.state.step, self.checkpointer
+        remedy = f"continue with: {command('train', '--resume', checkpointer.folder)}"
+        if checkpointer.moved_from is not None:
             raise MemspanError(
-                f"the run's folder {saves.moved_from} was moved while it was trained: stopped at "
-                f"step {step:,} and saved where it is now; {remedy}"
+                f"the run's folder {checkpointer.moved_from} was moved while it was trained: stopped "
+                f"at step {step:,} and saved where it is now; {remedy}"
             )
         self.console.print(f"stopped at step {step:,}; {remedy}")
         report_stop()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memspan.runs.shared_saves import SharedSaves
 
 
-class Saves:
+class Checkpointer:
     """Writes checkpoints of ``state``; of several processes all call all methods."""
 
     def __init__(
