@@ -26,7 +26,7 @@ from torch import nn
 import memspan
 from memspan.files.pictures import png
 from memspan.measurement.measure import Measurement
-from memspan.runs.shipped import SHIPPED
+from memspan.runs.places import SHIPPED
 from shakespeare import add_text, parts
 from timing import write
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import memspan
 from memspan.data.corpora import HELD_OUT
 from memspan.models import LanguageModel
-from memspan.runs.shipped import SHIPPED
+from memspan.runs.places import SHIPPED
 
 ROWS, LENGTH, STEP = 16, 1217, 64
 EDGES = (0, 64, 256, 512, LENGTH - 1)

@@ -31,8 +31,8 @@ from rich.console import Console
 
 import memspan
 from memspan.data.corpora import HELD_OUT, SHAKESPEARE
-from memspan.data.identity import identity
 from memspan.data.prepared import prepare
+from memspan.data.token_files import identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.measurement.report import Report

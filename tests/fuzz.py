@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "fuzz.json"
 KINDS = (
-    "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
+    "preset", "config", "weights", "state", "training", "shard", "metrics", "memory",
     "tokens", "token header", "tokenizer", "archive", "records",
     "history",
     "peer's options", "peer's weights", "peer's vocabulary", "peer's model",

@@ -37,7 +37,7 @@ from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
-from memspan.files.cache import cache_folder
+from memspan.files.disk import cache_folder
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
@@ -228,7 +228,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         "state": Reader(newest / "state.json", b"", read_checkpoint),
         "training": Reader(newest / "training.safetensors", b"", read_checkpoint),
         "shard": Reader(shards, b"", read_shards),
-        "latest": Reader(sharded / "checkpoints" / checkpoints.LATEST, b"", read_shards),
         "metrics": Reader(records, b"", read_metrics),
         "memory": Reader(memory, b"", read_memory),
         "tokens": Reader(tokens, b"", lambda: read_tokens(tokens)),

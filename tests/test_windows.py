@@ -13,7 +13,7 @@ import pytest
 
 import memspan
 from memspan import cli
-from memspan.files import folders, lock
+from memspan.files import disk
 from memspan.models import sizes
 from memspan.training import start
 from tiny_runs import OPTIONS, TEXT
@@ -50,9 +50,9 @@ def windows(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", _fsync)
     # The library's own way, chosen when it was imported.
     monkeypatch.setattr(shutil, "_use_fd_functions", False)
-    monkeypatch.setattr(folders, "HANDLES", False)
-    monkeypatch.setattr(lock, "LOCKS", False)
-    monkeypatch.setattr(lock, "fcntl", None)
+    monkeypatch.setattr(disk, "FOLDERS_OPEN", False)
+    monkeypatch.setattr(disk, "LOCKS", False)
+    monkeypatch.setattr(disk, "fcntl", None)
 
 
 def test_training_scoring_and_going_on_work(monkeypatch: pytest.MonkeyPatch) -> None:

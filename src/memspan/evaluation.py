@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from memspan.data.corpora import has_fields, missing
-from memspan.data.identity import difference, identity, is_whole
 from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.streams import Segment, evaluation_segments
+from memspan.data.token_files import difference, identity, is_whole
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import MemspanError, NonFiniteError, counted
@@ -26,8 +26,7 @@ from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
 from memspan.per_token import Losses, losses_to
 from memspan.precision.products import Precision
-from memspan.runs.reading import opened, options_of, precision_for, segment_for
-from memspan.runs.run import Run
+from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 
 ALL = "all"
 """The split that is the whole text, in order."""

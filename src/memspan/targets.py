@@ -18,9 +18,8 @@ from memspan.installed import require
 from memspan.models import Backbone, LanguageModel
 from memspan.models.stateful import CarriesMemory
 from memspan.runs.config_files import PRESETS, read_config
-from memspan.runs.places import place_of
+from memspan.runs.places import SHIPPED, place_of, run_folder
 from memspan.runs.run import Run, load
-from memspan.runs.shipped import SHIPPED, run_folder
 from memspan.stateful.caches import Causal
 from memspan.stateful.check import Report
 from memspan.stateful.check import check as checked

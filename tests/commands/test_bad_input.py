@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("text_file")
         (["train", "--data.corpus", "text.txt", "--train.device", "cuda:9"], "device"),
         (["train", "--preset", "nope"], "no preset"),
         (["train", "--preset", "papers/nope"], "papers/enwik8-12l"),
-        (["train", "--preset", "broken.toml"], "no valid TOML"),
+        (["train", "--preset", "broken.toml"], "not valid TOML"),
         (["train", "--resume", "nowhere"], "no run at"),
         (["train", "--resume", "emptyfolder"], "no config.toml"),
         (["train", "--dry-run", "--init-from", "nowhere"], "no run at"),

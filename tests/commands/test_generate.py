@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memspan.commands.generate import GenerateArguments
-from memspan.data.identity import Identity
+from memspan.data.token_files import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError

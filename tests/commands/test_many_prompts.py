@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memspan import concatenate
-from memspan.data.identity import Identity
+from memspan.data.token_files import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.generation import Writer, generate

@@ -237,7 +237,6 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     four = [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in others]
     together(4, four)
     for name in others:
-        assert (Path(f"{name}-cut/checkpoints/latest")).read_text() == "step-00000003\n"
         run({"copy": f"{name}-cut", "folder": f"{name}-1"})
         assert_same_losses(f"{name}-whole", f"{name}-1")
         assert_same_losses(f"{name}-whole", f"{name}-4")
@@ -248,7 +247,6 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     # In one process what is left of several is a plain run, and so it is after an export.
     cut = Path("replicated-cut")
     assert exported_names(cut) == exported_names(Path("replicated-whole"))
-    assert not (cut / "checkpoints/latest").exists()
     run({"copy": str(cut), "folder": "replicated-exported"})
     assert_same_losses("replicated-whole", "replicated-exported")
 
@@ -327,7 +325,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     # What a downloaded folder may hold: none of the processes may import it.
     plant("random.py", "tyro.py")
     begun = launched("begun", "--preset", path, "--out", "r")
-    pids = wait_for(lambda: Path("r/checkpoints/latest").exists() and workers(begun.pid), begun)
+    pids = wait_for(lambda: checkpoints.steps_of(Path("r")) and workers(begun.pid), begun)
     listening = {address for pid in (begun.pid, *pids) for address in listeners(pid)}
     assert listening
     assert not [address for address in listening if not address.is_loopback]
@@ -469,41 +467,6 @@ def test_rows_are_contiguous_and_cover_the_batch() -> None:
     shares = [Processes(rank, 4).rows(12) for rank in range(4)]
     assert [row for share in shares for row in range(12)[share]] == list(range(12))
     assert [Processes().rows(5)] == [slice(0, 5)]
-
-
-def test_the_pointer_says_which_checkpoint_is_newest(tmp_path: Path) -> None:
-    """A name that is not there is passed over: every folder is a whole checkpoint."""
-    start.train(config("transformer-xl", steps=6, save_every=2, evaluate_every=4), Path("r"))
-    pointer = Path("r/checkpoints/latest")
-    for text, step in (("step-00000004\n", 4), ("step-00000099\n", 6), ("\xff/../..", 6)):
-        pointer.write_text(text)
-        assert checkpoints.latest(Path("r")).state["step"] == step
-    pointer.unlink()
-    assert checkpoints.latest(Path("r")).state["step"] == 6
-
-
-def test_a_checkpoint_that_is_there_is_never_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another one of its step, trained with other options, would not be written in its place."""
-    start.train(config("transformer-xl", steps=6, save_every=2, evaluate_every=4), Path("r"))
-    folder = Path("r/checkpoints/step-00000006")
-    state = checkpoints.latest(Path("r")).state
-    Path("r/checkpoints/latest").write_text("step-00000004\n")
-    shards = folder.with_name(".step-00000006.tmp") / "shards"
-    shards.mkdir(parents=True)
-    folder.rename("elsewhere")
-
-    def crash(folder: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoints, "sync_folder", crash)
-    with lock_run(Path("r")) as lock:
-        lock.load()
-        with pytest.raises(KeyboardInterrupt):
-            checkpoints.commit_shards(lock, state, best=False, keep=2)
-    assert folder.is_dir()
-    assert checkpoints.latest(Path("r")).state["step"] == 6
 
 
 def test_the_loss_of_a_process_is_told_from_other_errors() -> None:

@@ -16,7 +16,7 @@ import memspan
 import transfo_xl_folder
 from memspan.runs.config_files import PRESETS, read_config, to_toml
 from memspan.runs.options import RunConfig
-from memspan.runs.shipped import SHIPPED
+from memspan.runs.places import SHIPPED
 
 SEGMENT_LENGTH = 16
 VOCABULARY = 20

@@ -27,8 +27,8 @@ from rich.console import Console
 import memspan
 from memspan import cli
 from memspan.errors import MemspanError
-from memspan.files import lock
-from memspan.files.bytes import write_atomically
+from memspan.files import disk
+from memspan.files.disk import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.runs import checkpoints, config_files
 from memspan.runs.run_lock import lock_run
@@ -132,7 +132,7 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from memspan.files.lock import only_writer\n"
+            "import sys, pathlib; from memspan.files.disk import only_writer\n"
             "with only_writer(pathlib.Path('r')):\n"
             "    print('ready', flush=True); sys.stdin.read()",
         ],
@@ -158,25 +158,25 @@ def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
 
 def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over NFS."""
-    flock = lock.fcntl.flock
+    flock = disk.fcntl.flock
 
     def only_files(handle: int, how: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EBADF, "Bad file descriptor")
         flock(handle, how)
 
-    monkeypatch.setattr(lock.fcntl, "flock", only_files)
+    monkeypatch.setattr(disk.fcntl, "flock", only_files)
     for _ in range(2):
         with (
-            lock.only_writer(Path("r")),
+            disk.only_writer(Path("r")),
             pytest.raises(MemspanError, match="another process"),
-            lock.only_writer(Path("r")),
+            disk.only_writer(Path("r")),
         ):
             pass
 
 
 def test_without_locks_training_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "LOCKS", False)
+    monkeypatch.setattr(disk, "LOCKS", False)
     start.train(OPTIONS, Path("r"))
     memspan.load("r")
 

@@ -24,7 +24,7 @@ from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited, write_atomically
+from memspan.files.disk import read_limited, write_atomically
 from memspan.files.tensors import load_tensors
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -37,7 +37,7 @@ from memspan.training.loggers import JsonLines, loggers
 pytestmark = pytest.mark.xdist_group("hostile files")
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
-    "preset", "config", "weights", "state", "training", "shard", "latest", "metrics", "memory",
+    "preset", "config", "weights", "state", "training", "shard", "metrics", "memory",
     "tokens", "token header", "tokenizer", "archive", "records",
     "history",
     "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
@@ -297,6 +297,8 @@ def test_a_file_of_very_many_tensors_is_refused_at_once(tmp_path: Path) -> None:
         "[data.corpus]\nx = 1",
         "data = 3",
         "x = " + "[" * 5000,
+        "train.steps." + ".".join("a" * 8_000) + " = 1",
+        "x" * 17_000,
         "[train]\nsteps = " + "9" * 5000,
     ],
 )
@@ -308,22 +310,6 @@ def test_a_preset_sets_options_and_nothing_else(line: str, tmp_path: Path) -> No
         return
     with pytest.raises(MemspanError, match=r"p\.toml"):
         config_files.read_config(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        ".".join("a" * 30_000) + " = 1",
-        "x = 1\n[" + " . ".join(["'a'"] * 9_000) + "]",
-        "x = {" + ".".join("a" * 30_000) + " = 1}",
-    ],
-    ids=["key", "table", "inline"],
-)
-def test_a_key_of_many_parts_is_not_parsed(text: str, tmp_path: Path) -> None:
-    """Parsing takes memory with their square: 60 KB took 3.6 GB."""
-    (tmp_path / "p.toml").write_text(text)
-    with pytest.raises(MemspanError, match="more than 32 dots"):
-        config_files.read_config(tmp_path / "p.toml")
 
 
 @given(corpus=st.text(max_size=300))
@@ -438,16 +424,6 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     (run / "tensorboard").symlink_to(elsewhere)
     with pytest.raises(MemspanError, match="tensorboard is a link out of the run's folder"):
         loggers(run, ["tensorboard"], 0)
-    log = JsonLines(run)
-    log.path.unlink()
-    log.path.symlink_to(precious)
-    with pytest.raises(MemspanError, match="cannot write"):
-        log.log(1, {"tokens": 3})
-    log.path.unlink()
-    os.mkfifo(log.path)
-    with pytest.raises(MemspanError, match="cannot write"):
-        log.log(1, {"tokens": 3})
-    log.close()
     (run / f".file.{os.getpid()}.tmp").symlink_to(precious)
     write_atomically(run / "file", b"new")
     assert (run / "file").read_bytes() == b"new"

@@ -16,10 +16,11 @@ from rich.console import Console
 import memspan
 from memspan import cli
 from memspan.data.corpora import load_corpus, located
-from memspan.data.identity import difference
+from memspan.data.token_files import difference
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import checkpoints, history, state_file
+from memspan.runs import checkpoints, history
+from memspan.runs.checkpoint_files import State
 from memspan.runs.config_files import load_config
 from memspan.runs.options import RunConfig
 from memspan.runs.run_lock import RunLock
@@ -123,49 +124,41 @@ def test_files_that_are_deleted_while_training_are_written_again(
     memspan.load("r")
 
 
-def test_a_folder_that_is_moved_while_training_is_followed(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_folder_that_is_moved_while_training_ends_it(
+    replaced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run under its old name is left alone, to the byte."""
     start.train(OPTIONS, Path("whole"))
 
     def move() -> None:
         Path("r").rename("moved")
-        shutil.copytree("whole", "r")
+        if replaced:
+            shutil.copytree("whole", "r")
 
-    with pytest.raises(MemspanError, match=r"folder r was moved .*stopped at step 4 .*/moved$"):
+    with pytest.raises(MemspanError, match=r"folder r was moved, deleted or replaced .*--resume"):
         during(monkeypatch, {3: move})
-    for path in Path("whole").rglob("*"):
+    assert Path("r").exists() == replaced
+    for path in Path("whole").rglob("*") if replaced else ():
         if path.is_file():
             assert Path("r", path.relative_to("whole")).read_bytes() == path.read_bytes()
-    assert not list(Path().rglob("r/**/.*"))
     start.resume(Path("moved"))
     assert_same("moved", "whole")
     steps = [r["step"] for r in metrics.read(Path("moved/metrics.jsonl"))]
     assert steps == [r["step"] for r in metrics.read(Path("whole/metrics.jsonl"))]
 
 
-def test_a_folder_that_is_deleted_while_training_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace() -> None:
-        shutil.rmtree("r")
-        Path("r").mkdir()
+def test_a_folder_that_is_moved_during_a_save_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoints.write_state
 
-    with pytest.raises(MemspanError, match="folder r was deleted, moved or replaced"):
-        during(monkeypatch, {3: replace})
-    assert not list(Path("r").iterdir())
-
-
-def test_a_folder_that_is_moved_during_a_save_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = state_file.write
-
-    def move_first(folder: Path, state: dict[str, object], files: dict[str, str]) -> None:
+    def move_first(folder: Path, state: State, files: dict[str, str]) -> None:
         Path("r").rename("moved")
         write(folder, state, files)
 
-    monkeypatch.setattr(state_file, "write", move_first)
-    with pytest.raises(MemspanError, match=r"during a save.*--resume .*/moved$"):
+    monkeypatch.setattr(checkpoints, "write_state", move_first)
+    with pytest.raises(MemspanError, match="folder r was moved, deleted or replaced"):
         start.train(OPTIONS, Path("r"))
-    assert not list(Path("moved").rglob("state.json"))
+    assert not list(Path().rglob("state.json"))
 
 
 def test_a_run_that_is_copied_or_moved_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.files.tensors import TYPES, load_tensors, save_tensors
-from memspan.runs import shards, tensor_files
-from memspan.runs.state_file import Checkpoint
+from memspan.runs import shards
+from memspan.runs.checkpoint_files import Checkpoint, read_tensors, write_tensors
 
 STATUS, PEAKS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 SIZE = 1 << 18
@@ -48,9 +48,9 @@ def test_shards_are_converted_one_at_a_time(tmp_path: Path) -> None:
         pytest.skip("this system does not tell")
     PEAKS.write_text("5")
     before = _peak()
-    files = tensor_files.write(tmp_path, shards.opened(tmp_path, state), {})
+    files = write_tensors(tmp_path, shards.opened(tmp_path, state), {})
     assert _peak() - before < total / 4
-    written = tensor_files.read(tmp_path, {**state, "files": files})
+    written = read_tensors(tmp_path, {**state, "files": files})
     for name, tensor in {**written.weights, **written.training}.items():
         assert tensor.unique() == int(name.removeprefix("more/"))
 

@@ -21,8 +21,8 @@ from memspan.data.prepared import prepare
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.files.tensors import load_tensors
 from memspan.runs import checkpoints
+from memspan.runs.checkpoint_files import State
 from memspan.runs.options import RunConfig
-from memspan.runs.state_file import State
 from memspan.training import metrics, start, updates
 from memspan.training.state import TrainingState
 from memspan.training.validation import Validation

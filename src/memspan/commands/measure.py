@@ -16,8 +16,7 @@ from memspan.commands.parsing import parsed
 from memspan.commands.reading import TARGET_HELP, DeviceArguments
 from memspan.commands.standard_input import STDIN, Split, readable, usual_split
 from memspan.errors import MemspanError
-from memspan.runs.places import place_of
-from memspan.runs.shipped import is_shipped
+from memspan.runs.places import is_shipped, place_of
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
     from memspan.devices import device_for
     from memspan.measurement.measure import Measurement
     from memspan.measurement.report import Report, printed, written
-    from memspan.runs.reading import precision_for
-    from memspan.runs.run import Run
+    from memspan.runs.run import Run, precision_for
     from memspan.targets import is_run
 
     found: list[Measurement] = []

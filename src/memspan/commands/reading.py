@@ -11,7 +11,7 @@ import tyro
 from memspan.checks import check_types
 from memspan.commands.parsing import Modules
 from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
-from memspan.runs.shipped import SHIPPED
+from memspan.runs.places import SHIPPED
 
 if TYPE_CHECKING:
     from memspan.precision.products import Precision
@@ -57,8 +57,7 @@ class ReadingArguments(DeviceArguments):
     def opened(self) -> tuple[Run, Precision]:
         """The run, and the precision to read in. Imports torch."""
         from memspan.devices import device_for
-        from memspan.runs.reading import precision_for
-        from memspan.runs.run import load
+        from memspan.runs.run import load, precision_for
 
         run = load(self.run, str(device_for(self.device)))
         return run, precision_for(run, self.precision, self.matmul_precision)

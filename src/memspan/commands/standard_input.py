@@ -11,7 +11,7 @@ from typing import Literal
 
 from memspan.data.texts import CHUNK
 from memspan.errors import MemspanError
-from memspan.files.bytes import write_atomically
+from memspan.files.disk import write_atomically
 
 STDIN = "-"
 """The corpus that comes from standard input."""

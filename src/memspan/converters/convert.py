@@ -17,9 +17,9 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.runs import checkpoints
 from memspan.runs import run as runs
+from memspan.runs.checkpoint_files import Checkpoint as SavedCheckpoint
+from memspan.runs.checkpoint_files import State
 from memspan.runs.run_lock import lock_run
-from memspan.runs.state_file import Checkpoint as SavedCheckpoint
-from memspan.runs.state_file import State
 from memspan.runs.weights import weights_of
 
 
@@ -64,7 +64,7 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
             checkpoints.save(lock, saved, best=True, keep=1)
         except BaseException:
             # Half a run would be in the way of the next attempt.
-            if not lock.moved():
+            if lock.is_in_place:
                 _empty(out, remove=not was_there)
             raise
     return out

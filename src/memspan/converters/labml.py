@@ -27,7 +27,7 @@ from memspan.converters.vocabulary import numbers
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
-from memspan.files.bytes import open_regular, read_limited
+from memspan.files.disk import open_regular, read_limited
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.compressive.model import Compressive

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memspan.converters.torch_files import Stored, read, reason
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from memspan.files.disk import read_limited
 from memspan.files.tensors import MOST_TENSORS, load_foreign
 
 JSON_LIMIT = 1 << 22

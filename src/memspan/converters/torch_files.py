@@ -20,7 +20,7 @@ from torch import Tensor
 from memspan.converters import pickles
 from memspan.converters.pickles import Entries, Foreign, Inert
 from memspan.errors import MemspanError
-from memspan.files.bytes import open_regular
+from memspan.files.disk import open_regular
 from memspan.files.tensors import MOST_TENSORS
 
 ZIP = b"PK\x03\x04"

@@ -15,7 +15,7 @@ from memspan.converters.torch_files import read
 from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from memspan.files.disk import read_limited
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt")
 """Where a vocabulary is looked for, in this order. The last is the authors' own, a whole corpus."""

@@ -23,7 +23,7 @@ from memspan.data.splits import Splits, by_document, by_file, by_position
 from memspan.data.texts import Text, encoding_of
 from memspan.data.unpacked import MissingFieldError, documents_in, holds_records
 from memspan.errors import MemspanError
-from memspan.files.cache import cache_folder
+from memspan.files.disk import cache_folder
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from memspan.data.tokenizers.registry import (
     train_tokenizer,
 )
 from memspan.errors import MemspanError, counted
-from memspan.files.cache import cache_folder
+from memspan.files.disk import cache_folder
 
 
 @dataclass(frozen=True)

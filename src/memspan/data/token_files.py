@@ -1,10 +1,13 @@
-"""Token files: ids as a flat memory map, with a JSON header beside them."""
+"""Token files: ids as a flat memory map, with a JSON header beside them.
+
+The identity of a corpus, wherever it is: each split's tokens, and where its documents start.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import numpy as np
 
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited, write_atomically
+from memspan.files.disk import read_limited, write_atomically
 
 FORMAT = "memspan-tokens-4"
 HEADER_LIMIT = 1 << 28
@@ -21,6 +24,9 @@ HEADER_LIMIT = 1 << 28
 CHUNK = 1 << 20
 """Bytes read at once, a multiple of every type's size."""
 DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
+TOKENS, BORDERS = "tokens", "document_starts"
+Identity = dict[str, dict[str, str]]
+"""SHA-256 of each split's tokens, and of the indices at which its documents start."""
 
 
 @dataclass(frozen=True)
@@ -177,3 +183,54 @@ def _check_ids(path: Path, header: dict[str, Any], dtype: np.dtype[Any]) -> None
 
 def _check(header: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+
+def identity(splits: Mapping[str, TokenFile]) -> Identity:
+    """The identity of a tokenised corpus, plain JSON values."""
+    return {
+        name: {
+            TOKENS: split.sha256,
+            BORDERS: hashlib.sha256(split.document_starts.astype(np.dtype("<i8")).data).hexdigest(),
+        }
+        for name, split in splits.items()
+    }
+
+
+def recorded(value: object) -> Identity:
+    """An identity as a checkpoint records it; old ones recorded only the hash of the training tokens.
+
+    Raises:
+        ValueError: it is not an identity.
+    """
+    if isinstance(value, str):
+        return {"train": {TOKENS: value}}
+    if not isinstance(value, dict) or not all(isinstance(split, dict) for split in value.values()):
+        raise ValueError("its corpus has no splits")
+    return value
+
+
+def is_whole(known: Identity) -> bool:
+    """Whether an identity covers all splits and the starts of their documents."""
+    return bool(known) and all(BORDERS in split for split in known.values())
+
+
+def difference(known: Identity, found: Identity, among: Iterable[str] | None = None) -> str | None:
+    """How ``found`` differs from what a run recorded, in a few words; None if it does not.
+
+    Args:
+        known: what the run recorded; nothing else is compared.
+        found: the identity of the present corpus.
+        among: the splits to compare (None: all, and there must be no others).
+    """
+    # In the order of the text.
+    for name in dict.fromkeys([*found, *known]) if among is None else among:
+        before, now = known.get(name), found.get(name)
+        if before is None and not is_whole(known):
+            continue
+        if before is None or now is None:
+            return f"its {name} split is {'new' if before is None else 'missing'}"
+        if before.get(TOKENS) != now[TOKENS]:
+            return f"its {name} split is another text"
+        if BORDERS in before and before[BORDERS] != now[BORDERS]:
+            return f"the documents of its {name} split begin elsewhere"
+    return None

@@ -21,8 +21,7 @@ import numpy as np
 
 from memspan.data.texts import CHUNK, Text
 from memspan.errors import MemspanError, counted
-from memspan.files.bytes import write_atomically
-from memspan.files.cache import cache_folder
+from memspan.files.disk import cache_folder, write_atomically
 
 FORMAT = "2"
 """Of the cached files; a part of their names."""

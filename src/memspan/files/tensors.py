@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import write_atomically
+from memspan.files.disk import write_atomically
 
 SEAL = "sha256"
 MOST_TENSORS = 1 << 16

@@ -20,8 +20,7 @@ from memspan.memory import Memory, concatenate
 from memspan.models.protocol import TokenReader
 from memspan.models.sizes import refuse_oversized
 from memspan.precision.products import Precision
-from memspan.runs.reading import opened, options_of, precision_for, segment_for
-from memspan.runs.run import Run
+from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.sampling import DEFAULT, Sampling
 
 Prompt = str | Iterable[bytes]

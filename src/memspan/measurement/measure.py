@@ -18,7 +18,7 @@ from memspan.measurement.span import Span
 from memspan.measurement.stateful import TEXT, name_of, subject_of
 from memspan.measurement.subject import Budget, RunSubject, Subject
 from memspan.precision.products import Precision
-from memspan.runs.reading import opened, precision_for
+from memspan.runs.run import opened, precision_for
 from memspan.targets import is_run
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memspan.errors import MemspanError, counted
-from memspan.files.bytes import write_atomically
+from memspan.files.disk import write_atomically
 from memspan.measurement.effective_context import EffectiveContext, effective_context
 from memspan.measurement.measure import Measurement
 from memspan.measurement.memory_length import MemoryLength

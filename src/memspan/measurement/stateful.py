@@ -22,7 +22,7 @@ from memspan.errors import MemspanError
 from memspan.evaluation import ALL, check_field, split_of
 from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
-from memspan.runs.shipped import run_folder
+from memspan.runs.places import run_folder
 from memspan.stateful.protocol import Stateful, tensors_of
 from memspan.stateful.reading import device_of
 from memspan.targets import as_stateful, named

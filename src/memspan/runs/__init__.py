@@ -2,21 +2,17 @@
 
 | file in the folder                                   | module                                        |
 | ---------------------------------------------------- | --------------------------------------------- |
-| the folder itself, ``.lock``                         | ``run_lock``: one trainer at a time           |
-| ``config.toml``                                      | ``options``; ``config_files``: as TOML, flags |
+| the folder itself, ``.lock``                         | ``places``: by its path or the name of a run  |
+|                                                      | that comes with memspan; ``run_lock``: one    |
+|                                                      | trainer at a time                             |
+| ``config.toml``                                      | ``options``; ``config_files``: as TOML        |
 | ``history.jsonl``                                    | ``history``: options changed on resuming      |
 | ``tokenizer.json``                                   | ``memspan.data.tokenizers``                   |
-| ``model.safetensors``                                | ``weights``; ``run``: loading a trained model |
+| ``model.safetensors``                                | ``weights``; ``run``: a trained model, used   |
 | ``metrics.jsonl``, ``loss.png``                      | ``memspan.training.metrics``                  |
-| ``checkpoints/``, ``checkpoints/latest``             | ``checkpoints``: saved, found, dropped        |
-| ``…/step-N/state.json``                              | ``state_file``                                |
-| ``…/step-N/{model,training}.safetensors``            | ``tensor_files``: written by one process      |
-| ``…/step-N/shards/``                                 | ``shards``: written by several, and           |
-|                                                      | ``shared_saves``: while training goes on      |
+| ``checkpoints/``                                     | ``checkpoints``: saved, found, dropped        |
+| ``…/step-N/{state.json,*.safetensors}``              | ``checkpoint_files``                          |
+| ``…/step-N/shards/``                                 | ``shards``: tensors of several processes      |
 
-``binding`` has the checksums that bind weights and checkpoints to a run's ``config.toml`` and
-``tokenizer.json``; ``shipped`` names the runs that come with memspan; ``reading`` is about using a
-trained model, not about a file.
-``docs/run-folder.md`` describes the files for users. Old folders must load for good, so formats do not
-change.
+``docs/run-folder.md`` describes the files for users. Old folders must load for good.
 """

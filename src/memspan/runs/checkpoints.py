@@ -1,7 +1,6 @@
 """A run's folder ``checkpoints``: saved, found and dropped, so that a crash costs only recent steps.
 
     checkpoints/step-00000500/   a checkpoint: ``state.json`` and its tensors, in one of two formats
-    checkpoints/latest           after a save by several processes: the name of the latest one
     checkpoints/best             the name of the best one, once there was a validation
 
 The newest ones and the best one are kept. A checkpoint is made under another name and then
@@ -15,7 +14,6 @@ import contextlib
 import functools
 import logging
 import os
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,20 +22,26 @@ from pathlib import Path
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import link_atomically, read_limited, write_atomically
-from memspan.files.folders import sync_folder
+from memspan.files.disk import link_atomically, sync_folder, write_atomically
 from memspan.files.tensors import checked_header, save_tensors
 from memspan.invocation import command
-from memspan.runs import shards, state_file, tensor_files
-from memspan.runs.binding import bound_files, header, refuse_changes
+from memspan.runs import shards
+from memspan.runs.checkpoint_files import (
+    Checkpoint,
+    State,
+    bound_files,
+    header,
+    read_file,
+    read_state,
+    read_tensors,
+    refuse_changes,
+    write_state,
+    write_tensors,
+)
 from memspan.runs.places import BEST, CHECKPOINTS, folder_name
 from memspan.runs.run_lock import RunLock
 from memspan.runs.shards import SHARDS, Target
-from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import WEIGHTS
-
-LATEST = "latest"
-"""The file that names the latest checkpoint; where it names none, the last step is the latest."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class SavedCheckpoint:
         """
         with _suggesting_older(self.folder):
             if WEIGHTS in self.state["files"]:
-                return tensor_files.read(self.folder, self.state)
+                return read_tensors(self.folder, self.state)
             return shards.read(self.folder, self.state, target, verify)
 
 
@@ -73,12 +77,8 @@ def latest(folder: Path) -> SavedCheckpoint:
     if not steps:
         raise no_checkpoint(folder)
     found = _step_folder(folder, steps[-1])
-    with contextlib.suppress(OSError):
-        name = read_limited(folder / CHECKPOINTS / LATEST, 100).decode(errors="replace").strip()
-        if name in {_step_folder(folder, step).name for step in steps}:
-            found = found.with_name(name)
     with _suggesting_older(found):
-        state = state_file.read(found)
+        state = read_state(found)
     # No other checkpoint would help here.
     refuse_changes(folder, state["files"])
     return SavedCheckpoint(found, state)
@@ -117,9 +117,9 @@ def weights_at(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         MemspanError: a file is missing, damaged, or of another checkpoint.
     """
-    state = state_file.read(source)
+    state = read_state(source)
     if WEIGHTS in state["files"]:
-        return tensor_files.read_one(source, WEIGHTS, state)
+        return read_file(source, WEIGHTS, state)
     return dict(shards.opened(source, state).weights), header(state, bound_files(state))
 
 
@@ -146,12 +146,9 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
         if not _step_folder(folder, state["step"]).exists():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            bound = lock.checksums()
-            files = bound | tensor_files.write(building, checkpoint, bound)
-            state_file.write(building, state, files)
-            _refuse_moved(lock)
-            # Without it, the checkpoint of the last step is the latest.
-            (folder / CHECKPOINTS / LATEST).unlink(missing_ok=True)
+            files = write_tensors(building, checkpoint, lock.checksums())
+            write_state(building, state, files)
+            lock.refuse_moved()
             _complete(building)
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
@@ -181,14 +178,11 @@ def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
     building = _building(folder, state["step"])
     with _cleaning_up(lock, building):
         files = lock.checksums() | shards.checksums(building / SHARDS)
-        state_file.write(building, state, files)
-        _refuse_moved(lock)
-        target = _step_folder(folder, state["step"])
-        # First: a name without a checkpoint is ignored, but a complete checkpoint must not be.
-        write_atomically(target.with_name(LATEST), f"{target.name}\n".encode())
+        write_state(building, state, files)
+        lock.refuse_moved()
         _complete(building)
         if best:
-            _publish(target, folder / WEIGHTS)
+            _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
     _settle(folder, state["best_step"], keep)
 
 
@@ -214,21 +208,10 @@ def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
     except (OSError, MemspanError) as error:
         shutil.rmtree(building, ignore_errors=True)
         # That the folder is gone explains whatever failed in it.
-        _refuse_moved(lock)
+        lock.refuse_moved()
         if isinstance(error, MemspanError):
             raise
         raise failed_save(lock.folder, error) from None
-
-
-def _refuse_moved(lock: RunLock) -> None:
-    """Refuse to complete a save during which the folder was moved: parts of it may lie elsewhere."""
-    if lock.moved():
-        found = lock.whereabouts()
-        where = "and its new path" if found is None else shlex.quote(str(found))
-        raise MemspanError(
-            f"the run's folder {lock.folder} was moved or replaced during a save: the checkpoints in "
-            f"it are untouched; go on with --resume {where}"
-        ) from None
 
 
 def _complete(building: Path) -> None:
@@ -243,7 +226,7 @@ def _publish(source: Path, published: Path) -> None:
     if (source / WEIGHTS).exists() or not (source / SHARDS).is_dir():
         link_atomically(source / WEIGHTS, published)
     else:
-        state = state_file.read(source)
+        state = read_state(source)
         weights = shards.opened(source, state).weights
         save_tensors(published, weights, header(state, bound_files(state)))
 
@@ -307,15 +290,13 @@ def export(folder: Path, keep: int) -> list[int]:
     converted = []
     for step in steps_of(folder):
         source = _step_folder(folder, step)
-        state = state_file.read(source)
+        state = read_state(source)
         if WEIGHTS in state["files"]:
             continue
-        bound = bound_files(state)
-        files = bound | tensor_files.write(source, shards.opened(source, state), bound)
+        files = write_tensors(source, shards.opened(source, state), bound_files(state))
         # Once this is written, the new files count and the shards do not.
-        state_file.write(source, state, files)
+        write_state(source, state, files)
         converted.append(step)
-    (folder / CHECKPOINTS / LATEST).unlink(missing_ok=True)
     for step in steps_of(folder):
         shutil.rmtree(_step_folder(folder, step) / SHARDS, ignore_errors=True)
     return converted
@@ -329,6 +310,8 @@ def remove_leftovers(folder: Path) -> None:
 def _settle(folder: Path, best_step: int | None, keep: int) -> None:
     """Name the best checkpoint, delete all others but the newest, and what is left of earlier ones."""
     steps = steps_of(folder)
+    # Older versions named the latest one here after a save by several processes.
+    (folder / CHECKPOINTS / "latest").unlink(missing_ok=True)
     named = folder / CHECKPOINTS / BEST
     if best_step in steps:
         write_atomically(named, f"{folder_name(best_step)}\n".encode())

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from memspan.files.disk import read_limited
 from memspan.runs.run_lock import RunLock
 
 NAME = "history.jsonl"

@@ -1,4 +1,7 @@
-"""What a path names: a run, by its folder, or one of its checkpoints."""
+"""What a path names: a run, by its folder, or one of its checkpoints; and the runs of the package.
+
+The trained runs that come with memspan are read by name, like any other, and never written to.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,23 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
-from memspan.runs.shipped import run_folder
+from memspan.files.disk import read_limited
+from memspan.invocation import command
 
 CHECKPOINTS = "checkpoints"
 """The folder in a run's with its checkpoints."""
 BEST = "best"
 """The file there that names the best one."""
+SHIPPED = {
+    folder.name: Path(str(folder))
+    for folder in sorted(resources.files("memspan").joinpath("trained").iterdir(), key=str)
+    if folder.is_dir()
+}
+"""The runs that come with memspan: name -> folder."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +82,30 @@ def run_alone(path: str | Path, why: str) -> Path:
     if place.checkpoint is not None:
         raise MemspanError(f"{path} is a checkpoint, and {why}: give the run's folder, {place.run}")
     return place.run
+
+
+def run_folder(run: str | Path) -> Path:
+    """The folder at that path or, where there is none, that of the shipped run of that name."""
+    path = Path(run)
+    return path if path.is_dir() else SHIPPED.get(str(path), path)
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether it is the folder of a shipped run."""
+    return folder.is_dir() and any(folder.samefile(own) for own in SHIPPED.values())
+
+
+def refuse_shipped(folder: Path) -> None:
+    """Refuse to write to a shipped run.
+
+    Raises:
+        MemspanError: it is one.
+    """
+    if is_shipped(folder):
+        own = command(
+            "train", "--init-from", folder.name, "--preset", folder / "config.toml", "--data.corpus"
+        )
+        raise MemspanError(
+            f"{folder.name} comes with memspan and is never changed: train a run of your own from its "
+            f"weights with {own} TEXT"
+        )

@@ -1,26 +1,33 @@
-"""A run: begun in a new folder, and loaded as a trained model."""
+"""A run: begun in a new folder, loaded as a trained model, and read with."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from memspan.data.identity import Identity, recorded
+from memspan.data.token_files import Identity, recorded
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
+from memspan.devices import device_for
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.invocation import command
+from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
+from memspan.precision.options import MatmulPrecision, Products
+from memspan.precision.products import Precision, resolve
 from memspan.runs import checkpoints, history
-from memspan.runs.binding import refuse_changes
+from memspan.runs.checkpoint_files import refuse_changes
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
-from memspan.runs.places import Place, place_of
+from memspan.runs.places import Place, place_of, run_folder
 from memspan.runs.run_lock import RunLock
-from memspan.runs.shipped import run_folder
 from memspan.runs.weights import WEIGHTS, check_fit, load_weights, widened
 
 
@@ -107,6 +114,74 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     except (ValueError, RecursionError) as error:
         raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
     return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
+
+
+def opened(run: Run | str | Path) -> Run:
+    """The run itself, or the one in that folder, on CUDA where there is one.
+
+    Raises:
+        MemspanError: the folder is no run, or a file in it is missing or damaged.
+    """
+    return run if isinstance(run, Run) else load(run, str(device_for("auto")))
+
+
+def precision_for(
+    run: Run, products: Products = "auto", matmul: MatmulPrecision = "auto"
+) -> Precision:
+    """The precision to read in: ``auto`` is float32, multiplied as in training.
+
+    What to know about the choice is logged as a warning of the logger ``memspan``.
+
+    Raises:
+        MemspanError: the two contradict each other, or the device has no bfloat16.
+    """
+    trained = run.config.train.matmul_precision
+    auto = Precision(matmul="highest" if trained == "auto" else trained)
+    device = next(run.model.parameters()).device
+    precision = resolve(products, matmul, auto, device)
+    for line in precision.notices(device, run.model.float32_part()):
+        logging.getLogger("memspan").warning(line)
+    return precision
+
+
+def segment_for(
+    run: Run, memory: Memory | None, sizes: Mapping[str, object], reading: Mapping[str, object]
+) -> int:
+    """Tokens to read at once: as in training, or fewer where the positions of the run's model do not
+    reach that far.
+
+    Args:
+        run: the run.
+        memory: to read on from (None: an empty one).
+        sizes: options of the empty one.
+        reading: options of the model's reader.
+    """
+    own = run.config.train.segment_length
+    memory = run.model.initial_memory(1, **sizes) if memory is None else memory
+    longest_of: Callable[..., int | None] = run.model.backbone.longest_segment
+    longest = longest_of(memory, **reading)
+    # Where not even one token fits, the reader says what does.
+    return own if longest is None else max(min(own, longest), 1)
+
+
+def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of ``initial_memory`` and those of ``reader`` among ``options``; None is left out.
+
+    Raises:
+        MemspanError: the run's architecture has no such option.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    parts = []
+    for kind in (run.config.model.memory_options, run.config.model.reader_options):
+        names = [field.name for field in dataclasses.fields(kind) if field.name in given]
+        # The dataclass checks the values.
+        kind(**(part := {name: given.pop(name) for name in names}))
+        parts.append(part)
+    if given:
+        raise MemspanError(
+            f"{', '.join(sorted(given))} is no option of a {run.config.architecture}: leave it out"
+        )
+    return parts[0], parts[1]
 
 
 def _without_weights(folder: Path) -> MemspanError:

@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.folders import sync_folder
-from memspan.runs.state_file import Checkpoint, State
+from memspan.files.disk import sync_folder
+from memspan.runs.checkpoint_files import Checkpoint, State
 
 # torch.distributed.checkpoint takes seconds to import: only the functions that need it do.
 if TYPE_CHECKING:

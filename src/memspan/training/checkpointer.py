@@ -1,51 +1,53 @@
-"""A run's checkpoints while it trains, in its folder wherever that is moved."""
+"""A run's checkpoints while it trains."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from rich.console import Console
 
+from memspan.distributed.processes import LostProcessError, is_loss
 from memspan.runs import checkpoints
+from memspan.runs.checkpoint_files import Checkpoint, State
 from memspan.runs.run_lock import RunLock
+from memspan.runs.shards import save_shards
 from memspan.training.state import TrainingState
-
-if TYPE_CHECKING:
-    from memspan.runs.shared_saves import SharedSaves
 
 
 class Checkpointer:
-    """Writes checkpoints of ``state``; of several processes all call all methods."""
+    """Writes checkpoints of ``state``; of several processes all call all methods.
+
+    Several processes save together while training goes on, one checkpoint at a time: each save waits
+    for the one before, and raises what that one could not do.
+    """
 
     def __init__(
         self, state: TrainingState, folder: Path, lock: RunLock | None, console: Console
     ) -> None:
         """``lock``: on the run's ``folder``; None in processes other than the first."""
         self.folder = folder
-        """Where the run's folder is, as far as known."""
-        self.moved_from: Path | None = None
-        """Where it was when training began, if it was moved since."""
         self._state, self._lock, self._console = state, lock, console
         self._keep = state.config.train.keep
-        self._shared: SharedSaves | None = None
+        self._last: Future[None] | None = None
 
     def save(self) -> None:
         """Write a checkpoint of all that the next step depends on.
 
         Raises:
-            MemspanError: the disk is full, or the run's folder is lost.
+            MemspanError: the disk is full, or the run's folder was moved or deleted.
         """
         state = self._state
         # Without validations there is no best yet: the latest weights are published.
         best = state.best_step in (None, state.step)
-        self._follow()
         if self._lock is not None:
+            self._lock.refuse_moved()
             for line in self._lock.restore():
                 self._console.print(line)
         if state.mesh is not None:
-            self._shared = self._shared or self._shared_saves()
-            self._shared.begin(state.snapshot(self.folder), best)
+            self._begin(state.snapshot(self.folder), best)
         else:
             assert self._lock is not None
             checkpoints.save(self._lock, state.snapshot(self.folder), best, self._keep)
@@ -57,37 +59,60 @@ class Checkpointer:
             return f"there was no checkpoint in {self.folder} yet"
         return f"the checkpoint of step {steps[-1]} is kept in {self.folder}"
 
+    def refuse_moved(self) -> None:
+        """Raise :class:`~memspan.errors.MemspanError` where the folder was moved or deleted."""
+        if self._lock is not None:
+            self._lock.refuse_moved()
+
     def finish(self) -> None:
         """Wait until all saves of all processes are complete."""
-        if self._shared is not None:
-            self._shared.finish()
+        if self._state.mesh is not None:
+            self._wait()
             self._state.processes.wait()
 
     def export(self) -> None:
         """At the end: what several processes wrote becomes the checkpoints of a single one."""
-        self._follow()
-        if self._shared is not None and self._state.processes.first:
+        if self._state.mesh is not None and self._state.processes.first:
             checkpoints.export(self.folder, self._keep)
 
-    @property
-    def moved(self) -> bool:
-        """Whether the folder was moved since training began."""
-        is_moving = self._lock is not None and self._lock.moved()
-        return self.moved_from is not None or is_moving
+    def _begin(self, checkpoint: Checkpoint, best: bool) -> None:
+        """Start a save; the tensors of ``checkpoint`` may change as soon as this returns."""
+        self._wait()
+        step, new = checkpoint.state["step"], None
+        if self._lock is not None:
+            new = checkpoints.new_shards(self.folder, step)
+        folder = self._state.processes.of_first(new)
+        if folder is not None:
+            writing = save_shards(folder, checkpoint, self._group)
+            self._last = self._thread.submit(self._commit, writing, checkpoint.state, best)
 
-    def _follow(self) -> None:
-        """Find the folder where it was moved to.
+    def _wait(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
 
-        Raises:
-            MemspanError: it was deleted, or the system does not tell where it is.
-        """
-        if self._lock is not None and self._lock.moved():
-            self.moved_from = self.folder
-            self._lock.follow()
-            self.folder = self._lock.folder
+    @cached_property
+    def _group(self) -> dist.ProcessGroup:
+        # Not training's own group, whose collectives must not mix with these.
+        return dist.new_group(backend="gloo")
 
-    def _shared_saves(self) -> SharedSaves:
-        # Lazy: one process need not load torch.distributed.checkpoint.
-        from memspan.runs.shared_saves import SharedSaves
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "memspan-save")
 
-        return SharedSaves(self.folder, self._lock, self._state.processes, self._keep)
+    def _commit(self, writing: Future[None], state: State, best: bool) -> None:
+        try:
+            writing.result()
+        # torch.distributed.checkpoint wraps every process's failure in one BaseException.
+        except BaseException as error:
+            cause = next((e for e, _ in getattr(error, "failures", {}).values()), error)
+            if is_loss(error) or is_loss(cause):
+                raise LostProcessError(
+                    "another process of the run has ended during a save: go on with --resume "
+                    f"{self.folder}"
+                ) from error
+            if self._lock is not None:
+                checkpoints.drop_shards(self.folder, state["step"])
+            raise checkpoints.failed_save(self.folder, cause) from error
+        if self._lock is not None:
+            checkpoints.commit_shards(self._lock, state, best, self._keep)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import write_atomically
-from memspan.files.folders import open_folder
+from memspan.files.disk import write_atomically
 from memspan.training.metrics import read
 
 Record = Mapping[str, float | None]
@@ -61,12 +60,10 @@ class JsonLines:
         earlier = [record for record in read(self.path) if record["step"] <= step]
         lines = "".join(json.dumps(record) + "\n" for record in earlier)
         write_atomically(self.path, lines.encode())
-        # Held open: records follow the folder when it is moved, and never go to another in its place.
-        self._folder = open_folder(folder)
 
     def log(self, step: int, record: Record) -> None:
         try:
-            with open(self.path.name, "a", encoding="utf-8", opener=self._open) as file:
+            with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **record}) + "\n")
         except OSError as error:
             raise MemspanError(
@@ -74,14 +71,7 @@ class JsonLines:
             ) from None
 
     def close(self) -> None:
-        if self._folder is not None:
-            os.close(self._folder)
-
-    def _open(self, name: str, flags: int) -> int:
-        if self._folder is None:
-            return os.open(self.path, flags, 0o666)
-        # Follows no link out of the folder, and does not wait for the reader of a pipe.
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=self._folder)
+        """Every record is written at once: nothing is open."""
 
 
 class TensorBoard:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memspan.files.bytes import write_atomically
+from memspan.files.disk import write_atomically
 from memspan.files.pictures import png
 from memspan.models.options import Plot
 

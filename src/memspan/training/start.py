@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from memspan.data.corpora import located, missing
-from memspan.data.identity import difference, identity, is_whole, recorded
 from memspan.data.options import TEXTS, DataConfig, title
 from memspan.data.prepared import TokenizedCorpus, prepare
+from memspan.data.token_files import difference, identity, is_whole, recorded
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
@@ -23,12 +23,12 @@ from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.precision.products import recorded_precision
 from memspan.runs import checkpoints, history
+from memspan.runs.checkpoint_files import Checkpoint, State
 from memspan.runs.config_files import load_config, to_toml
 from memspan.runs.options import RunConfig
 from memspan.runs.places import run_alone
 from memspan.runs.run import create, load
 from memspan.runs.run_lock import RunLock, lock_run
-from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import check_fit
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, refuse_fixed
@@ -115,7 +115,7 @@ def train(
             create(lock, config, prepared.tokenizer)
         checkpointer = Checkpointer(state, folder, lock, console)
         Trainer(state, checkpointer, console).fit()
-    return checkpointer.folder
+    return folder
 
 
 def resume(
@@ -214,7 +214,7 @@ def _resume(
     del saved
     checkpointer = Checkpointer(training, folder, lock, console)
     Trainer(training, checkpointer, console).fit()
-    return checkpointer.folder
+    return folder
 
 
 def _merged(

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memspan.data.identity import identity
 from memspan.data.prepared import TokenizedCorpus
 from memspan.data.streams import Streams
+from memspan.data.token_files import identity
 from memspan.distributed.parallel import parallel_model
 from memspan.distributed.processes import ALONE, Processes, local, placed, sharded
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
+from memspan.runs.checkpoint_files import Checkpoint, State
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
-from memspan.runs.state_file import Checkpoint, State
 from memspan.runs.weights import load_weights, weights_of
 from memspan.training import metrics
 from memspan.training.environment import environment

@@ -96,17 +96,12 @@ class Trainer:
 
     def _is_stopping(self) -> bool:
         """Whether to stop before the next update: all processes do, or none."""
-        return self.state.processes.any(self.asked_to_stop or self.checkpointer.moved)
+        self.checkpointer.refuse_moved()
+        return self.state.processes.any(self.asked_to_stop)
 
     def _report_stop(self) -> None:
-        step, checkpointer = self.state.step, self.checkpointer
-        remedy = f"continue with: {command('train', '--resume', checkpointer.folder)}"
-        if checkpointer.moved_from is not None:
-            raise MemspanError(
-                f"the run's folder {checkpointer.moved_from} was moved while it was trained: stopped "
-                f"at step {step:,} and saved where it is now; {remedy}"
-            )
-        self.console.print(f"stopped at step {step:,}; {remedy}")
+        again = command("train", "--resume", self.checkpointer.folder)
+        self.console.print(f"stopped at step {self.state.step:,}; continue with: {again}")
         report_stop()
 
 

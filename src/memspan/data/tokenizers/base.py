@@ -14,7 +14,7 @@ import numpy as np
 
 from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded
 from memspan.errors import MemspanError
-from memspan.files.bytes import write_atomically
+from memspan.files.disk import write_atomically
 
 LIMIT = 1 << 28
 """Bytes of a ``tokenizer.json`` at most."""

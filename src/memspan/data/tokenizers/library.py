@@ -17,7 +17,7 @@ from memspan.data.tokenizers.base import LIMIT, Tokenizer
 from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes, subword_library
 from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded, utf8
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from memspan.files.disk import read_limited
 
 LEFT_OUT = ("truncation", "padding", "post_processor", "added_tokens")
 """What a file may have beside the splitting of a text."""

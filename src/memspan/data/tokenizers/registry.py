@@ -17,7 +17,7 @@ from memspan.data.tokenizers.subwords import SubwordTokenizer, train_subwords
 from memspan.data.tokenizers.utf8 import utf8
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
-from memspan.files.bytes import read_limited
+from memspan.files.disk import read_limited
 
 KINDS: dict[str, type[Tokenizer]] = {
     kind.kind: kind

@@ -27,8 +27,7 @@ from memspan.generation import generate
 from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.nn import NOT_SCORED
-from memspan.runs.reading import options_of, precision_for, segment_for
-from memspan.runs.run import Run, load
+from memspan.runs.run import Run, load, options_of, precision_for, segment_for
 from memspan.sampling import Sampling
 
 

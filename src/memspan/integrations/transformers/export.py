@@ -18,7 +18,7 @@ from transformers.utils.logging import (
 
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError, counted
-from memspan.files.bytes import write_atomically
+from memspan.files.disk import write_atomically
 from memspan.integrations.transformers.config import MemspanConfig
 from memspan.integrations.transformers.model import MemspanForCausalLM
 from memspan.integrations.transformers.tokenizer import fast_tokenizer

@@ -27,9 +27,7 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.bytes import write_atomically
-from memspan.files.cache import cache_folder
-from memspan.files.lock import LOCKS
+from memspan.files.disk import LOCKS, cache_folder, write_atomically
 
 if LOCKS:
     import fcntl

@@ -1,16 +1,24 @@
-"""Bytes on disk: written completely or not at all, read up to a limit."""
+"""Files and folders on disk: written completely or not at all, read up to a limit, locked, cached."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from memspan.errors import MemspanError
-from memspan.files.folders import sync_folder
+
+try:
+    import fcntl
+
+    LOCKS = True
+except ImportError:  # on Windows
+    LOCKS = False
+FOLDERS_OPEN = os.open in os.supports_dir_fd
+"""Whether this system opens folders like files; Windows does not."""
 
 
 def write_atomically(
@@ -119,3 +127,77 @@ def read_limited(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise OSError(0, f"larger than {limit:,} bytes", str(path))
     return content
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush renames inside ``folder`` to disk; where folders cannot be opened, the system does that."""
+    if FOLDERS_OPEN:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock ``folder``, which is made where it is missing, against other writers.
+
+    The folder itself is locked, not a file in it, which could be deleted or replaced. The system
+    releases the lock when the process dies, however it dies. Where neither the platform nor the file
+    system has locks, other writers are not refused.
+
+    Raises:
+        MemspanError: another process holds the lock, or the folder cannot be written.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(0, "it is read-only")
+            if LOCKS:
+                handle = os.open(folder, os.O_RDONLY)
+                opened.callback(os.close, handle)
+                if not _lock(handle):
+                    # Network file systems lock only files. The file is never removed: a second
+                    # process could then lock a new one.
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                    file = os.open(folder / ".lock", flags, 0o644)
+                    opened.callback(os.close, file)
+                    _lock(file)
+        except BlockingIOError:
+            raise MemspanError(
+                f"another process is training in {folder}: wait until it ends, stop it, or "
+                "choose another folder"
+            ) from None
+        except OSError as error:
+            raise MemspanError(
+                f"cannot write in {folder} ({error.strerror}): check its permissions, free some "
+                "space or choose another folder"
+            ) from None
+        yield
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file or folder. False: the file system has no locks for it.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def cache_folder() -> Path:
+    """The folder of downloads, tokenised corpora and compiled loops, all of which can be made again.
+
+    ``MEMSPAN_CACHE`` names it; otherwise it is in the system's own cache folder.
+    """
+    import platformdirs
+
+    return Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))

@@ -1,0 +1,190 @@
+"""The files of a checkpoint: ``state.json``, and the tensors that one process wrote.
+
+``state.json`` holds everything but the tensors, and is followed by a line with its SHA-256. The tensors
+are in two files, the weights and everything else; ``shards.py`` is the format of several processes. All
+of them record the checksums of the run's ``config.toml`` and ``tokenizer.json`` as the trainer loaded
+them, so that weights beside another run's options are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from torch import Tensor
+
+from memspan.data.token_files import Identity, recorded
+from memspan.errors import MemspanError
+from memspan.files.disk import read_limited, write_atomically
+from memspan.files.tensors import SEAL, load_tensors, save_tensors
+from memspan.runs import history
+from memspan.runs.places import folder_name
+from memspan.runs.run_lock import BOUND
+from memspan.runs.weights import WEIGHTS
+
+STATE = "state.json"
+TRAINING = "training.safetensors"
+"""Everything but the weights."""
+LIMIT = 1 << 20
+"""Maximum size of ``state.json`` in bytes."""
+
+
+class State(TypedDict):
+    """What ``state.json`` holds; older versions left out what is not required."""
+
+    step: int
+    """Updates made."""
+    best: float | None
+    """Best validation score so far, nats per token; None before the first validation."""
+    best_step: int | None
+    """Its step."""
+    unimproved: NotRequired[int]
+    """Validations since the last one that early stopping counts as better; 0 in older files."""
+    streams: dict[str, int]
+    """Position in the training text."""
+    corpus: Identity | str
+    """See :func:`memspan.data.token_files.recorded`."""
+    metrics: dict[str, Any]
+    """Size and checksum of ``metrics.jsonl``."""
+    health: dict[str, int]
+    """Updates skipped and memory rows reset because of NaN or infinity."""
+    record: NotRequired[dict[str, Any]]
+    """Where the corpus came from."""
+    environment: NotRequired[dict[str, Any]]
+    """What rounding depends on."""
+    optimiser: NotRequired[str]
+    """Its name, or its class where a function of the user's makes it."""
+    files: NotRequired[dict[str, str]]
+    """Checksums of the other files, by name; added when the checkpoint is saved."""
+
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "best": (float, type(None)),
+    "best_step": (int, type(None)),
+    "streams": (dict,),
+    "corpus": (dict, str),
+    "files": (dict,),
+    "metrics": (dict,),
+    "health": (dict,),
+}
+"""Types of the entries that every saved state has."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that training continues from."""
+
+    weights: Mapping[str, Tensor]
+    """By name, see :func:`memspan.runs.weights.weights_of`."""
+    training: Mapping[str, Tensor]
+    """Optimiser, carried memory and random states, by name."""
+    state: State
+
+
+def write_state(folder: Path, state: State, files: Mapping[str, str]) -> None:
+    """Write the ``state.json`` of the checkpoint in ``folder``, with the checksums ``files``."""
+    content = json.dumps({**state, "files": dict(files)}, indent=1, sort_keys=True)
+    check = hashlib.sha256(content.encode()).hexdigest()
+    write_atomically(folder / STATE, f"{content}\n{check}\n".encode())
+
+
+def read_state(folder: Path) -> State:
+    """The state of the checkpoint in ``folder``.
+
+    Raises:
+        MemspanError: the file is missing or damaged, or of another step than the folder's name says.
+    """
+    path = folder / STATE
+    try:
+        text = read_limited(path, LIMIT).decode()
+        content, check = text.removesuffix("\n").rsplit("\n", 1)
+        if hashlib.sha256(content.encode()).hexdigest() != check:
+            raise ValueError("its checksum is wrong")
+        state: State = json.loads(content)
+        entries: Mapping[str, object] = state  # type: ignore[assignment]
+        for name, types in TYPES.items():
+            if type(entries[name]) not in types:
+                raise ValueError(f"its {name} is {type(entries[name]).__name__}")
+        if min(state["step"], state["best_step"] or 0) < 0:
+            raise ValueError("its step is negative")
+        recorded(state["corpus"])
+    except FileNotFoundError:
+        raise MemspanError(f"{path} is missing: restore it") from None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
+    # Old checkpoints are deleted by their names.
+    if folder.name != folder_name(state["step"]):
+        raise MemspanError(
+            f"{folder} holds the checkpoint of step {state['step']}: rename it to "
+            f"{folder_name(state['step'])}"
+        )
+    return state
+
+
+def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> dict[str, str]:
+    """Write both files of tensors; the checksums of all files, ``bound`` included, by name."""
+    about, files = header(saved.state, bound), {WEIGHTS: saved.weights, TRAINING: saved.training}
+    sums = {name: save_tensors(folder / name, tensors, about) for name, tensors in files.items()}
+    return {**bound, **sums}
+
+
+def read_tensors(folder: Path, state: State) -> Checkpoint:
+    """The checkpoint in ``folder``, whose ``state.json`` holds ``state``.
+
+    Raises:
+        MemspanError: a file is missing, damaged, or of another checkpoint.
+    """
+    weights, training = (read_file(folder, name, state)[0] for name in (WEIGHTS, TRAINING))
+    return Checkpoint(weights, training, state)
+
+
+def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """One of the two files, with its header; otherwise as :func:`read_tensors`."""
+    tensors, about = load_tensors(folder / name)
+    if about[SEAL] != state["files"].get(name) or about.get("step") != str(state["step"]):
+        raise MemspanError(f"{folder / name} is another checkpoint's: restore its own")
+    return tensors, about
+
+
+def header(state: State, bound: Mapping[str, str]) -> dict[str, str]:
+    """The header of a file of tensors, which can be understood without its checkpoint.
+
+    ``bound``: checksums of the files in :data:`~memspan.runs.run_lock.BOUND`.
+    """
+    corpus = json.dumps(state["corpus"], sort_keys=True)
+    return {"step": str(state["step"]), "corpus": corpus, **bound}
+
+
+def bound_files(state: State) -> dict[str, str]:
+    """The checksums of the files that a saved checkpoint is bound to."""
+    return {name: state["files"][name] for name in BOUND}
+
+
+def refuse_changes(folder: Path, bound: Mapping[str, str]) -> None:
+    """Refuse files that have changed since weights were saved, other than by resuming with new options.
+
+    Args:
+        folder: the run's.
+        bound: checksums as saved; other entries are ignored.
+
+    Raises:
+        MemspanError: ``config.toml`` or ``tokenizer.json`` is missing or another one.
+    """
+    for name in BOUND:
+        path = folder / name
+        check = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        if bound.get(name) == check:
+            continue
+        if name == "config.toml":
+            made = history.made(history.read(folder), check)
+            if history.leads(made, bound.get(name), check):
+                continue
+        raise MemspanError(
+            f"{name} in {folder} has changed since the run was saved: restore it; options of "
+            f"training are changed by flags, such as --resume {folder} --train.steps 5000"
+        )
