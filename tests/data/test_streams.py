@@ -59,9 +59,9 @@ def test_reading_on_does_not_change_what_was_read() -> None:
 def test_a_spoilt_position_is_refused(change: dict[str, Any]) -> None:
     streams = Streams(TEXT, 2, 5)
     streams.next()
-    with pytest.raises(MemspanError, match="no stream position"):
+    with pytest.raises(MemspanError, match="not a stream position"):
         streams.load_state_dict(streams.state_dict() | change)
-    with pytest.raises(MemspanError, match="no stream position"):
+    with pytest.raises(MemspanError, match="not a stream position"):
         streams.load_state_dict({})
     assert streams.position == 1
 

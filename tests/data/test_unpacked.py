@@ -112,9 +112,9 @@ def test_a_damaged_cache_of_unpacked_text_is_made_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"text": "a"', r"line 2 is no JSON \(Expecting ',' delimiter, column 13\)"),
-        ("[" * 100_000, "line 2 is no JSON"),
-        ('["text"]', "line 2 is no JSON object"),
+        ('{"text": "a"', r"line 2 is not JSON \(Expecting ',' delimiter, column 13\)"),
+        ("[" * 100_000, "line 2 is not JSON"),
+        ('["text"]', "line 2 is not a JSON object"),
         (
             '{"id": 1, "title": "a"}',
             "line 2 has no 'text'; it has 'id', 'title': .*--data.field.* --field",

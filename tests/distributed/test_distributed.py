@@ -26,7 +26,7 @@ from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.distributed import reports
-from memspan.distributed.processes import Processes, is_loss, joined
+from memspan.distributed.processes import Processes, is_loss
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -487,6 +487,3 @@ def test_a_process_is_a_launchers_by_its_environment(monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert not reports.is_worker()
-    monkeypatch.setenv("RANK", "x")
-    with pytest.raises(MemspanError, match="RANK=x, which is not a number"), joined():
-        pass

@@ -166,7 +166,7 @@ def test_texts_are_those_of_generate() -> None:
     [
         ({}, "say which run to evaluate: run=FOLDER"),
         ({"run": "nothere"}, "no run at nothere"),
-        ({"run": "shakespeare", "memory_lenght": 3}, "memory_lenght is no option of a"),
+        ({"run": "shakespeare", "memory_lenght": 3}, "memory_lenght is not an option of a"),
         ({"run": "shakespeare", "memory_length": "long"}, "memory_length must be"),
         ({"run": "shakespeare-feedback", "memory_length": 500}, "does not fit the position table"),
         ({"run": "shakespeare", "batch_size": "auto"}, "batch_size must be a number, at least 1"),

@@ -389,7 +389,7 @@ def test_metrics_that_changed_are_told_and_training_goes_on(
         ({"step": "6"}, "its step is str"),
         ({"best_step": -1}, "its step is negative"),
         ({"corpus": None}, "its corpus is NoneType"),
-        ({"streams": {}}, "no stream position"),
+        ({"streams": {}}, "not a stream position"),
         ({"health": {"skipped_updates": "many"}}, "its health is"),
         ({"health": {"x": 1}}, "does not fit its config.toml"),
     ],

@@ -111,7 +111,7 @@ def test_what_takes_a_whole_run_says_so(run: Path, capsys: pytest.CaptureFixture
     for text in ("../..", "step-00000004/../../..", "", "9" * 200):
         (run / "checkpoints/best").write_text(text)
         assert "there is no checkpoint" in refused(capsys, "evaluate", "run/checkpoints/best")
-    assert "checkpoints is no run" in refused(capsys, "evaluate", "run/checkpoints")
+    assert "checkpoints is not a run" in refused(capsys, "evaluate", "run/checkpoints")
 
 
 def test_a_damaged_one_is_refused(run: Path) -> None:

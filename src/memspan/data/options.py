@@ -106,7 +106,7 @@ class DataConfig:
                 ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name
             ):
                 raise MemspanError(
-                    f"the {what}'s name {name!r} has control characters or is no Unicode: rename it"
+                    f"the {what}'s name {name!r} has control characters or is not Unicode: rename it"
                 )
 
     @property
@@ -132,10 +132,6 @@ def refuse_sentence_piece(path: str) -> None:
 
 
 def refuse_oversized_vocabulary(vocab_size: int) -> None:
-    """Refuse a vocabulary whose embedding no machine could train.
-
-    Raises:
-        MemspanError: it has over :data:`MOST_TOKENS` ids.
-    """
+    """Refuse a vocabulary whose embedding no machine could train."""
     if vocab_size > MOST_TOKENS:
         raise MemspanError(f"vocab_size must be at most {MOST_TOKENS:,}, not {vocab_size}")

@@ -64,9 +64,6 @@ class Streams:
     With ``document_starts`` (the index of each document's first token) a document ``x0 .. xn`` is
     read as ``START, x0 .. x(n-1)``, and ``starts`` marks its beginning. Without, the text's first
     token is only an input.
-
-    Raises:
-        MemspanError: the text is too short for so many rows of this segment length.
     """
 
     def __init__(
@@ -104,11 +101,7 @@ class Streams:
         """Tokens of each row read in total."""
 
     def set_segment_length(self, segment_length: int) -> None:
-        """Continue from here with longer or shorter segments.
-
-        Raises:
-            MemspanError: it is below 1.
-        """
+        """Continue from here with longer or shorter segments."""
         _positive(self.batch_size, segment_length)
         self.segment_length = segment_length
         self._wrap()
@@ -158,7 +151,7 @@ class Streams:
         counts = ("position", "offset", "epoch", "tokens_read")
         if not complete or min(state[name] for name in counts) < 0 or state["segment_length"] < 1:
             raise MemspanError(
-                f"{state} is no stream position: resume from a checkpoint that is whole"
+                f"{state} is not a stream position: resume from a checkpoint that is whole"
             )
         for name in ("batch_size", "n_tokens"):
             if state[name] != mine[name]:
@@ -187,9 +180,6 @@ def evaluation_segments(
     The input before the text's first token is :data:`START`; with ``document_starts`` (see
     :class:`Streams`) so is the input before each document's. Rows are contiguous parts of the text;
     shorter ones end with targets that are not scored.
-
-    Raises:
-        MemspanError: there is no text, or too little for the rows or for a segment.
     """
     _positive(batch_size, segment_length)
     if len(tokens) == 0:

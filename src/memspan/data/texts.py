@@ -45,11 +45,7 @@ class Text:
         return b"".join(self.chunks())
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it, in order.
-
-        Raises:
-            MemspanError: the file cannot be read, or has become shorter.
-        """
+        """All of it, in order."""
         with self._opened() as file:
             file.seek(self.start)
             left = len(self)

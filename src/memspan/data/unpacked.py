@@ -48,26 +48,27 @@ class MissingFieldError(MemspanError):
 
 
 def holds_records(path: Path) -> bool:
-    """Whether a file has one document per record, by its name: JSON Lines, CSV or Parquet."""
-    return _reader(path) not in (None, _gzip)
+    """Whether a file has one document per record, by its name; see :data:`RECORDS`."""
+    return _suffix(path) in RECORDS
 
 
 def documents_in(path: Path, field: str) -> list[Text]:
     """The documents of a file: the file itself, or what it holds if its name says how it is packed.
 
     Args:
-        path: the file; ``.gz``, ``.jsonl``, ``.csv``, ``.tsv``, the last three also with ``.gz``, and
-            ``.parquet`` are unpacked.
-        field: the field or column with the text, in JSON Lines, CSV and Parquet.
+        path: the file; those of :data:`RECORDS` and ``.gz`` are unpacked.
+        field: the field or column with the text, in :data:`RECORDS`.
 
     Raises:
         MemspanError: it is damaged or cut short, it lacks the field, a package is missing, or the
             disk is full.
         OSError: it cannot be read.
     """
-    read = _reader(path)
-    if read is None:
+    suffix = _suffix(path)
+    # An archive holds files, not a text.
+    if suffix not in RECORDS and (not _is_zipped(path) or suffix == ".tar"):
         return [Text.of(path)]
+    read = RECORDS.get(suffix, _gzip)
     with open(path, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
     return unpacked([read.__name__, content, field], _bounded(path, read(path, field)))
@@ -114,11 +115,7 @@ def content_hash(documents: Documents) -> str:
 
 
 def record_bytes(value: object, field: str, where: str) -> bytes:
-    """The text of a record as a document, which ends with a line break.
-
-    Raises:
-        MemspanError: it is no text.
-    """
+    """The text of a record as a document, which ends with a line break."""
     if not isinstance(value, str):
         kind = {type(None): "missing", dict: "an object", list: "a list"}.get(
             type(value), "a number" if isinstance(value, int | float) else type(value).__name__
@@ -152,17 +149,13 @@ def _joined(documents: Documents, ends: array[int], sums: hashlib._Hash) -> Iter
         ends.append(end)
 
 
-def _reader(path: Path) -> Callable[[Path, str], Documents] | None:
-    """What unpacks a file of this name; None: it is read as it is."""
-    name = path.name.lower()
-    if name.endswith((".jsonl", ".jsonl.gz")):
-        return _json_lines
-    if name.removesuffix(".gz").endswith((".csv", ".tsv")):
-        return _csv
-    if name.endswith(".parquet"):
-        return _parquet
-    # An archive holds files, not a text.
-    return _gzip if name.endswith(".gz") and not name.endswith(".tar.gz") else None
+def _is_zipped(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
+
+
+def _suffix(path: Path) -> str:
+    """What a file's name says about its content, as in ``.csv``, whether it is compressed or not."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _gzip(path: Path, field: str) -> Documents:
@@ -176,11 +169,7 @@ def _inflated(path: Path) -> Iterator[bytes]:
 
 
 def _bounded(path: Path, documents: Documents) -> Documents:
-    """The same documents, up to what the file's size justifies.
-
-    Raises:
-        MemspanError: there are more.
-    """
+    """The same documents, up to what the file's size justifies."""
     left = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
 
     def pieces(document: Iterable[bytes]) -> Iterator[bytes]:
@@ -198,7 +187,7 @@ def _bounded(path: Path, documents: Documents) -> Documents:
 
 
 def _unzipped(path: Path) -> Any:
-    return (gzip.open if path.name.lower().endswith(".gz") else open)(path, "rb")
+    return (gzip.open if _is_zipped(path) else open)(path, "rb")
 
 
 def _json_lines(path: Path, field: str) -> Documents:
@@ -219,14 +208,14 @@ def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
     except json.JSONDecodeError as error:
         # Its own message counts lines within this one.
         raise MemspanError(
-            f"{where} is no JSON ({error.msg}, column {error.colno:,}): correct the line"
+            f"{where} is not JSON ({error.msg}, column {error.colno:,}): correct the line"
         ) from None
-    # Not UTF-8 or an integer of thousands of digits, and lists nested too deep.
+    # Not UTF-8, or nested too deep.
     except (ValueError, RecursionError) as error:
-        raise MemspanError(f"{where} is no JSON ({error}): correct the line") from None
+        raise MemspanError(f"{where} is not JSON ({error}): correct the line") from None
     if not isinstance(record, dict):
         raise MemspanError(
-            f"{where} is no JSON object: give lines such as {{{json.dumps(field)}: ...}}"
+            f"{where} is not a JSON object: give lines such as {{{json.dumps(field)}: ...}}"
         )
     if field not in record:
         raise missing_field(where, field, record, first=number == 1)
@@ -238,7 +227,7 @@ def _csv(path: Path, field: str) -> Documents:
     comma, semicolon and tab is the most frequent there."""
     # The library's own is 131,072 characters, and can only be set for all readers together.
     csv.field_size_limit(LINE_LIMIT)
-    tabs = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    tabs = _suffix(path) == ".tsv"
     with _unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         first = ""
         try:
@@ -297,6 +286,10 @@ def _parquet(path: Path, field: str) -> Documents:
     # The last: text that is not UTF-8.
     except (pyarrow.lib.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _damaged(path, error) from None
+
+
+RECORDS = {".jsonl": _json_lines, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
+"""What reads a file of records, one document each, by its suffix."""
 
 
 def _reported(path: Path, read: Callable[[], bytes]) -> bytes:

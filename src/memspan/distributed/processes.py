@@ -27,7 +27,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from memspan.distributed.reports import BY_US, LAUNCHER_NUMBERS, LOST, agree_on_failures, is_worker
+from memspan.distributed.reports import BY_US, LOST, agree_on_failures, is_worker
 from memspan.errors import MemspanError, counted
 
 if TYPE_CHECKING:  # takes a second to import, which one process does not need
@@ -62,11 +62,7 @@ class Processes:
         return self.rank == 0
 
     def rows(self, batch_size: int) -> slice:
-        """This process's rows of a batch.
-
-        Raises:
-            MemspanError: they cannot be shared out evenly.
-        """
+        """This process's rows of a batch."""
         if batch_size % self.size:
             raise MemspanError(
                 f"{batch_size} batch rows cannot be shared by {self.size} processes evenly: use a "
@@ -165,27 +161,8 @@ def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
     return module is not None and isinstance(x, module.DTensor)
 
 
-def _check_environment() -> None:
-    """Refuse what no launcher sets.
-
-    Raises:
-        MemspanError: one of the numbers that launchers set is not a number.
-    """
-    for name in LAUNCHER_NUMBERS:
-        value = os.environ.get(name)
-        if value and not (value.isdecimal() and len(value) < 10):
-            raise MemspanError(
-                f"the environment has {name}={value}, which is not a number: unset it, or start with "
-                "torchrun or --nproc"
-            )
-
-
 def own_device(device: torch.device) -> torch.device:
-    """``device``, or on CUDA in a distributed run this process's own GPU.
-
-    Raises:
-        MemspanError: the machine has fewer GPUs than processes.
-    """
+    """``device``, or on CUDA in a distributed run this process's own GPU."""
     if not is_worker() or device.type != "cuda":
         return device
     index = int(os.environ["LOCAL_RANK"])
@@ -207,7 +184,6 @@ def joined() -> Iterator[Processes]:
     Raises:
         LostProcessError: another process has ended, or never joined.
     """
-    _check_environment()
     if not is_worker():
         yield ALONE
         return

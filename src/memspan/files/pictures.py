@@ -21,11 +21,7 @@ AS_TEXT: dict[Any, bool] = {
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -> bytes:
-    """The PNG of what ``draw`` adds to a figure of ``width`` by ``height`` inches.
-
-    Raises:
-        MemspanError: matplotlib is not installed, or fails.
-    """
+    """The PNG of what ``draw`` adds to a figure of ``width`` by ``height`` inches."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -89,17 +90,10 @@ def checked_header(path: Path) -> dict[str, str]:
 
 def _checked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors in a file, as they lie in it, and its header; refuses what is altered."""
-    if not path.is_file():
-        raise MemspanError(f"{path} is missing: check the path, or restore the file")
-    try:
-        _check_list(path)
-        with safe_open(path, framework="pt") as file:
-            header = dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with _opened(path) as file:
+        header, tensors = _header(file), _tensors(file)
         # Fails for types that PyTorch cannot compute with, which are never saved.
         sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        raise _damaged(path, error) from None
     if header.get(SEAL) != sealed or not all(isinstance(v, str) for v in header.values()):
         raise MemspanError(
             f"{path} is damaged (its checksum is wrong): restore it or write it again"
@@ -108,36 +102,42 @@ def _checked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_foreign(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file that others wrote, which has no checksum of ours.
-
-    Raises:
-        MemspanError: the file is missing, not safetensors or truncated.
-    """
-    if not path.is_file():
-        raise MemspanError(f"{path} is missing: check the path, or restore the file")
-    try:
-        _check_list(path)
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        raise _damaged(path, error) from None
+    """Tensors of a safetensors file that others wrote, which has no checksum of ours."""
+    with _opened(path) as file:
+        return _tensors(file)
 
 
 def read_header(path: Path) -> dict[str, object]:
     """The header of a file that :func:`save_tensors` wrote, unverified; empty for any other file."""
     try:
-        _check_list(path)
-        with safe_open(path, framework="pt") as file:
-            return dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
-    except (SafetensorError, OSError, ValueError, TypeError):
+        with _opened(path) as file:
+            return _header(file)
+    except MemspanError:
         return {}
 
 
-def _damaged(path: Path, error: Exception) -> MemspanError:
-    reason = " ".join(str(error).split())
-    return MemspanError(
-        f"{path} is damaged, or not a safetensors file ({reason}): restore it or write it again"
-    )
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; errors in reading it name it."""
+    if not path.is_file():
+        raise MemspanError(f"{path} is missing: check the path, or restore the file")
+    try:
+        _check_list(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise MemspanError(
+            f"{path} is damaged, or not a safetensors file ({reason}): restore it or write it again"
+        ) from None
+
+
+def _header(file: Any) -> dict[str, Any]:
+    return dict(json.loads((file.metadata() or {}).get("memspan", "{}")))
+
+
+def _tensors(file: Any) -> dict[str, Tensor]:
+    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _check_list(path: Path) -> None:

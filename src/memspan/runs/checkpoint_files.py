@@ -171,9 +171,6 @@ def refuse_changes(folder: Path, bound: Mapping[str, str]) -> None:
     Args:
         folder: the run's.
         bound: checksums as saved; other entries are ignored.
-
-    Raises:
-        MemspanError: ``config.toml`` or ``tokenizer.json`` is missing or another one.
     """
     for name in BOUND:
         path = folder / name

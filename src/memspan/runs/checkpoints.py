@@ -57,9 +57,6 @@ class SavedCheckpoint:
         Args:
             target: what shards are read into; None: complete tensors.
             verify: compare the checksums of shards; one process of several does that for all.
-
-        Raises:
-            MemspanError: a file is missing or damaged.
         """
         with _suggesting_older(self.folder):
             if WEIGHTS in self.state["files"]:
@@ -156,11 +153,7 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
 
 
 def new_shards(folder: Path, step: int) -> Path | None:
-    """An empty folder for the shards of a new checkpoint; None: that step is saved already.
-
-    Raises:
-        MemspanError: it cannot be made.
-    """
+    """An empty folder for the shards of a new checkpoint; None: that step is saved already."""
     if _step_folder(folder, step).exists():
         return None
     building = _building(folder, step)

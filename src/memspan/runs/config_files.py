@@ -44,11 +44,7 @@ PRESETS = {
 
 
 def preset_file(name: str) -> Path:
-    """The file of a preset: one that comes with memspan, by name, or any ``.toml``, by path.
-
-    Raises:
-        MemspanError: there is no preset of that name.
-    """
+    """The file of a preset: one that comes with memspan, by name, or any ``.toml``, by path."""
     if name not in PRESETS and (name.endswith(".toml") or os.path.exists(name)):
         return Path(name)
     if name not in PRESETS:
@@ -81,7 +77,7 @@ def read_config(path: Path, architecture: str | None = None) -> RunConfig[Backbo
     for table, options in tables.items():
         if table not in kinds or not isinstance(options, dict):
             raise MemspanError(
-                f"{path}: {_shown(table)} is no table of options: use architecture = ... and "
+                f"{path}: {_shown(table)} is not a table of options: use architecture = ... and "
                 f"[{'], ['.join(kinds)}]"
             )
     try:
@@ -110,9 +106,6 @@ def section(kind: type[T], table: str, options: object) -> T:
         kind: the dataclass, which checks the values.
         table: its name, for messages.
         options: name to value, as read from TOML or JSON: tuples are lists there.
-
-    Raises:
-        MemspanError: no table, an unknown option, a wrong type or a value out of range.
     """
     if not isinstance(options, dict):
         raise MemspanError(f"{table} must be a table of options, not {_shown(options)}")
@@ -139,9 +132,6 @@ def load_config(folder: Path) -> RunConfig[BackboneConfig]:
 
     Args:
         folder: the run's or one of its checkpoints', or the name of a shipped run.
-
-    Raises:
-        MemspanError: it is no run, or the file is damaged.
     """
     folder = place_of(folder).run
     if not folder.is_dir():
@@ -152,7 +142,7 @@ def load_config(folder: Path) -> RunConfig[BackboneConfig]:
     if not (folder / "config.toml").is_file():
         hidden = f", or rename it: it hides the {folder} that comes with memspan"
         raise MemspanError(
-            f"{folder} is no run, it has no config.toml: check the path"
+            f"{folder} is not a run, it has no config.toml: check the path"
             + (hidden if str(folder) in SHIPPED else "")
         )
     return read_config(folder / "config.toml")

@@ -36,11 +36,7 @@ class Change:
 
 
 def read(folder: Path) -> list[Change]:
-    """All changes, in order.
-
-    Raises:
-        MemspanError: the file is damaged.
-    """
+    """All changes, in order."""
     path = folder / NAME
     try:
         lines = read_limited(path, LIMIT).decode().splitlines()

@@ -73,11 +73,7 @@ def place_of(path: str | Path) -> Place:
 
 
 def run_alone(path: str | Path, why: str) -> Path:
-    """The folder of the run at that path.
-
-    Raises:
-        MemspanError: it is the path of a checkpoint; ``why`` says what takes a whole run.
-    """
+    """The folder of the run at that path; ``why`` says what needs a run and not a checkpoint."""
     place = place_of(path)
     if place.checkpoint is not None:
         raise MemspanError(f"{path} is a checkpoint, and {why}: give the run's folder, {place.run}")
@@ -96,11 +92,7 @@ def is_shipped(folder: Path) -> bool:
 
 
 def refuse_shipped(folder: Path) -> None:
-    """Refuse to write to a shipped run.
-
-    Raises:
-        MemspanError: it is one.
-    """
+    """Refuse to write to a shipped run."""
     if is_shipped(folder):
         own = command(
             "train", "--init-from", folder.name, "--preset", folder / "config.toml", "--data.corpus"

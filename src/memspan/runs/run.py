@@ -117,11 +117,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
 
 
 def opened(run: Run | str | Path) -> Run:
-    """The run itself, or the one in that folder, on CUDA where there is one.
-
-    Raises:
-        MemspanError: the folder is no run, or a file in it is missing or damaged.
-    """
+    """The run itself, or the one in that folder, on CUDA where there is one."""
     return run if isinstance(run, Run) else load(run, str(device_for("auto")))
 
 
@@ -165,11 +161,7 @@ def segment_for(
 
 
 def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of ``initial_memory`` and those of ``reader`` among ``options``; None is left out.
-
-    Raises:
-        MemspanError: the run's architecture has no such option.
-    """
+    """Those of ``initial_memory`` and those of ``reader`` among ``options``; None is left out."""
     given = {name: value for name, value in options.items() if value is not None}
     parts = []
     for kind in (run.config.model.memory_options, run.config.model.reader_options):
@@ -179,7 +171,7 @@ def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any],
         parts.append(part)
     if given:
         raise MemspanError(
-            f"{', '.join(sorted(given))} is no option of a {run.config.architecture}: leave it out"
+            f"{', '.join(sorted(given))} is not an option of a {run.config.architecture}: leave it out"
         )
     return parts[0], parts[1]
 

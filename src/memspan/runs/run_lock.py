@@ -36,11 +36,7 @@ class RunLock:
                 self.loaded[name] = read_limited(self.folder / name, LIMIT)
 
     def write(self, name: str, content: bytes) -> None:
-        """Change one of these files.
-
-        Raises:
-            MemspanError: it cannot be written.
-        """
+        """Change one of these files."""
         write_atomically(self.folder / name, content)
         self.loaded[name] = content
 

@@ -92,9 +92,6 @@ def read(
         state: names the shards and their checksums.
         target: what the tensors are read into; None: complete tensors.
         verify: compare checksums; one process of several does that for all.
-
-    Raises:
-        MemspanError: a shard is missing or damaged.
     """
     _refuse_damaged(folder, state, verify)
     tensors = load_shards(folder / SHARDS, target or _complete)
@@ -102,11 +99,7 @@ def read(
 
 
 def opened(folder: Path, state: State) -> Checkpoint:
-    """As :func:`read`, but each tensor is read whenever it is looked up, and not kept.
-
-    Raises:
-        MemspanError: a shard is missing or damaged; looking a tensor up raises this, too.
-    """
+    """As :func:`read`, but each tensor is read whenever it is looked up, and not kept."""
     _refuse_damaged(folder, state, verify=True)
     load, entries = _loader(folder / SHARDS)
 
@@ -130,11 +123,7 @@ def _refuse_damaged(folder: Path, state: State, verify: bool) -> None:
 
 
 def load_shards(folder: Path, target: Target) -> dict[str, Tensor]:
-    """All tensors in a folder of shards whose checksums are right, or this process's parts of them.
-
-    Raises:
-        MemspanError: something is missing or inconsistent.
-    """
+    """All tensors in a folder of shards whose checksums are right, or this process's parts of them."""
     load, entries = _loader(folder)
     with _naming(folder):
         wanted = {n: target(n, entry.size, entry.properties.dtype) for n, entry in entries.items()}

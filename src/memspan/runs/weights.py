@@ -46,12 +46,9 @@ def check_fit(
         config: its options.
         vocab_size: its tokeniser's.
         weights: what its weights' file or checkpoint holds.
-
-    Raises:
-        MemspanError: names, shapes or types differ.
     """
     if config.model.n_layers > len(weights):
-        raise _misfit(folder, f"{len(weights)} tensors are no {config.model.n_layers:,} layers")
+        raise _misfit(folder, f"{len(weights)} tensors for {config.model.n_layers:,} layers")
     try:
         with torch.device("meta"):
             model = LanguageModel(vocab_size, config.model, config.embedding)
@@ -66,11 +63,7 @@ def check_fit(
 
 
 def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path) -> None:
-    """Copy ``weights`` of the run in ``folder`` into ``model``.
-
-    Raises:
-        MemspanError: they do not fit.
-    """
+    """Copy ``weights`` of the run in ``folder`` into ``model``."""
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

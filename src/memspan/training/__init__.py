@@ -7,7 +7,8 @@ updates.py      one update: gradients accumulated, clipped, and applied or skipp
 optimisers.py   the optimisers, and which parameters decay        schedule.py   the learning rate
 validation.py   score, sample and statistics                       health.py     what is not finite
 metric_logger.py  records while training     loggers.py   where they go      metrics.py  metrics.jsonl
-checkpointer.py   checkpoints while training                        summary.py    before and at the end
+checkpointer.py   checkpoints while training     changes.py   what may differ on resuming
+summary.py      what is printed before and at the end
 sizes.py        the memory that a run takes      sample.py    a few layers of it, measured
 estimate.py     what a run would take, before any of it is made
 terminal.py     progress, signals, output that cannot fail

@@ -31,9 +31,6 @@ def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
     """A logger for ``metrics.jsonl`` in ``folder``, then those of ``trackers``.
 
     ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``.
-
-    Raises:
-        MemspanError: a tracker is not installed.
     """
     trackers = tuple(trackers)
     refuse_missing(trackers)
@@ -85,9 +82,8 @@ class TensorBoard:
         self._writer = SummaryWriter(str(logs))
 
     def log(self, step: int, record: Record) -> None:
-        for name, value in record.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
+        for name, value in _known(record).items():
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._writer.close()
@@ -102,8 +98,7 @@ class Trackio:
         self._run = trackio.init(project="memspan", name=folder.name)
 
     def log(self, step: int, record: Record) -> None:
-        known = {name: value for name, value in record.items() if value is not None}
-        self._run.log({"step": step, **known})
+        self._run.log({"step": step, **_known(record)})
 
     def close(self) -> None:
         self._run.finish()  # type: ignore[no-untyped-call]
@@ -131,8 +126,7 @@ class Wandb:
             ) from None
 
     def log(self, step: int, record: Record) -> None:
-        known = {name: value for name, value in record.items() if value is not None}
-        self._run.log(known, step=step)
+        self._run.log(_known(record), step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -144,6 +138,10 @@ TRACKERS: dict[str, Callable[[Path], Logger]] = {
     "wandb": Wandb,
 }
 """Loggers beside ``metrics.jsonl``, by the name of the library that each needs."""
+
+
+def _known(record: Record) -> dict[str, float]:
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def _refuse_link(logs: Path) -> None:

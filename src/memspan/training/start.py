@@ -31,9 +31,8 @@ from memspan.runs.run import create, load
 from memspan.runs.run_lock import RunLock, lock_run
 from memspan.runs.weights import check_fit
 from memspan.training import metrics
-from memspan.training.changes import Changes, changes, describe, refuse_fixed
+from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
 from memspan.training.checkpointer import Checkpointer
-from memspan.training.environment import difference as environments_differ
 from memspan.training.loggers import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, with_optimiser
 from memspan.training.options import BUDGETS
@@ -140,7 +139,7 @@ def resume(
         The run's folder.
 
     Raises:
-        MemspanError: no run, a damaged, changed or finished one, or one that another process trains;
+        MemspanError: not a run, a damaged, changed or finished one, or one that another process trains;
             an option that cannot change.
 
     Example::
@@ -152,7 +151,7 @@ def resume(
     console = console or Console(quiet=True)
     again = "--resume goes on from a run's newest one (--init-from takes the weights of any)"
     folder = run_alone(folder, again)
-    # Refuses what is no run before a folder is made for the lock.
+    # Refuses what is not a run before a folder is made for the lock.
     load_config(folder)
     with _locked(folder, processes) as lock:
         return _resume(folder, lock, console, processes, config, optimiser)

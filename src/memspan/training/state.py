@@ -25,7 +25,7 @@ from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.runs.weights import load_weights, weights_of
 from memspan.training import metrics
-from memspan.training.environment import environment
+from memspan.training.changes import environment
 from memspan.training.health import Health, without_non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.precision import precision_of

@@ -38,18 +38,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: bytes) -> np.ndarray:
-        """Ids, 1-D, in the smallest unsigned type that holds the vocabulary.
-
-        Raises:
-            MemspanError: the text is not UTF-8, and the tokeniser needs that.
-        """
+        """Ids, 1-D, in the smallest unsigned type that holds the vocabulary."""
 
     def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Encode a text that comes in chunks: its ids in order, in pieces of about the chunks' size.
-
-        Raises:
-            MemspanError: the text is not UTF-8, and the tokeniser needs that.
-        """
+        """Encode a text that comes in chunks: its ids in order, in pieces of about the chunks' size."""
         return (ids for _, ids in self.encoded(chunks))
 
     def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
@@ -58,11 +50,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Cut a text that comes in chunks so that encoding the pieces gives the ids of the whole text.
-
-        Raises:
-            MemspanError: the text is not UTF-8, and the tokeniser needs that.
-        """
+        """Cut a text that comes in chunks so that the pieces' ids are those of the whole text."""
         return (text.encode() for text in cut_at_gaps(decoded(chunks)))
 
     @abstractmethod
@@ -136,11 +124,7 @@ class StreamDecoder:
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of uint8, uint16 and uint32 that holds every id.
-
-    Raises:
-        MemspanError: none does.
-    """
+    """The smallest of uint8, uint16 and uint32 that holds every id."""
     for kind in (np.uint8, np.uint16, np.uint32):
         if vocab_size - 1 <= np.iinfo(kind).max:
             return np.dtype(kind)

@@ -14,7 +14,12 @@ import numpy as np
 
 from memspan.data.options import refuse_oversized_vocabulary, refuse_sentence_piece
 from memspan.data.tokenizers.base import LIMIT, Tokenizer
-from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes, subword_library
+from memspan.data.tokenizers.subwords import (
+    SubwordTokenizer,
+    byte_level_bytes,
+    is_failure,
+    subword_library,
+)
 from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded, utf8
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
@@ -126,9 +131,6 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
 
     Left out is what it does beside splitting a text: padding, tokens at the start, the space that many
     put before a text, and tokens that were added to its vocabulary, which a text may hold as they are.
-
-    Raises:
-        MemspanError: it cannot be read, or splits texts at random.
     """
     refuse_sentence_piece(str(path))
     try:
@@ -143,15 +145,12 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
             return LibraryTokenizer(json.dumps(_without_first_space(value)))
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check its path") from None
-    except MemspanError:
-        raise
     except BaseException as error:
-        # As in load_tokenizer.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if isinstance(error, MemspanError) or not is_failure(error):
             raise
         reason = " ".join(f"{type(error).__name__} {error}".split()).removeprefix("ValueError ")
         raise MemspanError(
-            f"{path} is no tokenizer.json that can be used ({reason[:200]}): give one that the "
+            f"{path} is not a tokenizer.json that can be used ({reason[:200]}): give one that the "
             "library tokenizers wrote, or make one with --data.tokenizer subwords"
         ) from None
 

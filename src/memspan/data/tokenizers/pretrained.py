@@ -25,9 +25,6 @@ class PretrainedTokenizer(Tokenizer):
     Args:
         folder: in transformers' format.
         trust_remote_code: execute the code that is in it.
-
-    Raises:
-        MemspanError: transformers is missing, or refuses the folder.
     """
 
     kind = "transformers"

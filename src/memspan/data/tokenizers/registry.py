@@ -13,7 +13,7 @@ from memspan.data.tokenizers.base import LIMIT, Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.data.tokenizers.library import LibraryTokenizer, read_library_tokenizer
-from memspan.data.tokenizers.subwords import SubwordTokenizer, train_subwords
+from memspan.data.tokenizers.subwords import SubwordTokenizer, is_failure, train_subwords
 from memspan.data.tokenizers.utf8 import utf8
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
@@ -35,11 +35,7 @@ OURS = b'{"sha256": '
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """The tokeniser named ``kind``.
-
-    Raises:
-        MemspanError: there is none of that name.
-    """
+    """The tokeniser named ``kind``."""
     if kind not in KINDS:
         raise MemspanError(f"unknown tokenizer {kind!r}: use {', '.join(KINDS)}")
     return KINDS[kind]
@@ -84,20 +80,12 @@ def train_tokenizer(
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read a run's ``tokenizer.json``.
-
-    Raises:
-        MemspanError: it is missing or damaged.
-    """
+    """Read a run's ``tokenizer.json``."""
     return _load(folder / "tokenizer.json")
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """A ``tokenizer.json``: a run's, or one of the library ``tokenizers``.
-
-    Raises:
-        MemspanError: it cannot be read, is damaged, or splits texts at random.
-    """
+    """A ``tokenizer.json``: a run's, or one of the library ``tokenizers``."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read(len(OURS)) == OURS:
             return _load(path)
@@ -114,14 +102,9 @@ def _load(path: Path) -> Tokenizer:
             raise ValueError("its checksum is wrong")
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
-    except MemspanError:
-        raise
-    except Exception as error:
-        # A damaged file may hold anything, and the sub-word library raises bare Exceptions.
-        raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     except BaseException as error:
-        # A panic in that library's Rust code is not an Exception; interrupts are passed on.
-        if type(error).__name__ != "PanicException":
+        # A damaged file may hold anything.
+        if isinstance(error, MemspanError) or not is_failure(error):
             raise
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     return tokenizer

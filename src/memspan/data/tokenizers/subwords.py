@@ -79,7 +79,7 @@ def _check_subwords(value: Any) -> None:
         # Older files leave the pattern out, which is then used.
         or not split.get("use_regex", True)
     ):
-        raise ValueError("it is no plain byte-level BPE")
+        raise ValueError("it is not plain byte-level BPE")
     vocabulary, letters = model["vocab"], set(byte_level_bytes())
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError("its ids are not 0, 1, 2, ...")
@@ -87,12 +87,13 @@ def _check_subwords(value: Any) -> None:
         raise ValueError("its tokens are not made of bytes")
 
 
-def subword_library() -> Any:
-    """The library ``tokenizers``.
+def is_failure(error: BaseException) -> bool:
+    """Whether the sub-word library raised it: a panic in its Rust code is not an Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
-    Raises:
-        MemspanError: it is not installed.
-    """
+
+def subword_library() -> Any:
+    """The library ``tokenizers``."""
     try:
         import tokenizers
     except ImportError:

@@ -10,11 +10,7 @@ from memspan.errors import MemspanError
 
 
 def utf8(text: bytes) -> str:
-    """Decode a whole text.
-
-    Raises:
-        MemspanError: it is not UTF-8; says where.
-    """
+    """Decode a whole text."""
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -74,11 +70,7 @@ def _not_utf8(position: int) -> MemspanError:
 
 
 def bytes_of(text: str) -> bytes:
-    """The text in UTF-8, with the bytes of arguments that were not UTF-8 as they were.
-
-    Raises:
-        MemspanError: it has half a surrogate pair, which stands for nothing.
-    """
+    """The text in UTF-8, with the bytes of arguments that were not UTF-8 as they were."""
     try:
         return text.encode("utf-8", errors="surrogateescape")
     except UnicodeEncodeError as error:
