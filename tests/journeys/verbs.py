@@ -24,7 +24,7 @@ import memspan
 from memspan import cli
 from memspan.runs.places import SHIPPED
 
-LEARNS = {"train", "resume"}
+LEARNS = {"train", "resume", "plans"}
 SHORT = {"60-characters", "107-characters"}
 
 
@@ -158,6 +158,13 @@ def python(journey: Journey) -> None:
     n = journey.n_tokens(run) + opening + 5
     assert written.memory.tokens_seen.tolist() == [n, n]
     assert [len(tokens) for tokens in written.tokens] == [5, 5]
+    ended = memspan.generate(
+        run, "", memory=read.memory, tokens=5, stop="e", log_probabilities=True
+    )
+    assert "e" not in ended.text
+    (of_tokens,) = ended.log_probabilities or []
+    assert len(of_tokens) == len(ended.tokens[0]) <= 5
+    assert all(math.isfinite(one) and one <= 0 for one in of_tokens)
 
 
 SMALL = ["--train.batch-size", "2", "--train.sample-tokens", "2", "--train.device", "cpu"]
@@ -187,6 +194,32 @@ def resume(journey: Journey) -> None:
     assert "best weights in" in journey.calls("export", folder)
 
 
+FIRST = [
+    "--train.epochs", 0.01, "--optim.schedule", "warmup-stable-decay", "--optim.decay-steps", 1,
+    "--train.recompute", "--train.keep", 1, "--train.save-every", 1, "--train.evaluate-every", 1,
+    "--train.early-stopping-patience", 1, "--train.early-stopping-threshold", 0.1,
+]  # fmt: skip
+THEN = [
+    "--train.max-tokens", 320, "--optim.schedule", "linear", "--optim.decay-steps", "None",
+    "--train.no-recompute", "--train.early-stopping-patience", "None",
+]  # fmt: skip
+
+
+def plans(journey: Journey) -> None:
+    """Trained by epochs, and on by tokens: budgets, schedules, early stopping, what is kept."""
+    own, out = options_of(journey.name, journey.run, journey.folder), journey.folder / "new"
+    journey.calls(
+        "train", "--preset", own, "--data.corpus", journey.corpus(), "--out", out, *SMALL,
+        "--train.evaluate-tokens", 32, "--train.segment-length", 16, *FIRST,
+    )  # fmt: skip
+    before = memspan.load(out).step
+    journey.calls("train", "--resume", out, *THEN)
+    # The newest and the best.
+    kept = sorted((out / "checkpoints").glob("step-*"))
+    assert len(kept) <= 2
+    assert memspan.load(kept[-1]).step > before > 0
+
+
 def own_files(journey: Journey) -> None:
     """Trained on one column of a table, validated with this text."""
     options, out = options_of(journey.name, journey.run, journey.folder), journey.folder / "new"
@@ -205,7 +238,7 @@ def own_files(journey: Journey) -> None:
 
 VERBS: dict[str, Callable[[Journey], None]] = {
     verb.__name__: verb
-    for verb in (generate, evaluate, memory, python, train, own_files, resume, measure)
+    for verb in (generate, evaluate, memory, python, train, plans, own_files, resume, measure)
 }
 
 
