@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +60,10 @@ def evaluate(arguments: list[str]) -> None:
     own: dict[str, Any] = given_to(trained, options, EvaluateArguments, memory_and_reader)
     with readable(options.corpus) as corpus:
         import memspan
+        from memspan.training.terminal import counting_on
 
         run, precision = options.opened()
-        with _bar() as progress:
+        with counting_on("scoring", "tokens") as progress:
             scores = memspan.evaluate(
                 run,
                 corpus,
@@ -85,22 +84,6 @@ def evaluate(arguments: list[str]) -> None:
         print(json.dumps(scores.as_dict()))
     else:
         _print(scores, run, options.memory)
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar, from the first call on."""
-    from memspan.training.terminal import counting
-
-    with contextlib.ExitStack() as stack:
-        shown: list[Callable[[int], None]] = []
-
-        def progress(scored: int, total: int) -> None:
-            if not shown:
-                shown.append(stack.enter_context(counting("scoring", "tokens", total)))
-            shown[0](scored)
-
-        yield progress
 
 
 def _print(scores: Evaluation, run: Run, before: Path | None) -> None:

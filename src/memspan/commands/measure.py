@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -80,6 +78,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
     from memspan.measurement.report import Report, printed, written
     from memspan.runs.run import Run, precision_for
     from memspan.targets import is_run
+    from memspan.training.terminal import counting_on
 
     found: list[Measurement] = []
     stopped: BaseException | None = None
@@ -92,7 +91,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
                 precision = precision_for(model, options.precision, options.matmul_precision)
             elif (options.precision, options.matmul_precision) != ("auto", "auto"):
                 raise MemspanError(f"{name} is no run: drop --precision and --matmul-precision")
-            with _bar(name) as progress:
+            with counting_on(f"measuring {name}", "CPU s") as progress:
                 found.append(
                     memspan.measure(
                         model,
@@ -132,20 +131,3 @@ def _own_folder(run: str) -> Path:
     place = place_of(run)
     own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
     return (place.checkpoint or place.run) if own else Path.cwd()
-
-
-@contextlib.contextmanager
-def _bar(name: str) -> Iterator[Callable[[float, float], None]]:
-    """A progress bar, from the first call on."""
-    from memspan.training.terminal import counting
-
-    with contextlib.ExitStack() as stack:
-        shown: list[Callable[[int], None]] = []
-
-        def progress(spent: float, budget: float) -> None:
-            if not shown:
-                what = f"measuring {name}"
-                shown.append(stack.enter_context(counting(what, "CPU s", round(budget))))
-            shown[0](round(spent))
-
-        yield progress

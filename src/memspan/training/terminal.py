@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any, TextIO
@@ -138,6 +138,20 @@ def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int]
     line = (what, f"{{task.completed:,.0f}}{of} {unit}")
     with _bar(Console(stderr=True, markup=False), line, total) as show:
         yield lambda count: show(completed=count)
+
+
+@contextmanager
+def counting_on(what: str, unit: str) -> Iterator[Callable[[float, float], None]]:
+    """The same from the first call on: yields what takes the count and the total."""
+    with ExitStack() as stack:
+        shown: list[Callable[[int], None]] = []
+
+        def progress(count: float, total: float) -> None:
+            if not shown:
+                shown.append(stack.enter_context(counting(what, unit, round(total))))
+            shown[0](round(count))
+
+        yield progress
 
 
 @contextmanager
