@@ -189,11 +189,7 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -
     weight = next(layer.parameters())
     if x.device != weight.device:
         raise MemspanError(f"x is on {x.device} and the layer on {weight.device}: move one of them")
-    if not x.is_floating_point() or (
-        weight.is_floating_point()
-        and x.dtype != weight.dtype
-        and not torch.is_autocast_enabled(x.device.type)
-    ):
+    if not suits(x, weight):
         raise MemspanError(f"x must be {named(weight.dtype)} as the layer is, not {named(x.dtype)}")
     if memory is None:
         return
@@ -211,6 +207,16 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -
                 f"the memory's {name} is {form(field)} on {field.device}, not "
                 f"{[len(x), *like.shape[1:]]} on {x.device}: use this layer's memory of these rows"
             )
+
+
+def suits(x: Tensor, weight: Tensor) -> bool:
+    """Whether ``x`` is of the type that a module with this weight takes: its own or, under autocast or
+    with quantised weights, any floating-point one but float64."""
+    return x.dtype == weight.dtype or (
+        x.is_floating_point()
+        and x.dtype != torch.float64
+        and (not weight.is_floating_point() or torch.is_autocast_enabled(x.device.type))
+    )
 
 
 def row_mask(mask: Tensor | list[bool], count: int, device: torch.device | str) -> Tensor:

@@ -109,6 +109,7 @@ def test_mistakes_are_one_line_and_change_nothing(name: str) -> None:
         (lambda: reader.step(x[0, :, 1:]), "not a tensor of float64 [4, 7] on cpu"),
         (lambda: reader.step(x[0][:, None]), "not a tensor of float64 [4, 1, 8] on cpu"),
         (lambda: reader.step(x[0].long()), "not a tensor of int64 [4, 8] on cpu"),
+        (lambda: reader.step(x[0].float()), "not a tensor of float32 [4, 8] on cpu"),
         (lambda: reader.step(x[0].numpy()), "not a ndarray"),
         (lambda: reader.step(x[0].to("meta")), "[4, 8] on meta"),
         (lambda: reader.reset([True] * 3), "reset needs one bool per row, [4], not [3]"),

@@ -45,7 +45,7 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
     reader, one = model.reader(memory), model.initial_memory(1)
     d, vectors = model.backbone.config.d_model, model.backbone.reader(memory, 2)
     x = torch.zeros(2, 1, d, dtype=torch.float64)
-    of_vectors = f"x must be a floating-point tensor [2, length, {d}] on cpu, not a"
+    of_vectors = f"x must be a float64 tensor [2, length, {d}] on cpu, not a"
     meta = torch.ones(2, dtype=torch.bool, device="meta")
     wanted = "tokens must be an int64 tensor [rows, length], not "
     target = f"target {VOCABULARY} in row 1, column 2 is not in the vocabulary: ids lie in 0 .. "
@@ -146,6 +146,8 @@ def calls(name: str) -> dict[str, tuple[Callable[[], Any], str]]:
         "vectors of 3 rows": (lambda: vectors.read(x[[0, 1, 1]]), f"float64 [3, 1, {d}] on cpu"),
         "one vector per row": (lambda: vectors.read(x[:, 0]), f"float64 [2, {d}] on cpu"),
         "vectors of integers": (lambda: vectors.read(x.long()), f"int64 [2, 1, {d}] on cpu"),
+        "vectors of float32": (lambda: vectors.read(x.float()), f"float32 [2, 1, {d}] on cpu"),
+        "float32 in a pass": (lambda: model.backbone(x.float()), f"float32 [2, 1, {d}] on cpu"),
         "vectors on meta": (lambda: vectors.read(x.to("meta")), f"float64 [2, 1, {d}] on meta"),
         "vectors as a list": (lambda: vectors.read(x.tolist()), f"{of_vectors} list"),
         "starts of vectors": (

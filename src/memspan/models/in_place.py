@@ -25,11 +25,9 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
     """
 
     def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
-        super().__init__(backbone)
-        parameter = next(backbone.parameters())
-        self._dtype = torch.promote_types(parameter.dtype, torch.float32)
+        super().__init__(backbone, memory.batch_size)
+        self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
         self._final_norm: Any = backbone.final_norm
-        self._width = backbone.config.d_model
         self._rows, self._kind = Rows.of(memory), type(memory)
         tensors = memory.tensors()
         # Copies, since they are changed in place.
@@ -57,10 +55,6 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
             name: torch.stack([t[at] for t in parts], 1) for name, parts in self._layers.items()
         }
         return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
-
-    @property
-    def _sizes(self) -> tuple[int, torch.device, int]:
-        return self._width, self._device, self._rows.count
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         """Refuses an output that is not finite. On a GPU, where checking would wait for the device, it

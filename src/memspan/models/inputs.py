@@ -19,6 +19,7 @@ from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory, check_field
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
+from memspan.trees import named, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
@@ -36,19 +37,19 @@ def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
 def check_vectors(
     x: Tensor,
     width: int,
-    device: torch.device,
+    weight: Tensor,
     rows: int | None = None,
     starts: Tensor | None = None,
     lengths: Tensor | None = None,
     padding: Padding = "right",
 ) -> None:
-    """Refuse what a backbone of this ``width`` D on this device cannot read, or its reader of so many
-    rows B (None: any), and what does not go with it.
+    """Refuse what a backbone of this ``width`` D cannot read, or its reader of so many rows B (None:
+    any), and what does not go with it.
 
     Args:
-        x: floating-point, ``[B, T, D]``.
+        x: ``[B, T, D]``.
         width: D.
-        device: where everything must be.
+        weight: one of the backbone's: its device is where everything must be, see also :func:`suits`.
         rows: B.
         starts: bool ``[B, T]``.
         lengths: int64 ``[B]``, in 0 .. T, which is not looked at where that would wait for the device.
@@ -59,16 +60,16 @@ def check_vectors(
         and len(shape := x.shape) == 3
         and rows in (None, shape[0])
         and shape[2] == width
-        and x.is_floating_point()
-        and x.device == device
+        and x.device == weight.device
+        and suits(x, weight)
     ):
         raise MemspanError(
-            f"x must be a floating-point tensor [{'rows' if rows is None else rows}, length, {width}] "
-            f"on {device}, not {_described(x)}"
+            f"x must be a {_kind(weight)} tensor [{'rows' if rows is None else rows}, length, {width}] "
+            f"on {weight.device}, not {_described(x)}"
         )
-    _check("starts", starts, torch.bool, shape[:2], device)
+    _check("starts", starts, torch.bool, shape[:2], x.device)
     if lengths is not None:
-        _check("lengths", lengths, torch.int64, shape[:1], device)
+        _check("lengths", lengths, torch.int64, shape[:1], x.device)
         refuse_unknown("padding", padding, Padding)
         if can_look(lengths) and ((lengths < 0) | (lengths > shape[1])).any():
             raise MemspanError(
@@ -77,18 +78,18 @@ def check_vectors(
             )
 
 
-def check_step(x: Tensor, width: int, device: torch.device, rows: int) -> None:
+def check_step(x: Tensor, width: int, weight: Tensor, rows: int) -> None:
     """Refuse what a reader of so many rows B cannot take as one vector for each, ``[B, D]``, and, where
     looking does not wait for the device, rows that are not finite: they would spoil their memory."""
     if not (
         isinstance(x, Tensor)
         and x.shape == (rows, width)
-        and x.is_floating_point()
-        and x.device == device
+        and x.device == weight.device
+        and suits(x, weight)
     ):
         raise MemspanError(
-            f"a step needs a floating-point tensor [{rows}, {width}] on {device}, one vector for each "
-            f"row of the reader, not {_described(x)}"
+            f"a step needs a {_kind(weight)} tensor [{rows}, {width}] on {weight.device}, one vector "
+            f"for each row of the reader, not {_described(x)}"
         )
     if spoilt := rows_not_finite(x):
         raise NonFiniteError(
@@ -122,17 +123,19 @@ def _check(
         and value.shape == shape
         and value.device == device
     ):
-        kind = str(dtype).removeprefix("torch.")
         raise MemspanError(
-            f"{name} must be a tensor of {kind} {list(shape)} on {device}, to go with the input, not "
-            f"{_described(value)}"
+            f"{name} must be a tensor of {named(dtype)} {list(shape)} on {device}, to go with the "
+            f"input, not {_described(value)}"
         )
+
+
+def _kind(weight: Tensor) -> str:
+    return named(weight.dtype) if weight.is_floating_point() else "floating-point"
 
 
 def _described(value: object) -> str:
     if isinstance(value, Tensor):
-        kind = str(value.dtype).removeprefix("torch.")
-        return f"a tensor of {kind} {list(value.shape)} on {value.device}"
+        return f"a tensor of {named(value.dtype)} {list(value.shape)} on {value.device}"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 

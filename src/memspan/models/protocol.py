@@ -48,8 +48,8 @@ class BackboneReader(Protocol[M_co]):
         ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
 
         Raises:
-            MemspanError: ``x`` has other rows or another width, is no floating-point tensor, or is on
-                another device than the memory. The reader stays as it was.
+            MemspanError: ``x`` has other rows or another width, or is not of the weights' type and on
+                their device. The reader stays as it was.
         """
         ...
 
@@ -288,7 +288,8 @@ class Backbone(nn.Module, Generic[M]):
         **options: Any,
     ) -> BackboneOutput[M]:
         """:meth:`forward`, after the checks that all architectures share."""
-        check_vectors(x, self.config.d_model, self.device, None, starts, lengths, padding)
+        weight = next(self.parameters())
+        check_vectors(x, self.config.d_model, weight, None, starts, lengths, padding)
         if memory is not None and self.own_memory(memory, len(x)).batch_size != len(x):
             raise MemspanError(
                 f"the memory has {counted(memory.batch_size, 'row')} and the input has {len(x)}: use "
@@ -416,10 +417,9 @@ def not_copied(reader: object, protocol: object) -> NoReturn:
 class VectorReader(ABC):
     """Checks what a reader is given, and reads it without gradients."""
 
-    @property
-    @abstractmethod
-    def _sizes(self) -> tuple[int, torch.device, int]:
-        """The width of vectors, where they must be, and the number of rows."""
+    def __init__(self, backbone: Backbone[Any], rows: int) -> None:
+        # What the checks compare vectors with: their width, a weight, the number of rows.
+        self._expected = backbone.config.d_model, next(backbone.parameters()), rows
 
     @abstractmethod
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
@@ -428,13 +428,13 @@ class VectorReader(ABC):
     @torch.no_grad()
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
-        check_vectors(x, *self._sizes, starts)
+        check_vectors(x, *self._expected, starts)
         return self._read_vectors(x, starts)
 
     @torch.no_grad()
     def step(self, x: Tensor) -> Tensor:
         """See :meth:`BackboneReader.step`."""
-        check_step(x, *self._sizes)
+        check_step(x, *self._expected)
         return self._step_on(x)
 
     def _step_on(self, x: Tensor) -> Tensor:
@@ -447,7 +447,8 @@ class WatchedReader(VectorReader):
 
     __reduce_ex__ = not_copied
 
-    def __init__(self, backbone: Backbone[Any]) -> None:
+    def __init__(self, backbone: Backbone[Any], rows: int) -> None:
+        VectorReader.__init__(self, backbone, rows)
         assert backbone.schema is not None
         self.watch = Watch(backbone, backbone.schema)
 
@@ -483,13 +484,9 @@ class PassReader(VectorReader, MemoryReader[M]):
     """
 
     def __init__(self, backbone: Backbone[M], memory: M, **options: Any) -> None:
-        super().__init__(memory)
+        VectorReader.__init__(self, backbone, len(memory.tokens_seen))
+        MemoryReader.__init__(self, memory)
         self._backbone, self._options = backbone, options
-
-    @property
-    def _sizes(self) -> tuple[int, torch.device, int]:
-        seen = self.memory.tokens_seen
-        return self._backbone.config.d_model, seen.device, len(seen)
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         # Past the backbone's own checks, which take a tenth of a token's time: its memory is known.

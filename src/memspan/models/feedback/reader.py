@@ -23,9 +23,9 @@ class FeedbackReader(WatchedReader):
 
     @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
-        super().__init__(backbone)
-        self.backbone = backbone
         self._batch, self.span, _ = memory.vectors.shape
+        super().__init__(backbone, self._batch)
+        self.backbone = backbone
         self._rows, self._device = Rows.of(memory), memory.vectors.device
         self._n_heads = backbone.config.n_heads
         self._begin(memory.tokens_seen, memory.counts()["length"])
@@ -65,10 +65,6 @@ class FeedbackReader(WatchedReader):
             vectors=recent.transpose(0, 1)[at].clone(memory_format=torch.contiguous_format),
             length=to_device(self._length()[rows], self._device),
         )
-
-    @property
-    def _sizes(self) -> tuple[int, torch.device, int]:
-        return self.backbone.config.d_model, self._device, self._batch
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         self.watch.refuse_changes(x.shape[1] > 1)

@@ -124,7 +124,7 @@ class LSTMReader(WatchedReader, PassReader[LSTMMemory]):
 
     def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
         PassReader.__init__(self, backbone, memory)
-        WatchedReader.__init__(self, backbone)
+        WatchedReader.__init__(self, backbone, memory.batch_size)
         self._weights = [
             [layer.get_parameter(name) for name in PARAMETERS] for layer in backbone.layers
         ]

@@ -131,9 +131,9 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
 
     @torch.no_grad()
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
-        super().__init__(backbone)
         counts = memory.counts()
         hidden = self._slots(memory)
+        super().__init__(backbone, len(hidden))
         self.backbone, self.n_slots = backbone, hidden.shape[2]
         self._rows, self._device = Rows.of(memory), hidden.device
         # What rows had read before, and what all of them have read since: no operation per token.
@@ -147,10 +147,6 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         # One past the newest column.
         self._end = self.n_slots
         self._count(**counts)
-
-    @property
-    def _sizes(self) -> tuple[int, torch.device, int]:
-        return self.backbone.config.d_model, self._device, self._rows.count
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         if not x.numel():
