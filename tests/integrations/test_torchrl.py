@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.envs import Compose, GymEnv, InitTracker, TransformedEnv
+from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+from torchrl.envs import Compose, GymEnv, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import ProbabilisticActor, ValueOperator, set_recurrent_mode
 from torchrl.objectives import ClipPPOLoss
@@ -42,11 +44,15 @@ CONFIGS: dict[str, BackboneConfig] = {
 LENGTH = 27
 
 
-def parts(config: BackboneConfig) -> tuple[TransformedEnv, MemoryModule, ProbabilisticActor]:
+def parts(
+    config: BackboneConfig, n_environments: int = 0
+) -> tuple[TransformedEnv, MemoryModule, ProbabilisticActor]:
     torch.manual_seed(0)
     memory = MemoryModule(config.build())
     primer = memory.make_tensordict_primer()
-    env = TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), primer))
+    one = partial(GymEnv, "CartPole-v1")
+    several = SerialEnv(n_environments, one) if n_environments else one()
+    env = TransformedEnv(several, Compose(InitTracker(), primer))
     env.set_seed(0)
     encoder = TensorDictModule(nn.Linear(4, 16), ["observation"], ["embedding"])
     head = TensorDictModule(nn.Linear(16, 2), ["hidden"], ["logits"])
@@ -112,6 +118,40 @@ def test_torchrls_own_loss_trains_it() -> None:
                 total.backward()
                 optimiser.step()
     assert all((p != before[name]).any() for name, p in memory.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "fast-weights"])
+def test_a_replay_buffers_slices_go_on_from_their_stored_memory(name: str) -> None:
+    """Its sampler marks where they begin by ``is_init``, and returns them one after the other."""
+    env, memory, policy = parts(CONFIGS[name], n_environments=2)
+    with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        steps = env.rollout(100, policy, break_when_any_done=False)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(200, ndim=2),
+        sampler=SliceSampler(slice_len=6, end_key=("next", "done")),
+        batch_size=60,
+    )
+    buffer.extend(steps)
+    slices = buffer.sample()
+    begun = slices["is_init"].squeeze(-1)
+    assert begun[::6].all()
+    assert slices["memory", "tokens_seen"][begun].unique().numel() > 2
+    with set_recurrent_mode(True):
+        found = policy.get_dist(slices.clone()).log_prob(slices["action"])
+    torch.testing.assert_close(found, slices["action_log_prob"], atol=1e-5, rtol=0)
+    found.sum().backward()
+    assert all(p.grad is not None for p in memory.parameters())
+
+
+def test_what_the_environment_lacks_is_named() -> None:
+    """Without these, an episode would see the one before it, or nothing that came before."""
+    _, memory, policy = parts(CONFIGS["lstm"])
+    for transform, said in (
+        (memory.make_tensordict_primer(), r"put InitTracker\(\) into"),
+        (InitTracker(), r"no entry 'memory' to go on from: put .* make_tensordict_primer\(\) into"),
+    ):
+        with pytest.raises(MemspanError, match=said):
+            TransformedEnv(GymEnv("CartPole-v1"), transform).rollout(3, policy)
 
 
 def test_another_backbones_memory_is_refused() -> None:

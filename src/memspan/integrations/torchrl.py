@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import TensorDictPrimer
 from torchrl.modules import recurrent_mode
@@ -24,6 +26,7 @@ from torchrl.modules import recurrent_mode
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import Backbone
+from memspan.models.segments import padding_mask
 
 
 class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
@@ -33,7 +36,8 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
     ``is_init`` is true, and written to ``("next", memory_key)``. Within ``set_recurrent_mode(True)``
     the last dimension is time: all steps are read in one pass from the memory of the first, episodes
     begin where ``is_init`` is true, and gradients flow through the pass; memories of later steps stay
-    as they were collected.
+    as they were collected. A step that a slice sampler marked by ``is_init``, in the midst of an
+    episode, is gone on from with the memory that was stored there.
 
     Args:
         backbone: of any architecture. Where it says ``cut_invariant()``, a slice has the values of
@@ -69,35 +73,60 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
         """Read a step or, in recurrent mode, slices ``[..., T]``.
 
         Raises:
-            MemspanError: in recurrent mode there is no dimension of time, or the entries of the memory
-                are not those of this backbone.
+            MemspanError: in recurrent mode there is no dimension of time; ``is_init`` is missing or,
+                after an episode's first step, the memory; the memory is not this backbone's.
         """
-        if not recurrent_mode():
-            steps = tensordict.reshape(-1)
-            hidden, after = self._read(steps.unsqueeze(-1))
-            tensordict.set(self.out_key, hidden[:, 0].reshape(*tensordict.shape, -1))
-            entry = TensorDict(after.tensors(), [len(steps)]).reshape(tensordict.shape)
-            tensordict.set(("next", self.memory_key), entry)
-            return tensordict
-        if not tensordict.ndim:
+        recurrent = recurrent_mode()
+        if recurrent and not tensordict.ndim:
             raise MemspanError("recurrent mode needs a tensordict whose last dimension is time")
-        slices = tensordict.reshape(-1, tensordict.shape[-1])
-        hidden, _ = self._read(slices)
+        slices = tensordict.reshape(-1, tensordict.shape[-1] if recurrent else 1)
+        if (starts := slices.get("is_init", None)) is None:
+            raise MemspanError(
+                "there is no entry 'is_init': put InitTracker() into the environment"
+            )
+        x, starts = slices.get(self.in_key), starts.reshape(slices.shape)
+        stored = slices.get(self.memory_key, None)
+        if recurrent:
+            hidden = self._read_slices(x, starts, stored)
+        else:
+            if stored is None and not starts.all():
+                raise MemspanError(
+                    f"there is no entry {self.memory_key!r} to go on from: put this module's "
+                    "make_tensordict_primer() into the environment"
+                )
+            out = self.backbone(x, self._memory(stored, len(x)), starts=starts)
+            hidden, after = out.hidden, TensorDict(out.memory.tensors(), [len(x)])
+            tensordict.set(("next", self.memory_key), after.reshape(tensordict.shape))
         tensordict.set(self.out_key, hidden.reshape(*tensordict.shape, -1))
         return tensordict
 
-    def _read(self, slices: TensorDictBase) -> tuple[Tensor, Memory]:
-        """Slices ``[B, T]`` from the memory of their first step."""
-        starts = slices.get("is_init").reshape(slices.shape)
-        memory = self.backbone.initial_memory(len(slices))
-        if (given := slices.get(self.memory_key, None)) is not None:
-            fields = {name: tensor[:, 0] for name, tensor in given.items()}
-            expected = {name: tensor.shape for name, tensor in memory.tensors().items()}
-            if {name: tensor.shape for name, tensor in fields.items()} != expected:
-                raise MemspanError(
-                    f"the entries of {self.memory_key!r} are not a memory of this backbone: use its "
-                    "own make_tensordict_primer()"
-                )
-            memory = type(memory).from_tensors(fields)
-        out = self.backbone(slices.get(self.in_key), memory, starts=starts)
-        return out.hidden, out.memory
+    def _read_slices(self, x: Tensor, starts: Tensor, stored: TensorDictBase | None) -> Tensor:
+        """``[B, T, D]``, as pieces that each go on from what was stored with its first step."""
+        first = torch.zeros_like(starts)
+        first[:, 0] = True
+        if stored is not None:
+            # Slice samplers mark where slices begin. Where an episode does, nothing has been stored.
+            marked = starts & (stored["tokens_seen"] > 0)
+            first, starts = first | marked, starts & ~marked
+        begins = first.flatten().nonzero().flatten()
+        lengths = begins.diff(append=begins.new_tensor([first.numel()]))
+        pieces, starts = (
+            pad_sequence(t.flatten(0, 1).split(lengths.tolist()), batch_first=True)
+            for t in (x, starts)
+        )
+        memory = self._memory(None if stored is None else stored.reshape(-1)[begins], len(begins))
+        hidden = self.backbone(pieces, memory, starts=starts, lengths=lengths).hidden
+        return hidden[padding_mask(lengths, pieces.shape[1])]  # type: ignore[no-any-return]
+
+    def _memory(self, stored: TensorDictBase | None, rows: int) -> Memory:
+        memory: Memory = self.backbone.initial_memory(rows)
+        if stored is None:
+            return memory
+        fields = dict(stored.reshape(-1).items())
+        expected = {name: tensor.shape for name, tensor in memory.tensors().items()}
+        if {name: tensor.shape for name, tensor in fields.items()} != expected:
+            raise MemspanError(
+                f"the entries of {self.memory_key!r} are not a memory of this backbone: use its own "
+                "make_tensordict_primer()"
+            )
+        return type(memory)(**fields)
