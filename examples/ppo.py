@@ -2,6 +2,7 @@
 
     python examples/ppo.py                                        # a cart whose speeds are hidden
     python examples/ppo.py --environment repeat --memory gated-delta-net --out repeat.jsonl
+    python examples/ppo.py --environment CartPole-v1 --memory none
 
 A policy reads vectors step by step, and carries a memory for each environment:
 
@@ -19,9 +20,11 @@ Needs gymnasium, and popgym for its environments: pip install '.[agents]'.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +33,13 @@ import gymnasium
 import numpy as np
 import torch
 import tyro
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from gru import GRUConfig
-from memspan import Memory
+from memspan import Memory, MemspanError
 from memspan.models import (
     BackboneConfig,
     CompressiveConfig,
@@ -51,9 +55,10 @@ from memspan.models import (
 class Options:
     """What to train, and how."""
 
-    environment: Literal["cartpole", "repeat"] = "cartpole"
+    environment: str = "cartpole"
     """cartpole: POPGym's PositionOnlyCartPole, whose speeds are hidden. repeat: its
-    RepeatPreviousEasy, which asks for the card of three steps ago."""
+    RepeatPreviousEasy, which asks for the card of three steps ago. Otherwise the name of one of
+    gymnasium's."""
     memory: Literal[
         "transformer-xl", "gated-transformer-xl", "compressive", "feedback", "fast-weights",
         "gated-delta-net", "lstm", "gru", "none",
@@ -93,6 +98,9 @@ class Options:
     """JSON Lines of returns over steps and CPU seconds (None: only shown)."""
 
     def __post_init__(self) -> None:
+        counts = ("steps", "environments", "window", "epochs", "minibatches")
+        if wrong := [f"--{name}" for name in counts if getattr(self, name) < 1]:
+            raise SystemExit(f"{', '.join(wrong)} must be at least 1")
         if self.environments % self.minibatches:
             raise SystemExit("--environments must be a multiple of --minibatches")
 
@@ -105,9 +113,24 @@ def make_environment(name: str) -> gymnasium.Env[Any, Any]:
         from popgym.envs.position_only_cartpole import PositionOnlyCartPole
 
         return PositionOnlyCartPole()
-    from popgym.envs.repeat_previous import RepeatPreviousEasy
+    if name == "repeat":
+        from popgym.envs.repeat_previous import RepeatPreviousEasy
 
-    return RepeatPreviousEasy()
+        return RepeatPreviousEasy()
+    return gymnasium.make(name)
+
+
+def check_spaces(environment: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+    """Refuse what :func:`vectors` and :class:`Agent` were not written for."""
+    seen, done = environment.single_observation_space, environment.single_action_space
+    if not isinstance(done, Discrete):
+        raise SystemExit(f"the actions are {done}, and this policy chooses from a Discrete space")
+    if not isinstance(seen, Discrete) and (not isinstance(seen, Box) or len(seen.shape) != 1):
+        kind = f"{type(seen).__name__} {list(seen.shape or ())}"
+        raise SystemExit(
+            f"the observations are {kind}, and this policy sees vectors or numbers: put an encoder "
+            "in place of Agent.inputs"
+        )
 
 
 def backbone_of(options: Options) -> BackboneConfig:
@@ -201,11 +224,11 @@ class Agent(nn.Module):
 
 
 def vectors(observations: np.ndarray, space: gymnasium.Space[Any]) -> Tensor:
-    """``[B, N]``: a number of a choice as a one among zeros, anything else as it is."""
+    """``[B, N]``: a number of a choice as a one among zeros, a vector as it is."""
     found = torch.as_tensor(observations)
-    if isinstance(space, gymnasium.spaces.Discrete):
+    if isinstance(space, Discrete):
         return nn.functional.one_hot(found.long(), int(space.n)).float()
-    return found.float().flatten(1)
+    return found.float()
 
 
 # ----- Acting
@@ -218,6 +241,7 @@ class Rollouts:
         make = [lambda: make_environment(options.environment)] * options.environments
         # An episode's first observation comes in place of the last one's end.
         self.environments = SyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP)
+        check_spaces(self.environments)
         self.space = self.environments.single_observation_space
         observations, _ = self.environments.reset(seed=options.seed)
         self.observations = vectors(observations, self.space)
@@ -229,7 +253,7 @@ class Rollouts:
     def windows(self, agent: Agent, memory: Memory, length: int) -> tuple[Windows, Memory]:
         """The next ``length`` steps from ``memory``, and the memory after them."""
         reader = agent.backbone.reader(memory, len(self.starts))
-        seen: dict[str, list[Tensor]] = {name: [] for name in _COLLECTED}
+        seen: list[tuple[Tensor, ...]] = []
         for _ in range(length):
             reader.reset(self.starts)
             hidden = reader.step(agent.inputs(self.observations))
@@ -237,30 +261,18 @@ class Rollouts:
             actions = policy.sample()
             step = self.environments.step(actions.numpy())
             rewards = torch.as_tensor(step[1]).float()
-            row = (
-                self.observations,
-                self.starts,
-                actions,
-                policy.log_prob(actions),
-                values,
-                rewards,
-            )
-            for name, value in zip(_COLLECTED, row, strict=True):
-                seen[name].append(value)
+            chosen = actions, policy.log_prob(actions)
+            seen.append((self.observations, self.starts, *chosen, values, rewards))
+            # An episode that is cut short counts as one that ended, as in CleanRL.
             self._note(step[1], ended := step[2] | step[3])
             self.observations, self.starts = vectors(step[0], self.space), torch.as_tensor(ended)
-        together = {name: torch.stack(values, 1) for name, values in seen.items()}
-        after = reader.memory
-        return Windows(memory, **together, next_observations=self.observations,
-                       next_starts=self.starts), after  # fmt: skip
+        together = (torch.stack(each, 1) for each in zip(*seen, strict=True))
+        return Windows(memory, *together, self.observations, self.starts), reader.memory
 
     def _note(self, rewards: np.ndarray, ended: np.ndarray) -> None:
         self._running += rewards
         self.returns.extend(self._running[ended].tolist())
         self._running[ended] = 0
-
-
-_COLLECTED = ("observations", "starts", "actions", "log_probabilities", "values", "rewards")
 
 
 # ----- Learning
@@ -325,20 +337,23 @@ def train(options: Options) -> Iterator[dict[str, float]]:
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
     torch.set_num_threads(1)
-    rows: list[dict[str, float]] = []
     shown = 0.0
     try:
-        for row in train(options):
-            rows.append(row)
-            if time.monotonic() - shown > 2:
-                shown = time.monotonic()
-                print(line(row), flush=True)
+        # Row by row: what was measured is kept, whatever happens.
+        with nullcontext() if options.out is None else options.out.open("w") as file:
+            for row in train(options):
+                if file is not None:
+                    print(json.dumps(row), file=file, flush=True)
+                if not (waiting := time.monotonic() - shown < 2):
+                    shown = time.monotonic()
+                    print(line(row), flush=True)
+            if waiting:
+                print(line(row))
     except KeyboardInterrupt:
-        print("interrupted" + ", and what was measured is kept" * (options.out is not None))
-    if rows:
-        print(line(rows[-1]))
-    if options.out is not None:
-        options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print("interrupted")
+        sys.exit(130)
+    except (MemspanError, gymnasium.error.Error, OSError) as error:
+        sys.exit(f"error: {error}")
 
 
 def line(row: dict[str, float]) -> str:
