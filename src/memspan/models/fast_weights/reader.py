@@ -28,6 +28,7 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         super().__init__(backbone, memory, ("weights", "key_sum"))
         self.backbone = backbone
         self._weights, self._key_sums = self._layers["weights"], self._layers["key_sum"]
+        self._feature_ids = backbone.feature_id.repeat(memory.batch_size)
 
     @cached_property
     def _projections(self) -> list[Tensor]:
@@ -73,10 +74,7 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         backbone = self.backbone
         seen = self._counts["tokens_seen"]
         h = backbone.add_positions(x, seen)
-        self._counts = {
-            "tokens_seen": seen + x.shape[1],
-            "feature_map": backbone.feature_id.repeat(len(x)),
-        }
+        self._counts = {"tokens_seen": seen + x.shape[1], "feature_map": self._feature_ids}
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         if one and self._step is not None:
             # A copy, since it is overwritten.
