@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from memspan.data import corpora, hugging_face
 from memspan.data.corpora import CORPORA, list_corpora, load_corpus
-from memspan.data.splits import by_position
-from memspan.data.texts import Text, encoding_of
+from memspan.data.texts import Text, by_position, encoding_of
 from memspan.errors import MemspanError
 
 

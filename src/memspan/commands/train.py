@@ -26,7 +26,6 @@ from memspan.commands.parsing import Modules, parsed
 from memspan.commands.standard_input import STDIN
 from memspan.data.options import title
 from memspan.distributed import reports
-from memspan.distributed.cores import cores
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
 from memspan.runs.config_files import PRESETS
@@ -103,7 +102,7 @@ def train(arguments: list[str]) -> None:
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
     # More processes than cores are for another machine: a dry run then multiplies what one does.
-    elsewhere = options.dry_run and options.nproc > cores() and not reports.is_worker()
+    elsewhere = options.dry_run and options.nproc > reports.cores() and not reports.is_worker()
     if options.nproc > 1 and not launched and not elsewhere:
         _launch(arguments, options.nproc)
         return

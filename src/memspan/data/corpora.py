@@ -19,8 +19,7 @@ from typing import Any
 from memspan.data import hugging_face
 from memspan.data.download import fetch, read_member
 from memspan.data.options import Texts, title
-from memspan.data.splits import Splits, by_document, by_file, by_position
-from memspan.data.texts import Text, encoding_of
+from memspan.data.texts import Splits, Text, by_document, by_file, by_position, encoding_of
 from memspan.data.unpacked import MissingFieldError, documents_in, holds_records
 from memspan.errors import MemspanError
 from memspan.files.disk import cache_folder

@@ -22,8 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from memspan.distributed.cores import cores
-from memspan.distributed.reports import BY_US, LOST, has_stopped
+from memspan.distributed.reports import BY_US, LOST, cores, has_stopped
 from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = 120

@@ -1,6 +1,6 @@
 """Whether a launcher started this process, and how such processes report a failure: once for all.
 
-No torch here: the command line's help must not wait for it.
+And how many cores there are. No torch here: the command line's help must not wait for it.
 """
 
 from __future__ import annotations
@@ -81,3 +81,10 @@ def _reports_for_all() -> bool:
     except RuntimeError:
         # The store went with the process that held it.
         return True
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
