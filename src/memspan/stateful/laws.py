@@ -370,7 +370,7 @@ def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Com
     return Compared(pairs)
 
 
-def _no_padding(side: Literal["right", "left"]) -> Callable[[Stateful[Any]], str | None]:
+def _padding_law(side: Literal["right", "left"]) -> Law:
     def missing(model: Stateful[Any]) -> str | None:
         if not isinstance(model, ReadsPadded):
             return "it reads no padded inputs"
@@ -378,7 +378,13 @@ def _no_padding(side: Literal["right", "left"]) -> Callable[[Stateful[Any]], str
             return None
         return f"it promises no padding on the {side}"
 
-    return missing
+    return Law(
+        f"padding-{side}",
+        f"padding on the {side} changes nothing",
+        lambda claims, seed: _padded_cases(claims, side),
+        lambda reading, case: _padded(reading, case, side),
+        missing,
+    )
 
 
 # roll-back
@@ -541,20 +547,8 @@ LAWS: tuple[Law, ...] = (
         _fresh,
         _no_fresh,
     ),
-    Law(
-        "padding-right",
-        "padding on the right changes nothing",
-        lambda claims, seed: _padded_cases(claims, "right"),
-        lambda reading, case: _padded(reading, case, "right"),
-        _no_padding("right"),
-    ),
-    Law(
-        "padding-left",
-        "padding on the left changes nothing",
-        lambda claims, seed: _padded_cases(claims, "left"),
-        lambda reading, case: _padded(reading, case, "left"),
-        _no_padding("left"),
-    ),
+    _padding_law("right"),
+    _padding_law("left"),
     Law(
         "roll-back",
         "tokens rolled back were never read",
