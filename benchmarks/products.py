@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from memspan.training.sample import CountedProducts
+from memspan.training.sizes import Tally
 
 SIDE = 512
 LARGE_PRODUCT = f"{SIDE} x {SIDE} product"
@@ -18,7 +18,7 @@ def operations(call: Callable[[], object]) -> int:
 
     Counted are those that PyTorch is asked for; what a loop in C multiplies by itself is not.
     """
-    with CountedProducts() as counting:
+    with Tally() as counting:
         call()
     return counting.operations
 

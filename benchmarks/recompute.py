@@ -23,7 +23,7 @@ import torch
 
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.training.sample import LiveTensors
+from memspan.training.sizes import Tally
 from peak_memory import peak_bytes, reset_peak
 from timing import interleaved, machine
 
@@ -53,7 +53,7 @@ def work(architecture: str, recompute: bool) -> Callable[[], None]:
 def living(architecture: str, recompute: bool) -> float:
     """Megabytes of tensors."""
     call = work(architecture, recompute)
-    with LiveTensors() as counted:
+    with Tally() as counted:
         call()
     return counted.peak / 1e6
 

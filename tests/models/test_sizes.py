@@ -21,7 +21,7 @@ from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.training.options import TrainConfig
-from memspan.training.sizes import refuse_oversized_training
+from memspan.training.sizes import Plan, refuse_oversized_training
 
 CPU = torch.device("cpu")
 
@@ -91,15 +91,15 @@ def test_embeddings_and_memories_that_do_not_fit() -> None:
 
 def test_training_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     config: RunConfig[Any] = RunConfig(TransformerXLConfig())
-    refuse_oversized_training(config, 256, 12, CPU)
-    long = dataclasses.replace(config, train=TrainConfig(segment_length=10**6))
+    refuse_oversized_training(Plan(config, 256, CPU))
+    long = dataclasses.replace(config, train=TrainConfig(segment_length=10**6, batch_size=100))
     with pytest.raises(MemspanError, match="activations"):
-        refuse_oversized_training(long, 256, 100, CPU)
+        refuse_oversized_training(Plan(long, 256, CPU))
     # The weights would fit, and nothing else.
     one = 4.0 * sizes.parameters(config.model, 256)
     monkeypatch.setattr(sizes, "_machine_memory", lambda: 2 * one)
     with pytest.raises(MemspanError, match="moments"):
-        refuse_oversized_training(config, 256, 1, CPU)
+        refuse_oversized_training(Plan(config, 256, CPU))
 
 
 def test_a_model_of_shapes_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

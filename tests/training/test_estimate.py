@@ -25,8 +25,8 @@ from memspan.training import estimate as estimates
 from memspan.training import start
 from memspan.training.estimate import estimate, vocabulary
 from memspan.training.options import TrainConfig
-from memspan.training.sample import Sample, line
-from memspan.training.sizes import ENDING, Sampled, needs, sampled
+from memspan.training.sizes import Plan, Sampled, Tally, line
+from memspan.training.updates import Updater
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
 TRAIN = TrainConfig(steps=10, batch_size=4, segment_length=8, device="cpu")
@@ -47,7 +47,11 @@ def tiny(architecture: str, **options: Any) -> RunConfig[Any]:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update takes a second for each row of each layer."""
-    monkeypatch.setattr(estimates, "_seconds_per_update", lambda room, n, rows, _: n * rows)
+
+    def seconds(updater: Updater) -> float:
+        return updater.state.config.model.n_layers * len(updater.state.memory.tokens_seen)
+
+    monkeypatch.setattr(estimates, "_seconds", seconds)
     monkeypatch.setattr(estimates, "LONGEST_UPDATE", 1e9)
 
 
@@ -67,58 +71,50 @@ def test_counts_are_those_of_the_model(architecture: str, untimed: None) -> None
 
 
 def test_products_are_all_counted() -> None:
-    config = RunConfig(
-        TransformerConfig(n_layers=1, d_model=16, n_heads=2, d_ff=32), "transformer", train=TRAIN
-    )
-    counted = Sample(config, 256, CPU).operations_per_token()
+    model = TransformerConfig(n_layers=1, d_model=16, n_heads=2, d_ff=32)
+    config: RunConfig[Any] = RunConfig(model, "transformer", train=TRAIN)
     attention = 2 * 2 * 8 * 16
-    assert counted == 2 * (4 * 16 * 16 + 2 * 16 * 32) + attention + 2 * 16 * 256
+    products = 2 * (4 * 16 * 16 + 2 * 16 * 32) + attention + 2 * 16 * 256
+    assert Plan(config, 256, CPU).sampled().operations == {1: products}
 
 
-def test_activations_grow_linearly() -> None:
-    # Large enough to stand out from what the tests before have left in the heap.
-    wide = dataclasses.replace(
-        tiny("transformer-xl"), train=dataclasses.replace(TRAIN, segment_length=256)
-    )
-    wide = dataclasses.replace(wide, model=dataclasses.replace(wide.model, d_ff=8192))
-    found = sampled(wide, 256, 32, CPU)
-    if found.peaks is None:
-        pytest.skip("this system does not tell")
-    # What d_ff-wide rows of 256 tokens save at least: the inner output, once.
-    assert (found.activations(3, 32) or 0) > 4 * 3 * 32 * 256 * 8192
+@pytest.mark.parametrize("segments", [1, 3])
+def test_activations_grow_linearly(segments: int) -> None:
+    """What samples say of many layers, rows and segments is what tensors then take."""
+    loop: Any = {"accumulate": 3, "gradient_segments": segments, "segment_length": 32}
+    taken = {}
+    for recompute in (False, True):
+        config = tiny("transformer-xl", recompute=recompute, **loop)
+        model = dataclasses.replace(config.model, n_layers=6, memory_length=32, dropout=0.1)
+        plan = Plan(dataclasses.replace(config, model=model), 256, CPU)
+        updater = plan.updater(4)
+        updater.update()
+        with Tally() as counted:
+            updater.update()
+        taken[recompute] = counted.peak
+        assert plan.sampled().activations(6, 4) == pytest.approx(counted.peak, rel=0.1)
+    assert taken[True] < taken[False] / (2 + segments)
     assert line({1: 3.0, 2: 5.0}, 10) == 21
     assert line({2: 3.0}, 10) == 15
 
 
-@pytest.mark.parametrize("segments", [1, 3])
-def test_recomputed_layers_are_counted(segments: int) -> None:
-    """What the samples say of many layers, rows and segments is what tensors then take."""
-    loop: Any = {"accumulate": 3, "gradient_segments": segments, "segment_length": 32}
-    config = tiny("transformer-xl", recompute=True, **loop)
-    model = dataclasses.replace(config.model, n_layers=6, memory_length=32, dropout=0.1)
-    config = dataclasses.replace(config, model=model)
-    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, recompute=False))
-    said = sampled(config, 256, 4, CPU).activations(6, 4)
-    taken, without = (Sample(each, 256, CPU).live_bytes(4, segments) for each in (config, plain))
-    assert said == pytest.approx(taken, rel=0.1)
-    assert taken < without / (2 + segments)
-
-
 def test_what_is_slow_is_timed_in_part(untimed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimates, "sampled", lambda *_: Sampled(None, {1: 5.0, 2: 10.0}))
+    none = {2: {1: 0.0}, 3: {1: 0.0}}
+    monkeypatch.setattr(Plan, "sampled", lambda _: Sampled(none, {2: 5.0, 3: 7.5}))
     config = tiny("lstm", batch_size=12)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, n_layers=4))
     for longest, probe in (
-        (36, "updates of the model itself"),
-        (20, "updates of the model itself with 6 of its 12 rows"),
-        (2, "updates of 2 of the 3 layers with 1 of 12 rows, scaled"),
+        (48, "updates of the model itself"),
+        (20, "updates of the model itself with 4 of its 12 rows"),
+        (2, "updates of 3 of the 4 layers with 1 of 12 rows, scaled"),
     ):
         monkeypatch.setattr(estimates, "LONGEST_UPDATE", longest)
         found = estimate(config)
         assert found.probe == probe
-        # Eight tokens of a row in three seconds, one for each layer.
-        assert found.tokens_per_second == pytest.approx(8 / 3)
-        assert found.seconds == pytest.approx(10 * 12 * 3)
-    assert estimate(config, n_processes=3).tokens_per_second == pytest.approx(8)
+        # Eight tokens of a row in four seconds, one for each layer.
+        assert found.tokens_per_second == pytest.approx(8 / 4)
+        assert found.seconds == pytest.approx(10 * 12 * 4)
+    assert estimate(config, n_processes=3).tokens_per_second == pytest.approx(6)
 
 
 def test_processes_share_what_training_shares(untimed: None) -> None:
@@ -135,22 +131,19 @@ def test_processes_share_what_training_shares(untimed: None) -> None:
             estimate(sharded, n_processes=wrong)
 
 
-def test_what_saves_and_the_end_of_a_run_take_on_top() -> None:
+def test_what_saves_take_on_top() -> None:
     wide = dataclasses.replace(tiny("transformer-xl"), model=TransformerXLConfig(d_model=2048))
     sharded = dataclasses.replace(wide, train=dataclasses.replace(TRAIN, parallel="fsdp"))
     found = [
-        needs(config, 256, 2, n, 0.0, 0, CPU)
+        Plan(config, 256, CPU, n).needs(2)
         for config, n in ((wide, 1), (wide, 2), (wide, 4), (sharded, 4))
     ]
     # One process writes its tensors as they are; of several, each copies its state, and its part twice.
     assert found[0].saving == 0
-    assert found[0].ending == ENDING
     for need, copies in zip(found[1:], (1 + 2 / 2, 1 + 2 / 4, 3 / 4), strict=True):
         state = found[0].weights + found[0].moments
         assert need.saving == copies * state + 2 * need.memory
-        assert need.ending == 0
-    on_gpu = needs(wide, 256, 2, 4, 0.0, 0, torch.device("cuda"))
-    assert on_gpu.saving == on_gpu.ending == 0
+    assert Plan(wide, 256, torch.device("cuda"), 4).needs(2).saving == 0
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2"])

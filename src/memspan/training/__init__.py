@@ -9,7 +9,7 @@ validation.py   score, sample and statistics                       health.py    
 metric_logger.py  records while training     loggers.py   where they go      metrics.py  metrics.jsonl
 checkpointer.py   checkpoints while training     changes.py   what may differ on resuming
 summary.py      what is printed before and at the end
-sizes.py        the memory that a run takes      sample.py    a few layers of it, measured
+sizes.py        the memory that a run takes, from a few of its layers
 estimate.py     what a run would take, before any of it is made
 terminal.py     progress, signals, output that cannot fail
 """

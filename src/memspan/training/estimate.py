@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from memspan.data.corpora import is_local
 from memspan.data.options import DataConfig, title
 from memspan.data.prepared import TokenizedCorpus, prepare
-from memspan.data.token_files import TokenFile
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import read_tokenizer
-from memspan.data.tokenizers.words import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
-from memspan.models.sizes import memory_of
+from memspan.models.sizes import BYTES, memory_of
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import MakeOptimiser, with_optimiser
-from memspan.training.sample import line, made_up_tokens, resident_bytes, shallow
-from memspan.training.sizes import (
-    Needs,
-    Sampled,
-    in_units,
-    needs,
-    on_this_machine,
-    sampled,
-    sizes_of,
-)
+from memspan.training.sizes import Needs, Plan, Sampled, in_units, line, on_this_machine
 from memspan.training.start import refuse_fsdp_alone
-from memspan.training.state import TrainingState, refuse_sharing, streams_of
+from memspan.training.state import refuse_sharing, streams_of
 from memspan.training.updates import Updater
 
 LONGEST_UPDATE = 3.0
 """Seconds of an update that is timed, about, at most."""
-TIMED_UPDATES = 2
-"""Updates that are timed after a first one; the faster counts."""
-BACKWARD = 2
-"""Operations of a backward pass, in those of the forward pass."""
 Run = RunConfig[BackboneConfig]
 
 
@@ -113,7 +94,7 @@ def estimate(
 
     Raises:
         MemspanError: an option that cannot be used, a vocabulary that is not known without a download,
-            a model of which not even a single layer fits this device.
+            a model of which not even a few layers fit this device.
 
     Example::
 
@@ -128,62 +109,90 @@ def estimate(
     config = with_optimiser(config, optimiser)
     refuse_fsdp_alone(config, n_processes)
     refuse_sharing(config, Processes(0, n_processes))
-    device = own_device(device_for(config.train.device))
-    config = dataclasses.replace(
-        config, model=config.model.for_segments(config.train.segment_length)
-    )
-    process = resident_bytes(device) or 0
+    device, options = own_device(device_for(config.train.device)), config.train
+    config = replace(config, model=config.model.for_segments(options.segment_length))
     vocab_size = processes.in_turn(lambda: vocabulary(config.data))
     steps = processes.in_turn(lambda: updates(config))
+    plan = Plan(config, vocab_size, device, n_processes, optimiser)
     # First: refuses what cannot even be counted.
-    whole = sizes_of(config, vocab_size, config.train.batch_size, optimiser)
-    n_rows = config.train.batch_size // n_processes
-    found = Sampled(None, {})
-    if processes.first:
-        found = sampled(config, vocab_size, n_rows, device, optimiser)
-    found = processes.of_first(found)
-    sharing = on_this_machine(processes.size, device)
-    room = _Room(config, vocab_size, n_processes, sharing, device, found, process, optimiser)
-    n_layers = config.model.n_layers
-    speed, probe = _timed(room, processes)
-    # By now all libraries are loaded that training needs.
-    process = max(process, resident_bytes(device) or 0)
+    whole = replace(plan, n_processes=1).needs(options.batch_size)
+    found = processes.of_first(plan.sampled() if processes.first else Sampled({}, {}))
+    seconds, probe = _timed(plan, found, processes)
     if n_processes > processes.size:
         probe += f", times {n_processes} without the exchange of gradients"
-    options = config.train
-    checkpoints = options.checkpoints(steps)
+    n_tokens = options.batch_size * options.segment_length * options.gradient_segments
+    one = whole.weights + whole.moments + whole.memory // 2
+    n_layers, checkpoints = config.model.n_layers, options.checkpoints(steps)
     return Estimate(
         architecture=config.architecture,
         vocab_size=vocab_size,
-        parameters=whole.parameters,
-        needs=dataclasses.replace(room.needs(n_layers, n_rows), process=process),
+        parameters=whole.weights // BYTES,
+        needs=plan.needs(plan.rows, found.activations(n_layers, plan.rows)),
         available=memory_of(device),
-        sharing=sharing,
-        flops_per_token=(1 + BACKWARD + options.recompute) * line(found.operations, n_layers),
+        sharing=on_this_machine(processes.size, device),
+        # A backward pass takes twice a forward one's.
+        flops_per_token=(3 + options.recompute) * line(found.operations, n_layers),
         recompute=options.recompute,
         n_processes=n_processes,
-        tokens_per_second=speed * (n_processes // processes.size),
+        tokens_per_second=n_tokens / seconds,
         probe=probe,
         steps=steps,
         checkpoints=checkpoints,
         # At the end the shards of several processes become plain files, which then replace them.
-        disk=checkpoints * whole.checkpoint * (1 if n_processes == 1 else 2),
+        disk=checkpoints * min(n_processes, 2) * one,
         tokens=options.batch_size * options.tokens_read(steps),
     )
+
+
+def _timed(plan: Plan, found: Sampled, processes: Processes) -> tuple[float, str]:
+    """Seconds of an update of all layers, rows and timed segments, and what was timed for it."""
+    n_layers, n_rows = plan.config.model.n_layers, plan.rows
+    available = memory_of(plan.device) / on_this_machine(processes.size, plan.device)
+
+    def seconds(layers: int, rows: int) -> float:
+        return _seconds(plan.with_layers(layers).updater(rows, processes))
+
+    def is_quick(rows: int, expected: float) -> bool:
+        total = plan.needs(rows, found.activations(n_layers, rows)).total
+        return processes.of_first(expected <= LONGEST_UPDATE and total <= available)
+
+    least, most = min(found.operations), max(found.operations)
+    times = {least: seconds(least, 1)}
+    expected = times[least] * line(found.operations, n_layers) / found.operations[least]
+    if n_layers > most and not is_quick(1, expected):
+        times[most] = seconds(most, 1)
+        probe = f"updates of {most} of the {n_layers} layers with 1 of {n_rows} rows, scaled"
+        return n_rows * line(times, n_layers), probe
+    rows, times = 1, {1: seconds(n_layers, 1)}
+    # What an update takes whatever its rows is in both of two times, and so is not multiplied.
+    while rows < n_rows and is_quick(more := min(2 * rows, n_rows), line(times, more)):
+        rows, times[more] = more, seconds(n_layers, more)
+    share = "" if rows == n_rows else f" with {rows} of its {n_rows} rows"
+    return line(times, n_rows), f"updates of the model itself{share}"
+
+
+def _seconds(updater: Updater) -> float:
+    """Of an update: the faster of two after a first one."""
+    processes, device, times = updater.state.processes, updater.state.device, []
+    for _ in range(3):
+        processes.wait()
+        start = time.perf_counter()
+        updater.update()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return processes.of_first(min(times[1:]))
 
 
 def report(found: Estimate) -> str:
     """An estimate in a few lines, for people."""
     n, needed = found.n_processes, found.needs
-    parts = needed.parts()
-    if needed.activations is None:
-        parts += "; activations cannot be measured on this system"
     each = f" in each of {n} processes" if n > 1 else ""
     tokens = f"{counted(found.steps, 'step')}, {counted(found.tokens, 'token')}"
     return "\n".join(
         [
             f"{found.architecture}, {found.parameters:,} parameters, vocabulary {found.vocab_size:,}",
-            f"memory  {in_units(needed.total)}{each} at the peak ({parts}); this device has "
+            f"memory  {in_units(needed.total)}{each} at the peak ({needed.parts()}); this device has "
             f"{in_units(found.available)}",
             f"work    {found.flops_per_token / 1e6:,.1f} million FLOPs per token in products, forward "
             f"and backward{', and forward again' if found.recompute else ''}",
@@ -216,10 +225,9 @@ def vocabulary(data: DataConfig) -> int:
         return read_tokenizer(Path(os.path.expanduser(data.tokenizer))).vocab_size
     if data.vocab_size is not None:
         return data.vocab_size
-    remedy = "give its size with --data.vocab-size, or "
-    if data.tokenizer not in ("words", "subwords"):
-        remedy = ""
     what = f"the vocabulary of {data.tokenizer} in {title(data.texts)}"
+    sized = data.tokenizer in ("words", "subwords")
+    remedy = "give its size with --data.vocab-size, or " if sized else ""
     return _prepared_here(data, what, remedy).tokenizer.vocab_size
 
 
@@ -229,14 +237,11 @@ def updates(config: Run) -> int:
     Raises:
         MemspanError: it would take one to know how many an epoch has.
     """
-    if config.train.steps is not None:
-        return config.train.steps
-    row_length = 0
-    if config.train.epochs is not None:
-        what = f"the length of {title(config.data.texts)}, and so of an epoch,"
-        prepared = _prepared_here(config.data, what, "give --train.max-tokens, or ")
-        row_length = streams_of(config, prepared).row_length
-    return config.train.updates(row_length)
+    if config.train.epochs is None:
+        return config.train.updates(0)
+    what = f"the length of {title(config.data.texts)}, and so of an epoch,"
+    prepared = _prepared_here(config.data, what, "give --train.max-tokens, or ")
+    return config.train.updates(streams_of(config, prepared).row_length)
 
 
 def _prepared_here(data: DataConfig, what: str, remedy: str) -> TokenizedCorpus:
@@ -246,119 +251,3 @@ def _prepared_here(data: DataConfig, what: str, remedy: str) -> TokenizedCorpus:
         prepare_it = command("data", "prepare", text, "--tokenizer", data.tokenizer)
         raise MemspanError(f"{what} is not known before the text is here: {remedy}run {prepare_it}")
     return prepare(data.texts, data.tokenizer, data.vocab_size, field=data.field)
-
-
-@dataclass(frozen=True)
-class _Room:
-    """What fits the device."""
-
-    config: Run
-    vocab_size: int
-    n_processes: int
-    sharing: int
-    device: torch.device
-    sampled: Sampled
-    process: int
-    optimiser: MakeOptimiser | None
-
-    @property
-    def rows(self) -> int:
-        """Of each process."""
-        return self.config.train.batch_size // self.n_processes
-
-    def needs(self, n_layers: int, rows: int) -> Needs:
-        """Of each process, with so many layers and rows."""
-        part = shallow(self.config, n_layers)
-        activations = self.sampled.activations(n_layers, rows)
-        size, n, process = self.vocab_size, self.n_processes, self.process
-        return needs(part, size, rows, n, activations, process, self.device, self.optimiser)
-
-    def fits(self, n_layers: int, rows: int) -> bool:
-        """Whether that many fit."""
-        return self.needs(n_layers, rows).total * self.sharing <= memory_of(self.device)
-
-
-def _timed(room: _Room, processes: Processes) -> tuple[float, str]:
-    """Tokens per second of ``processes`` together, and what was timed for it.
-
-    All layers and as many rows as are quick enough; where even one row is not, fewer layers.
-    """
-    operations = room.sampled.operations
-    n_layers, all_rows, first = room.config.model.n_layers, room.rows, min(operations)
-
-    @functools.cache
-    def seconds(layers: int, rows: int) -> float:
-        return _seconds_per_update(room, layers, rows, processes)
-
-    once = seconds(first, 1)
-
-    def is_quick(layers: int, rows: int) -> bool:
-        cost = once * rows * line(operations, layers) / operations[first]
-        return cost <= LONGEST_UPDATE and room.fits(layers, rows)
-
-    rows = _most(all_rows, lambda rows: is_quick(n_layers, rows))
-    rows = processes.of_first(rows)
-    if rows:
-        # Half as many are timed, too: what an update takes whatever its rows is not multiplied.
-        sizes = {rows} if rows in (1, all_rows) else {rows // 2, rows}
-        times = {n: seconds(n_layers, n) for n in sorted(sizes)}
-        share = "" if rows == all_rows else f" with {rows} of its {all_rows} rows"
-        probe = f"updates of the model itself{share}"
-        return _per_second(room, all_rows, processes) / line(times, all_rows), probe
-    # An architecture without an option for it has no fewer layers.
-    fewer = n_layers if first < n_layers else 0
-    layers = max(first, _most(fewer, lambda layers: is_quick(layers, 1)))
-    layers = processes.of_first(layers)
-    sizes = {layers} if layers == 1 else {max(first, layers // 2), layers}
-    times = {n: seconds(n, 1) for n in sorted(sizes)}
-    probe = f"updates of {layers} of the {n_layers} layers with 1 of {all_rows} rows, scaled"
-    return _per_second(room, 1, processes) / line(times, n_layers), probe
-
-
-def _most(limit: int, holds: Callable[[int], bool]) -> int:
-    """The largest number up to ``limit`` for which it holds, and for all below; 0: not even for 1."""
-    low, high = 0, limit
-    while low < high:
-        middle = -(-(low + high) // 2)
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
-
-
-def _per_second(room: _Room, rows: int, processes: Processes) -> float:
-    """Tokens of an update with so many rows in each process."""
-    options = room.config.train
-    return rows * processes.size * options.segment_length * options.gradient_segments
-
-
-def _seconds_per_update(room: _Room, layers: int, rows: int, processes: Processes) -> float:
-    """Train a few layers and rows on made-up tokens, exactly as a run does, for a few updates."""
-    config, device = shallow(room.config, layers), room.device
-    options = dataclasses.replace(
-        config.train,
-        steps=1 + TIMED_UPDATES,
-        max_tokens=None,
-        epochs=None,
-        batch_size=rows * processes.size,
-        accumulate=config.train.gradient_segments,
-        accumulate_later=None,
-        accumulate_from=0,
-        first_segment_length=None,
-        curriculum_steps=0,
-    )
-    config = dataclasses.replace(config, train=options)
-    length = options.segment_length * options.accumulate * (TIMED_UPDATES + 2)
-    tokens = made_up_tokens(room.vocab_size, options.batch_size * length + 1)
-    # Only the number of words matters.
-    tokenizer = WordTokenizer([str(number) for number in range(room.vocab_size)])
-    text = TokenFile(tokens, np.zeros(1, np.int64), len(tokens), "words", room.vocab_size, "", "")
-    prepared = TokenizedCorpus(tokenizer, {"train": text}, {})
-    state = TrainingState(config, prepared, device, processes, optimiser=room.optimiser)
-    updater, times = Updater(state), []
-    for _ in range(1 + TIMED_UPDATES):
-        processes.wait()
-        start = time.perf_counter()
-        updater.update()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return processes.of_first(min(times[1:]))

@@ -1,67 +1,82 @@
-"""The memory that training takes: a lower bound, and for larger models what a sample of it measures."""
+"""The memory that training takes: a lower bound, and for larger models what samples of it say."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from dataclasses import dataclass, fields
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
+from memspan.data.prepared import TokenizedCorpus
+from memspan.data.token_files import TokenFile
+from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.models.sizes import (
-    BYTES,
-    REMEDY,
-    memory_of,
-    parameters,
-    refuse_impossible,
-    refuse_oversized,
-    refuse_oversized_model,
-)
+from memspan.models.sizes import BYTES, memory_of, refuse_impossible, refuse_oversized_model
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import MakeOptimiser, kept_bytes
-from memspan.training.sample import Sample, line, resident_bytes, sampled_layers, shallow
+from memspan.training.state import TrainingState
+from memspan.training.updates import Updater
 
 MEASURED_FROM = 0.01
 """Share of the device's memory from which on a lower bound is not enough to tell that training fits."""
-
-ENDING = 70_000_000
-"""Bytes of the compressor that the final score is compared with, for a text of up to 1 MB."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of parameters and bytes, counted without allocating any."""
-
-    parameters: int
-    moments: int
-    """Bytes that the optimiser keeps."""
-    memory_bytes: int
-    """Of the memory that the rows of one process carry."""
-    gathered: int
-    """Parameters that FSDP2 holds at once: its largest unit, and all that is in none."""
-
-    @property
-    def checkpoint(self) -> int:
-        """Bytes of a checkpoint, if the memory is that of all rows."""
-        return BYTES * self.parameters + self.moments + self.memory_bytes
+PROCESS = 400_000_000
+"""Bytes of Python and its libraries on a CPU, with what they allocate for themselves."""
+FORMULAS = {str(operation): formula for operation, formula in flop_registry.items()}
 
 
-def sizes_of(
-    config: RunConfig[BackboneConfig],
-    vocab_size: int,
-    rows: int,
-    optimiser: MakeOptimiser | None = None,
-) -> Sizes:
-    """Count a model of these options, its optimiser, and the memory of so many rows."""
-    with torch.device("meta"), refuse_impossible("the model"):
-        model = LanguageModel(vocab_size, config.model, config.embedding)
-        memory = model.initial_memory(rows)
-    count = sum(p.numel() for p in model.parameters())
-    units = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
-    moments = kept_bytes(model, config.optim, optimiser)
-    return Sizes(count, moments, memory.nbytes, count - sum(units) + max(units, default=0))
+class Tally(TorchDispatchMode):
+    """Counts what PyTorch does within: operations of matrix products, and bytes of tensors.
+
+    What a loop in C multiplies by itself is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+        """Multiplications and additions."""
+        self.live = self.peak = 0
+        """Bytes of tensors made within: of those that live, and the most so far."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled in here, and loading the compiler takes seconds.
+        return False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        # PyTorch has a formula for addmm, which holds for addmm_, too; likewise on a CPU.
+        name = str(function.overloadpacket).removesuffix("_").replace("_for_cpu", "")
+        if name in FORMULAS:
+            self.operations += FORMULAS[name](*args, **kwargs, out_val=result)
+        # Views, and what is changed in place, share what they were given.
+        made, given = _storages(result), _storages((args, kwargs))
+        for storage in (made[key] for key in made.keys() - given.keys()):
+            self.live += storage.nbytes()
+            weakref.finalize(storage, self._freed, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _freed(self, size: int) -> None:
+        self.live -= size
+
+
+def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
+    found = (t.untyped_storage() for t in tree_leaves(values) if isinstance(t, Tensor))
+    return {storage._cdata: storage for storage in found}
 
 
 @dataclass(frozen=True)
@@ -73,8 +88,8 @@ class Needs:
     """With DDP twice: it collects them in buckets."""
     moments: int
     """Or whatever else the optimiser keeps."""
-    activations: int | None
-    """Of one pass forward and backward (None: cannot be measured on this system)."""
+    activations: int
+    """Of the segments that gradients flow through, forward and backward."""
     memory: int
     """The architecture's, before and after an update."""
     process: int
@@ -82,177 +97,201 @@ class Needs:
     saving: int
     """On a CPU, what several processes copy of their state in order to write it while training goes on:
     one copy of all, two of the part that each writes. One process copies nothing."""
-    ending: int
-    """On a CPU, see :data:`ENDING`: it comes after the last save, so that only the larger counts. What
-    gradients and activations took is free by then, but the system has not got it back."""
 
     @property
     def total(self) -> int:
         """All of it together."""
-        return sum(getattr(self, field.name) or 0 for field in fields(self))
+        return sum(astuple(self))
 
     def refuse_more_than(self, available: float, n_processes: int) -> None:
         """Raise :class:`MemspanError` if so many processes do not fit a device with ``available``."""
-        if self.total * n_processes <= available:
-            return
-        each = f" in each of {n_processes} processes" if n_processes > 1 else ""
-        raise MemspanError(
-            f"training would take {in_units(self.total)}{each} ({self.parts()}), and this device has "
-            f"{in_units(available)}: lower batch_size, segment_length or the model's sizes, or "
-            "share them with --nproc on more machines (--train.parallel fsdp)"
-        )
+        if self.total * n_processes > available:
+            each = f" in each of {n_processes} processes" if n_processes > 1 else ""
+            raise MemspanError(
+                f"training would take {in_units(self.total)}{each} ({self.parts()}), and this device "
+                f"has {in_units(available)}: lower batch_size, segment_length or the model's sizes, or "
+                "share them with --nproc on more machines (--train.parallel fsdp)"
+            )
 
     def parts(self) -> str:
         """What it is made of, for people."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return ", ".join(f"{name} {in_units(size)}" for name, size in named.items() if size)
-
-
-def needs(
-    config: RunConfig[BackboneConfig],
-    vocab_size: int,
-    rows: int,
-    n_processes: int,
-    activations: float | None,
-    process: int,
-    device: torch.device,
-    optimiser: MakeOptimiser | None = None,
-) -> Needs:
-    """What one of ``n_processes`` takes that trains ``rows`` rows, given its activations."""
-    sizes = sizes_of(config, vocab_size, rows, optimiser)
-    own = held = sizes.parameters
-    moments = sizes.moments
-    if config.train.parallel == "fsdp":
-        own //= n_processes
-        moments //= n_processes
-        held = own + (sizes.gathered if n_processes > 1 else 0)
-    buckets = config.train.parallel == "ddp" and n_processes > 1
-    saving = 0
-    if n_processes > 1 and device.type == "cpu":
-        part = (BYTES * sizes.parameters + sizes.moments) // n_processes + sizes.memory_bytes
-        # Fields of a memory may share tensors, so that rows are copied once more.
-        saving = BYTES * own + moments + 2 * sizes.memory_bytes + 2 * part
-    ending = ENDING if device.type == "cpu" else 0
-    return Needs(
-        weights=BYTES * held,
-        gradients=BYTES * own * (1 + buckets),
-        moments=moments,
-        activations=None if activations is None else round(activations),
-        memory=2 * sizes.memory_bytes,
-        process=process,
-        saving=saving if saving > ending else 0,
-        ending=ending if ending >= saving else 0,
-    )
+        return ", ".join(f"{name} {in_units(size)}" for name, size in asdict(self).items() if size)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What samples of one and two layers, with one and two rows, took."""
+    """What samples of a few layers and rows took."""
 
-    peaks: dict[int, dict[int, float]] | None
-    """Bytes of the segments that gradients flow through, gradients apart, by layers, then by rows
-    (None: this system does not tell)."""
+    peaks: dict[int, dict[int, float]]
+    """Bytes of activations, by layers, then by rows."""
     operations: dict[int, float]
     """Per token, in the matrix products of a forward pass, by layers."""
 
-    def activations(self, n_layers: int, rows: int) -> float | None:
+    def activations(self, n_layers: int, rows: int) -> float:
         """Bytes with so many layers and rows: they grow linearly in both."""
-        if self.peaks is None:
-            return None
         return line({n: line(by_rows, rows) for n, by_rows in self.peaks.items()}, n_layers)
 
 
-def sampled(
-    config: RunConfig[BackboneConfig],
-    vocab_size: int,
-    rows: int,
-    device: torch.device,
-    optimiser: MakeOptimiser | None = None,
-) -> Sampled:
-    """MakeOptimiser samples of a run with so many rows in each process, and measure them.
-
-    Raises:
-        MemspanError: not even a sample fits the device.
-    """
-    peaks: dict[int, dict[int, float]] | None = {}
-    operations: dict[int, float] = {}
-    most_rows = min(2, rows)
-    # A recomputed layer by itself takes less than with one after it, whose gradient it is given.
-    lowest = min(2, config.model.n_layers) if config.train.recompute else 1
-    for n_layers in sampled_layers(config):
-        part = shallow(config, n_layers)
-        inputs = least_activations(part, most_rows)
-        least = needs(part, vocab_size, most_rows, 1, inputs, 0, device, optimiser)
-        if least.total > memory_of(device):
-            # All layers and rows do not fit either, and it is they that were asked for.
-            inputs = least_activations(config, rows)
-            whole = needs(config, vocab_size, rows, 1, inputs, 0, device, optimiser)
-            whole.refuse_more_than(memory_of(device), 1)
-        # The run's own random numbers do not depend on samples.
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            sample = Sample(part, vocab_size, device)
-            # Not counted: it leaves the heap as all later passes find it.
-            sample.peak_bytes(1)
-            counts = range(1, most_rows + 1) if n_layers >= lowest else ()
-            found = [_peak(sample, config, n, least.gradients) for n in counts]
-            operations[n_layers] = sample.operations_per_token()
-        if peaks is None or None in found:
-            peaks = None
-        elif found:
-            sizes = [peak for peak in found if peak is not None]
-            peaks[n_layers] = dict(enumerate(sizes, 1))
-    return Sampled(peaks, operations)
+def line(points: Mapping[int, float], at: int) -> float:
+    """What a line through the last two of ``points`` is at ``at``; of one, through zero."""
+    first, last = [0, *sorted(points)][-2:]
+    low = points.get(first, 0.0)
+    return low + (at - first) * max(0.0, points[last] - low) / (last - first)
 
 
-def _peak(
-    sample: Sample, config: RunConfig[BackboneConfig], rows: int, gradients: int
-) -> float | None:
-    """Bytes of all segments of ``rows`` that gradients flow through, ``gradients`` apart."""
-    segments = config.train.gradient_segments
-    if not config.train.recompute:
-        peak = sample.peak_bytes(rows)
-        return None if peak is None else float(segments * max(0, peak - gradients))
-    # Layers are computed again one at a time, however many segments there are.
-    counts = range(1, min(2, segments) + 1)
-    return line({n: float(sample.live_bytes(rows, n)) for n in counts}, segments)
+@dataclass(frozen=True)
+class Plan:
+    """A run before it begins, and the device that it is for."""
 
+    config: RunConfig[BackboneConfig]
+    vocab_size: int
+    device: torch.device
+    n_processes: int = 1
+    optimiser: MakeOptimiser | None = None
 
-def refuse_oversized_training(
-    config: RunConfig[BackboneConfig],
-    vocab_size: int,
-    rows: int,
-    device: torch.device,
-    n_processes: int = 1,
-    optimiser: MakeOptimiser | None = None,
-) -> None:
-    """Raise :class:`MemspanError` if training ``rows`` rows in each process does not fit the device.
+    @property
+    def rows(self) -> int:
+        """Of each process."""
+        return self.config.train.batch_size // self.n_processes
 
-    Where a lower bound leaves no doubt that it fits, nothing is measured: it counts the weights, their
-    gradients, and :func:`least_activations`.
-    """
-    refuse_oversized_model(config.model, vocab_size, config.embedding)
-    weights = BYTES * parameters(config.model, vocab_size, config.embedding)
-    if config.train.parallel == "ddp":
-        refuse_oversized("training's weights and gradients", 2 * weights, device, REMEDY)
-    inputs = least_activations(config, rows)
-    refuse_oversized("training's activations", inputs, device, "lower batch_size or segment_length")
-    if 2 * weights + inputs > MEASURED_FROM * memory_of(device):
-        found = sampled(config, vocab_size, rows, device, optimiser)
-        activations = found.activations(config.model.n_layers, rows)
-        process = resident_bytes(device) or 0
-        needed = needs(
-            config, vocab_size, rows, n_processes, activations, process, device, optimiser
+    def with_layers(self, n_layers: int) -> Plan:
+        """The same with so many layers."""
+        if n_layers == self.config.model.n_layers:
+            return self
+        options: Any = self.config.model
+        return replace(self, config=replace(self.config, model=replace(options, n_layers=n_layers)))
+
+    def needs(self, rows: int, activations: float | None = None) -> Needs:
+        """What a process takes with so many rows, given their activations (None: a lower bound)."""
+        config, n_processes, vocab_size = self.config, self.n_processes, self.vocab_size
+        with torch.device("meta"), refuse_impossible("the model"):
+            model = LanguageModel(vocab_size, config.model, config.embedding)
+            memory = rows * model.initial_memory(1).nbytes
+        own = whole = sum(p.numel() for p in model.parameters())
+        moments = kept_bytes(model, config.optim, self.optimiser)
+        part = (BYTES * whole + moments) // n_processes
+        gathered = saving = 0
+        if config.train.parallel == "fsdp" and n_processes > 1:
+            # FSDP2 gathers one unit at a time, and what is in none.
+            units = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
+            gathered = whole - sum(units) + max(units, default=0)
+            own, moments = own // n_processes, moments // n_processes
+        buckets = own if config.train.parallel == "ddp" and n_processes > 1 else 0
+        if n_processes > 1 and self.device.type == "cpu":
+            # Fields of a memory may share tensors, so that rows are copied once more.
+            saving = BYTES * own + moments + 2 * part + 4 * memory
+        if activations is None:
+            # What every layer is given, and what its second half is, in all segments that gradients
+            # flow through; with recompute the first alone, in one segment.
+            inputs = 1 if config.train.recompute else 2 * config.train.gradient_segments
+            tokens = rows * config.train.segment_length
+            activations = BYTES * inputs * tokens * config.model.n_layers * config.model.d_model
+        return Needs(
+            weights=BYTES * (own + gathered),
+            gradients=BYTES * (own + buckets),
+            moments=moments,
+            activations=round(activations),
+            memory=2 * memory,
+            process=PROCESS if self.device.type == "cpu" else 0,
+            saving=saving,
         )
-        needed.refuse_more_than(memory_of(device), on_this_machine(n_processes, device))
+
+    def updater(self, rows: int, processes: Processes = ALONE) -> Updater:
+        """What trains so many rows in each process, on made-up tokens."""
+        from memspan.data.tokenizers.words import WordTokenizer
+
+        batch_size, segments = rows * processes.size, self.config.train.gradient_segments
+        options = replace(self.config.train, batch_size=batch_size, accumulate=segments)
+        if options.accumulate_later is not None:
+            options = replace(options, accumulate_later=segments)
+        # As frequent as words sorted by frequency: like 1 / (id + 1).
+        count = 4 * batch_size * segments * options.segment_length
+        rank = np.random.default_rng(1).random(count)
+        tokens = np.expm1(rank * np.log1p(self.vocab_size)).astype(np.uint32)
+        tokens = tokens.clip(max=self.vocab_size - 1)
+        text = TokenFile(tokens, np.zeros(1, np.int64), count, "words", self.vocab_size, "", "")
+        # Only the number of words matters.
+        tokenizer = WordTokenizer([str(number) for number in range(self.vocab_size)])
+        state = TrainingState(
+            replace(self.config, train=options),
+            TokenizedCorpus(tokenizer, {"train": text}, {}),
+            self.device,
+            processes,
+            optimiser=self.optimiser,
+        )
+        # Segments have their full length by then.
+        state.step = options.curriculum_steps
+        return Updater(state)
+
+    def sampled(self) -> Sampled:
+        """Measure one and two layers with one and two rows, or as many as there are.
+
+        Raises:
+            MemspanError: not even a sample fits the device.
+        """
+        layers, counts = self._layers(), range(1, min(2, self.rows) + 1)
+        largest = replace(self.with_layers(layers[-1]), n_processes=1).needs(counts[-1])
+        if largest.total > memory_of(self.device):
+            # Nor does the whole, and it is that which was asked for.
+            whole = replace(self, n_processes=1).needs(self.rows)
+            whole.refuse_more_than(memory_of(self.device), 1)
+        found = Sampled({n_layers: {} for n_layers in layers}, {})
+        for n_layers, rows in itertools.product(layers, counts):
+            updater = self.with_layers(n_layers).updater(rows)
+            state = updater.state
+            for parameter in state.model.parameters():
+                parameter.register_post_accumulate_grad_hook(_drop)
+            # What an update reads displaces what is in memory.
+            with torch.no_grad():
+                state.memory = updater.read(state.streams.next()).memory
+            with Tally() as counted:
+                updater.update()
+            found.peaks[n_layers][rows] = counted.peak
+            if rows == 1:
+                found.operations[n_layers] = _operations(state)
+        return found
+
+    def _layers(self) -> list[int]:
+        """Those of samples. A recomputed layer by itself takes less than with another after it, whose
+        gradient it is given."""
+        n_layers = self.config.model.n_layers
+        try:
+            has_fewer = self.with_layers(1).config.model.n_layers == 1
+        except (TypeError, ValueError, MemspanError):
+            # Its architecture has no option for them.
+            has_fewer = False
+        least = 1 + self.config.train.recompute
+        return sorted({min(least, n_layers), min(least + 1, n_layers)}) if has_fewer else [n_layers]
 
 
-def least_activations(config: RunConfig[BackboneConfig], rows: int) -> int:
-    """A lower bound of what is saved for backward, in bytes: the two inputs of every layer, in all
-    segments that gradients flow through; with ``recompute`` a layer's own, in one segment."""
-    options = config.train
-    tokens = rows * options.segment_length
-    inputs = 1 if options.recompute else 2 * options.gradient_segments
-    return BYTES * inputs * tokens * config.model.n_layers * config.model.d_model
+@torch.no_grad()
+def _operations(state: TrainingState) -> float:
+    """Per token of a forward pass, in the products of the reference: those of loops in C cannot be
+    counted."""
+    segment = state.streams.next().part(state.rows, state.device)
+    inputs, targets = segment.inputs, segment.targets
+    with Tally() as counted:
+        state.model.eval()(inputs, state.memory, targets=targets, implementation="reference")
+    return counted.operations / inputs.numel()
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def refuse_oversized_training(plan: Plan) -> None:
+    """Raise :class:`MemspanError` if training does not fit the device.
+
+    Where a lower bound leaves no doubt that it fits, nothing is measured.
+    """
+    config, available = plan.config, memory_of(plan.device)
+    sharing = on_this_machine(plan.n_processes, plan.device)
+    refuse_oversized_model(config.model, plan.vocab_size, config.embedding)
+    least = plan.needs(plan.rows)
+    least.refuse_more_than(available, sharing)
+    if least.total - least.process > MEASURED_FROM * available:
+        activations = plan.sampled().activations(config.model.n_layers, plan.rows)
+        plan.needs(plan.rows, activations).refuse_more_than(available, sharing)
 
 
 def on_this_machine(n_processes: int, device: torch.device) -> int:

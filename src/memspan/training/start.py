@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from memspan.data.corpora import located, missing
@@ -38,7 +39,8 @@ from memspan.training.optimisers import MakeOptimiser, with_optimiser
 from memspan.training.options import BUDGETS
 from memspan.training.precision import precision_of, without_auto
 from memspan.training.schedule import learning_rate
-from memspan.training.state import TrainingState, streams_of
+from memspan.training.sizes import Plan, refuse_oversized_training
+from memspan.training.state import TrainingState, refuse_sharing, streams_of
 from memspan.training.trainer import Trainer
 
 
@@ -104,6 +106,7 @@ def train(
     precision = precision_of(config.train, device)
     options = without_auto(config.train, precision.products, precision.matmul)
     config = dataclasses.replace(config, train=options)
+    _refuse_sizes(config, prepared, device, processes, optimiser)
     state = TrainingState(config, prepared, device, processes, source, optimiser)
     if state.warm_start is not None:
         console.print(state.warm_start.summary())
@@ -192,6 +195,7 @@ def _resume(
     if (used := recorded_precision(state.get("environment"))) is not None:
         options = without_auto(config.train, used.products, used.matmul)
         config = dataclasses.replace(config, train=options)
+    _refuse_sizes(config, prepared, device, processes, optimiser)
     training = TrainingState(config, prepared, device, processes, optimiser=optimiser)
     if saved is None:
         saved = processes.in_turn(lambda: latest.load(training.target, verify=processes.first))
@@ -308,6 +312,20 @@ def _report_differences(
             f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
             f"{saved.state['step']:,} may be wrong or missing; training does not depend on them"
         )
+
+
+def _refuse_sizes(
+    config: RunConfig[BackboneConfig],
+    prepared: TokenizedCorpus,
+    device: torch.device,
+    processes: Processes,
+    optimiser: MakeOptimiser | None,
+) -> None:
+    """Refuse rows that processes cannot share or the text does not have, and what does not fit."""
+    refuse_sharing(config, processes)
+    streams_of(config, prepared)
+    vocab_size = prepared.tokenizer.vocab_size
+    refuse_oversized_training(Plan(config, vocab_size, device, processes.size, optimiser))
 
 
 def refuse_fsdp_alone(config: RunConfig[BackboneConfig], n_processes: int) -> None:

@@ -29,7 +29,6 @@ from memspan.training.changes import environment
 from memspan.training.health import Health, without_non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.precision import precision_of
-from memspan.training.sizes import refuse_oversized_training
 from memspan.training.warm_start import WarmStart, initialise_from
 
 
@@ -74,8 +73,7 @@ class TrainingState:
             optimiser: what makes an own one (None: the options name one).
 
         Raises:
-            MemspanError: an option or optimiser that cannot be used, or sizes that do not fit the
-                device.
+            MemspanError: an option or optimiser that cannot be used.
         """
         options = config.train
         refuse_sharing(config, processes)
@@ -89,7 +87,6 @@ class TrainingState:
         """Updates that the run is to make in all."""
         vocab_size = prepared.tokenizer.vocab_size
         n_rows = self.rows.stop - self.rows.start
-        refuse_oversized_training(config, vocab_size, n_rows, device, processes.size, optimiser)
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
         self.model.recompute = options.recompute
         self.warm_start: WarmStart | None = None
