@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from memspan.models.relative.options import RelativeOptions
+from memspan.models.relative.options import RelativeConfig
 from memspan.runs.config_files import PRESETS as ALL_PRESETS
 from memspan.runs.config_files import read_config
 from memspan.runs.options import RunConfig
@@ -26,7 +26,7 @@ def preset(architecture: str) -> RunConfig[Any]:
     """An architecture's preset as the published results have it: with learned positions where there is
     a choice. benchmarks/positions.py says what the sinusoids of today's presets change."""
     config = read_config(PRESETS[architecture])
-    if not isinstance(config.model, RelativeOptions):
+    if not isinstance(config.model, RelativeConfig):
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, positions="learned"))
 

@@ -143,7 +143,7 @@ def test_matrices_stay_in_float32_under_autocast() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(
-        MemspanError, match=re.escape("n_value_heads 6 is no multiple of n_heads 4")
+        MemspanError, match=re.escape("n_value_heads 6 is not a multiple of n_heads 4")
     ):
         GatedDeltaNetConfig(n_value_heads=6)
     with pytest.raises(MemspanError, match="convolution must be at least 1"):

@@ -124,34 +124,50 @@ def check_parts(vocab_size: object, backbone: object, embedding: object) -> None
         )
 
 
-@runtime_checkable
-class HeadOptions(Protocol):
-    """Options of architectures with heads."""
+@dataclass(frozen=True)
+class HeadsConfig(BackboneConfig):
+    """Options of a stack of layers with heads, which come first in each such architecture's."""
+
+    n_layers: int = 4
+    """Number of layers."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_heads: int = 4
+    """Attention heads per layer."""
+    d_head: int | None = None
+    """Width of one head (None: d_model / n_heads)."""
+    d_ff: int = 512
+    """Inner width of the feed-forward sub-layer."""
+    activation: Literal["relu", "gelu"] = "relu"
+    """Non-linearity of the feed-forward sub-layer."""
+
+    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {"d_head"}
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        at_least(1, self, "n_layers", "d_model", "n_heads", "d_head", "d_ff")
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise MemspanError(
+                f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "
+                "change one of them, or set d_head"
+            )
 
     @property
-    def d_model(self) -> int: ...
+    def head_width(self) -> int:
+        """Width of one head, K."""
+        return self.d_model // self.n_heads if self.d_head is None else self.d_head
+
     @property
-    def n_heads(self) -> int: ...
-    @property
-    def d_head(self) -> int | None: ...
+    def table_rows(self) -> int:
+        """Rows of a layer's learned position tables."""
+        return 0
+
+    def least_parameters(self) -> int:
+        inner = self.n_heads * self.head_width
+        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff, self.table_rows)
 
 
-def check_heads(config: HeadOptions) -> None:
-    """Raise :class:`MemspanError` where heads have no width."""
-    at_least(1, config, "d_head")
-    if config.d_head is None and config.d_model % config.n_heads:
-        raise MemspanError(
-            f"d_model {config.d_model} is not divisible by n_heads {config.n_heads}: "
-            "change one of them, or set d_head"
-        )
-
-
-def head_width(config: HeadOptions) -> int:
-    """Width of one head, K."""
-    return config.d_model // config.n_heads if config.d_head is None else config.d_head
-
-
-def check_sinusoids(config: HeadOptions, instead: str) -> None:
+def check_sinusoids(config: BackboneConfig, instead: str) -> None:
     """Raise :class:`MemspanError` for a width that sinusoids cannot fill; ``instead``: of them."""
     if config.d_model % 2:
         raise MemspanError(

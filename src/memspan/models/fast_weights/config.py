@@ -5,36 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from memspan.checks import at_least, check_types, probability
+from memspan.checks import at_least, probability
 from memspan.errors import MemspanError
-from memspan.models.options import (
-    BackboneConfig,
-    check_heads,
-    check_sinusoids,
-    head_width,
-    layer_parameters,
-)
+from memspan.models.options import HeadsConfig, check_sinusoids
 
 if TYPE_CHECKING:
     from memspan.models.fast_weights.model import FastWeights
 
 
 @dataclass(frozen=True)
-class FastWeightsConfig(BackboneConfig):
+class FastWeightsConfig(HeadsConfig):
     """Fast Weights backbone (Schlag, Irie, Schmidhuber 2021, arXiv 2102.11174)."""
 
-    n_layers: int = 4
-    """Number of layers."""
-    d_model: int = 128
-    """Width of the residual stream."""
     n_heads: int = 4
     """Heads per layer; each has a fast weight matrix."""
-    d_head: int | None = None
-    """Width of one head (None: d_model / n_heads)."""
-    d_ff: int = 512
-    """Inner width of the feed-forward sub-layer."""
-    activation: Literal["relu", "gelu"] = "relu"
-    """Non-linearity of the feed-forward sub-layer."""
     rule: Literal["delta", "sum", "outer-product"] = "delta"
     """How a token's value is written. delta: it replaces the value stored under its key. sum: it is
     added. outer-product: the rule of 1991, f(W + a b), computed token by token."""
@@ -73,8 +57,7 @@ class FastWeightsConfig(BackboneConfig):
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs."""
 
-    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
-        "d_head",
+    same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
         "favor_features",
         "favor_redraw",
         "chunk_size",
@@ -83,12 +66,10 @@ class FastWeightsConfig(BackboneConfig):
     }
 
     def __post_init__(self) -> None:
-        check_types(self)
-        at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "chunk_size")
+        super().__post_init__()
+        at_least(1, self, "chunk_size", "favor_features")
         at_least(0, self, "epsilon")
         probability(self, "dropout")
-        check_heads(self)
-        at_least(1, self, "favor_features")
         if self.positions == "sinusoidal":
             check_sinusoids(self, "none")
         if not 1 <= self.nu <= 2 * self.head_width - 1:
@@ -135,11 +116,6 @@ class FastWeightsConfig(BackboneConfig):
             )
 
     @property
-    def head_width(self) -> int:
-        """Width of one head, K."""
-        return head_width(self)
-
-    @property
     def n_projections(self) -> int:
         """Random projections m of feature_map favor."""
         return self.head_width if self.favor_features is None else self.favor_features
@@ -155,10 +131,6 @@ class FastWeightsConfig(BackboneConfig):
         from memspan.models.fast_weights.model import FastWeights
 
         return FastWeights(self)
-
-    def least_parameters(self) -> int:
-        inner = self.n_heads * self.head_width
-        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff)
 
     @property
     def one_process_only(self) -> str | None:

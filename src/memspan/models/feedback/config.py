@@ -5,36 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from memspan.checks import at_least, check_types, probability
+from memspan.checks import at_least, probability
 from memspan.errors import MemspanError
-from memspan.models.options import (
-    BackboneConfig,
-    MemoryLength,
-    check_heads,
-    head_width,
-    layer_parameters,
-)
+from memspan.models.options import HeadsConfig, MemoryLength
 
 if TYPE_CHECKING:
     from memspan.models.feedback.model import Feedback
 
 
 @dataclass(frozen=True)
-class FeedbackConfig(BackboneConfig):
+class FeedbackConfig(HeadsConfig):
     """Feedback Transformer backbone (Fan et al. 2020, arXiv 2002.09402)."""
 
-    n_layers: int = 4
-    """Number of layers."""
-    d_model: int = 128
-    """Width of the residual stream."""
-    n_heads: int = 4
-    """Attention heads per layer."""
-    d_head: int | None = None
-    """Width of one head (None: d_model / n_heads)."""
-    d_ff: int = 512
-    """Inner width of the feed-forward sub-layer."""
-    activation: Literal["relu", "gelu"] = "relu"
-    """Non-linearity of the feed-forward sub-layer (the paper: relu)."""
     memory_length: int = 64
     """Attention span S: a token attends to the memory vectors of the last S tokens. May be lowered at
     evaluation, and raised up to max_distance."""
@@ -74,8 +56,7 @@ class FeedbackConfig(BackboneConfig):
 
     memory_options: ClassVar[type] = MemoryLength
     # Learned spans are fractions of memory_length, so that it counts.
-    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
-        "d_head",
+    same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
         "max_distance",
         "projections",
         "final_norm",
@@ -85,16 +66,14 @@ class FeedbackConfig(BackboneConfig):
     }
 
     def __post_init__(self) -> None:
-        check_types(self)
-        at_least(1, self, "n_layers", "d_model", "n_heads", "d_ff", "memory_length")
+        super().__post_init__()
+        at_least(1, self, "memory_length", "span_ramp")
         probability(self, "dropout", "attention_dropout")
-        at_least(1, self, "span_ramp")
         at_least(0, self, "adaptive_span")
         if self.adaptive_span is None and self.span_ramp != 32:
             raise MemspanError(
                 "span_ramp belongs to adaptive spans: set adaptive_span, or drop span_ramp"
             )
-        check_heads(self)
         if self.max_distance is not None and self.memory_length > self.max_distance:
             raise MemspanError(
                 f"memory_length {self.memory_length} exceeds the position table's max_distance "
@@ -102,13 +81,7 @@ class FeedbackConfig(BackboneConfig):
             )
 
     @property
-    def head_width(self) -> int:
-        """Width of one head, K."""
-        return head_width(self)
-
-    @property
     def table_rows(self) -> int:
-        """Rows of a layer's position tables."""
         return self.memory_length if self.max_distance is None else self.max_distance
 
     @property
@@ -120,7 +93,3 @@ class FeedbackConfig(BackboneConfig):
         from memspan.models.feedback.model import Feedback
 
         return Feedback(self)
-
-    def least_parameters(self) -> int:
-        inner = self.n_heads * self.head_width
-        return self.n_layers * layer_parameters(self.d_model, inner, self.d_ff, self.table_rows)

@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from memspan.checks import at_least, check_types, probability
+from memspan.checks import at_least, probability
 from memspan.errors import MemspanError
-from memspan.models.options import BackboneConfig, check_heads, head_width, layer_parameters
+from memspan.models.options import HeadsConfig, layer_parameters
 
 if TYPE_CHECKING:
     from memspan.models.gated_delta_net.model import GatedDeltaNet
 
 
 @dataclass(frozen=True)
-class GatedDeltaNetConfig(BackboneConfig):
+class GatedDeltaNetConfig(HeadsConfig):
     """Gated DeltaNet backbone (Yang, Kautz, Hatamizadeh 2024, arXiv 2412.06464)."""
 
-    n_layers: int = 4
-    """Number of layers."""
-    d_model: int = 128
-    """Width of the residual stream."""
     n_heads: int = 4
     """Heads of queries and keys per layer."""
     n_value_heads: int | None = None
@@ -30,10 +26,6 @@ class GatedDeltaNetConfig(BackboneConfig):
     """Width of a query or key (None: d_model / n_heads)."""
     d_value: int | None = None
     """Width of a value (None: that of a key). The paper has twice that."""
-    d_ff: int = 512
-    """Inner width of the feed-forward sub-layer."""
-    activation: Literal["relu", "gelu"] = "relu"
-    """Non-linearity of the feed-forward sub-layer."""
     convolution: int = 4
     """Tokens that the convolutions of queries, keys and values reach over, their own included."""
     negative_eigenvalues: bool = False
@@ -49,9 +41,8 @@ class GatedDeltaNetConfig(BackboneConfig):
     dropout: float = 0.0
     """Dropout probability on embeddings and sub-layer outputs."""
 
-    same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {
+    same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
         "n_value_heads",
-        "d_head",
         "d_value",
         "convolution",
         "chunk_size",
@@ -59,21 +50,14 @@ class GatedDeltaNetConfig(BackboneConfig):
     }
 
     def __post_init__(self) -> None:
-        check_types(self)
-        at_least(1, self, "n_layers", "d_model", "n_heads", "n_value_heads", "d_value", "d_ff")
-        at_least(1, self, "convolution", "chunk_size")
+        super().__post_init__()
+        at_least(1, self, "n_value_heads", "d_value", "convolution", "chunk_size")
         probability(self, "dropout")
-        check_heads(self)
         if self.value_heads % self.n_heads:
             raise MemspanError(
-                f"n_value_heads {self.value_heads} is no multiple of n_heads {self.n_heads}, which "
+                f"n_value_heads {self.value_heads} is not a multiple of n_heads {self.n_heads}, which "
                 "share them: change one of them"
             )
-
-    @property
-    def head_width(self) -> int:
-        """Width of a query or key, K."""
-        return head_width(self)
 
     @property
     def value_heads(self) -> int:

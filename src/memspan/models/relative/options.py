@@ -1,13 +1,13 @@
-"""What the options of architectures with relative positions share."""
+"""Options of the architectures with relative positions: Transformer-XL, Compressive. No torch here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
-from memspan.checks import at_least, check_types
+from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
-from memspan.models.options import BackboneConfig, HeadOptions, check_heads, check_sinusoids
+from memspan.models.options import HeadsConfig, check_sinusoids
 
 
 @dataclass(frozen=True)
@@ -25,80 +25,87 @@ class RelativeReaderOptions:
         at_least(1, self, "clamp_length")
 
 
-@runtime_checkable
-class RelativeOptions(HeadOptions, Protocol):
-    """The options that these architectures share."""
+@dataclass(frozen=True)
+class RelativeConfig(HeadsConfig):
+    """The options that these architectures share, before those of their own."""
+
+    memory_length: int = 64
+    """Memory slots per layer, one per token, M. May be changed at evaluation."""
+    attention_span: Literal["segment", "fixed"] = "segment"
+    """segment: a token attends to all of memory and to its segment so far. fixed: to exactly the last M
+    positions, its own included ("same length"), so that results do not depend on the cuts."""
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Position term: projected sinusoids of the distance, as in the papers, or learned tables."""
+    max_distance: int | None = None
+    """Rows of the learned position tables: the longest span that can be used, all memory and
+    segment together (None: what training needs). Only for learned positions."""
+    clamp_length: int | None = None
+    """Distances over this many positions share one position code (None: no clamping)."""
+    tie_position_biases: bool = False
+    """Share the position biases u and v over all layers."""
+    normalisation: Literal["pre", "post"] = "pre"
+    """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
+    gating: Literal["none", "gru"] = "none"
+    """How a sub-layer's output joins the residual stream. none: it is added. gru: through a gate, which
+    begins near the identity, as in GTrXL for reinforcement learning (pre-norm only)."""
+    final_norm: bool = True
+    """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
+    attention_bias: bool = False
+    """Biases on the value and output projections."""
+    initialisation: Literal["scaled", "papers"] = "scaled"
+    """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all,
+    which suits widths of about 500 to 1,000."""
+    dropout: float = 0.0
+    """Dropout probability on embeddings, position codes and sub-layer outputs."""
+    attention_dropout: float = 0.0
+    """Dropout probability on attention weights."""
+
+    reader_options: ClassVar[type] = RelativeReaderOptions
+    same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
+        "memory_length",
+        "tie_position_biases",
+        "final_norm",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, self, "memory_length")
+        at_least(1, self, "max_distance", "clamp_length")
+        probability(self, "dropout", "attention_dropout")
+        if self.max_distance is not None and self.positions != "learned":
+            raise MemspanError(
+                f"max_distance belongs to positions learned, not {self.positions}: drop one of them"
+            )
+        if self.positions == "sinusoidal":
+            check_sinusoids(self, "learned")
+        if self.gating != "none" and self.normalisation != "pre":
+            raise MemspanError(
+                f"gating {self.gating} needs normalisation pre, not {self.normalisation}: drop one "
+                "of them"
+            )
+        if self.attention_span == "fixed" and self.memory_length < 1:
+            raise MemspanError(
+                "attention_span fixed sees the last memory_length positions, so memory_length "
+                "must be at least 1: raise it, or use attention_span segment"
+            )
 
     @property
-    def positions(self) -> str: ...
-    @property
-    def max_distance(self) -> int | None: ...
-    @property
-    def clamp_length(self) -> int | None: ...
-    @property
-    def attention_span(self) -> str: ...
-    @property
-    def normalisation(self) -> str: ...
-    @property
-    def gating(self) -> str: ...
-
-
-@runtime_checkable
-class RelativeConfig(BackboneConfig, RelativeOptions, Protocol):
-    """What :class:`~memspan.models.relative.backbone.RelativeBackbone` is made from."""
+    def slots(self) -> int:
+        """Slots of all memory of a layer together."""
+        return self.memory_length
 
     @property
-    def head_width(self) -> int: ...
+    def table_rows(self) -> int:
+        return self.max_distance or 0
+
+    def for_segments(self, segment_length: int) -> Self:
+        if self.positions != "learned" or self.max_distance is not None:
+            return self
+        needed = self.slots + segment_length * (self.attention_span == "segment")
+        return replace(self, max_distance=needed)
+
     @property
-    def d_ff(self) -> int: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def final_norm(self) -> bool: ...
-    @property
-    def attention_bias(self) -> bool: ...
-    @property
-    def tie_position_biases(self) -> bool: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def attention_dropout(self) -> float: ...
-
-
-def check_attention(config: RelativeOptions) -> None:
-    """Raise :class:`MemspanError` for options that contradict one another."""
-    check_heads(config)
-    at_least(1, config, "max_distance", "clamp_length")
-    if config.max_distance is not None and config.positions != "learned":
-        raise MemspanError(
-            f"max_distance belongs to positions learned, not {config.positions}: drop one of them"
-        )
-    if config.positions == "sinusoidal":
-        check_sinusoids(config, "learned")
-    if config.gating != "none" and config.normalisation != "pre":
-        raise MemspanError(
-            f"gating {config.gating} needs normalisation pre, not {config.normalisation}: drop one "
-            "of them"
-        )
-
-
-def table_rows(config: RelativeOptions) -> int:
-    """Rows of a layer's learned position tables; 0 for sinusoids."""
-    return (config.max_distance or 0) if config.positions == "learned" else 0
-
-
-def distance_needed(config: RelativeOptions, slots: int, segment_length: int) -> int | None:
-    """Rows that learned tables need for segments of this length (None: there is nothing to set).
-
-    ``slots``: of all memory together.
-    """
-    if config.positions != "learned" or config.max_distance is not None:
-        return None
-    return slots + segment_length * (config.attention_span == "segment")
-
-
-def longest_segment(config: RelativeOptions, slots: int) -> int | None:
-    """The longest segment that the learned tables cover (None: any)."""
-    if config.max_distance is None or config.attention_span == "fixed":
-        return None
-    return config.max_distance - slots
+    def longest_segment(self) -> int | None:
+        if self.max_distance is None or self.attention_span == "fixed":
+            return None
+        return self.max_distance - self.slots
