@@ -11,11 +11,12 @@ import torch
 
 import memspan
 from command_line import SMALL, TEXT, pipe, refused
-from memspan import cli, evaluation
+from memspan import cli
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.runs import run as runs
 from memspan.runs.config_files import load_config
+from memspan.runs.texts import text_of
 
 pytestmark = pytest.mark.usefixtures("text_file")
 
@@ -131,7 +132,7 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
     # By hand: one segment on top of the memory.
     loaded = memspan.load("run", "cpu")
     assert isinstance(loaded.model, LanguageModel)
-    whole = evaluation.text_of(loaded, "text.txt", None, "validation", False).tokens[:8]
+    whole = text_of(loaded, "text.txt", None, "validation", False).tokens[:8]
     targets = torch.from_numpy(whole.astype(int))[None]
     inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
     losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)

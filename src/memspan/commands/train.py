@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -90,22 +91,45 @@ class TrainArguments(Generic[M]):
 
 def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
+    options, begun, arguments = _read(arguments)
+    # More processes than cores are for another machine: a dry run then multiplies what one does.
+    elsewhere = options.dry_run and options.nproc > reports.cores() and not reports.is_worker()
+    if options.nproc > 1 and not _is_launched() and not elsewhere:
+        _launch(arguments, options.nproc)
+        return
+    with _joined(options) as (console, processes):
+        if options.dry_run:
+            _dry_run(options, console, processes)
+        elif options.resume is not None:
+            _resume(options, begun, console, processes)
+        else:
+            _start(options, console, processes)
+    settle_output()
+
+
+def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], list[str]]:
+    """The options; what they began with, a preset or the run to resume; the arguments for them."""
     begun = begin_with(arguments)
     for settle in (with_one_budget, with_one_text, with_one_patience):
         arguments = settle(arguments)
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
-    launched = reports.is_worker() and reports.BY_US in os.environ
-    if options.config.data.corpus == STDIN and not launched:
+    if options.config.data.corpus == STDIN and not _is_launched():
         kept = keep_text(options.config, options.out, options.resume)
         # Of two equal flags the second counts, for processes that are started, too.
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
-    # More processes than cores are for another machine: a dry run then multiplies what one does.
-    elsewhere = options.dry_run and options.nproc > reports.cores() and not reports.is_worker()
-    if options.nproc > 1 and not launched and not elsewhere:
-        _launch(arguments, options.nproc)
-        return
+    return options, begun, arguments
+
+
+def _is_launched() -> bool:
+    """Whether this is one of the processes that ``--nproc`` has started."""
+    return reports.is_worker() and reports.BY_US in os.environ
+
+
+@contextlib.contextmanager
+def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]:
+    """What training writes to, and the processes that share it."""
     if reports.is_worker():
         # Otherwise DDP advises against looking for unused parameters, which some options need.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -113,37 +137,39 @@ def train(arguments: list[str]) -> None:
 
     from memspan.training.terminal import unbreakable_output
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(unbreakable_output())
+    with unbreakable_output():
         if os.environ.get("RANK", "0") == "0":
             # PyTorch takes seconds to import, and tokenising a new text longer.
             what = options.resume or title(options.config.data.texts)
             print("measuring" if options.dry_run else f"preparing {what}", flush=True)
         from memspan.distributed.processes import joined
-        from memspan.training import start
+        from memspan.training import start  # noqa: F401
 
-        if launched:
-            # Until here Ctrl-C ended it at once, see __main__.py.
+        if _is_launched():
+            # While all that was imported Ctrl-C ended it at once, see __main__.py.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        processes = stack.enter_context(joined())
-        # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the lines,
-        # so that files and pipes get them unbroken.
-        console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
-        if options.dry_run:
-            _dry_run(options, console, processes)
-        elif options.resume is not None:
-            changed = options.config if options.config != begun else None
-            start.resume(options.resume, config=changed, console=console, processes=processes)
-        else:
-            folder = processes.of_first(options.out or new_folder(options.config))
-            start.train(
-                options.config,
-                folder,
-                init_from=options.init_from,
-                console=console,
-                processes=processes,
-            )
-    settle_output()
+        with joined() as processes:
+            # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
+            # lines, so that files and pipes get them unbroken.
+            yield Console(quiet=not processes.first, markup=False, soft_wrap=True), processes
+
+
+def _start(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
+    from memspan.training import start
+
+    folder = processes.of_first(options.out or new_folder(options.config))
+    config, init_from = options.config, options.init_from
+    start.train(config, folder, init_from=init_from, console=console, processes=processes)
+
+
+def _resume(
+    options: TrainArguments[Any], begun: RunConfig[Any], console: Console, processes: Processes
+) -> None:
+    from memspan.training import start
+
+    assert options.resume is not None
+    changed = options.config if options.config != begun else None
+    start.resume(options.resume, config=changed, console=console, processes=processes)
 
 
 def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from memspan.errors import MemspanError
-from memspan.evaluation import ALL, text_of
 from memspan.measurement import attention, memory_length, repeats, retention, span
 from memspan.measurement.attention import Attention
 from memspan.measurement.memory_length import MemoryLength
@@ -19,6 +18,7 @@ from memspan.measurement.stateful import TEXT, name_of, subject_of
 from memspan.measurement.subject import Budget, RunSubject, Subject
 from memspan.precision.products import Precision
 from memspan.runs.run import opened, precision_for
+from memspan.runs.texts import ALL, text_of
 from memspan.targets import is_run
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from memspan.data.tokenizers.pretrained import FILES, PretrainedTokenizer
 from memspan.data.tokenizers.registry import read_tokenizer
 from memspan.devices import device_for
 from memspan.errors import MemspanError
-from memspan.evaluation import ALL, check_field, split_of
 from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
 from memspan.runs.places import run_folder
+from memspan.runs.texts import ALL, check_field, split_of
 from memspan.stateful.protocol import Stateful, tensors_of
 from memspan.stateful.reading import device_of
 from memspan.targets import as_stateful, named

@@ -14,5 +14,7 @@
 | ``…/step-N/{state.json,*.safetensors}``              | ``checkpoint_files``                          |
 | ``…/step-N/shards/``                                 | ``shards``: tensors of several processes      |
 
+``texts``: a text in the tokens of a run.
+
 ``docs/run-folder.md`` describes the files for users. Old folders must load for good.
 """
