@@ -60,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("text_file")
         (["train", "--model", "feedback", "--preset", "mine.toml"], "is for compressive"),
         (
             ["evaluate", "run", "--split", "all of it"],
-            "one of train, validation, test, all, not 'all of it'",
+            "one of auto, train, validation, test, all, not 'all of it'",
         ),
         (["generate", "run", "--temperature", "nan"], "temperature must be a finite number"),
         (["generate", "run", "--temperature", "1e-320"], "temperature must be 0 (greedy)"),
@@ -98,13 +98,6 @@ def test_bad_input_is_one_line(
     Path("broken.toml").write_text("[train\nsteps=")
     Path("mine.toml").write_text('architecture = "compressive"')
     assert says in refused(capsys, *arguments)
-
-
-def test_a_launchers_numbers_are_numbers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "abc")
-    assert "the environment has WORLD_SIZE=abc" in refused(capsys, "train")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from memspan.checks import at_least
 from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import ReadingArguments
-from memspan.commands.standard_input import STDIN, Split, readable, usual_split
+from memspan.commands.standard_input import STDIN, Split, readable, split_to_read
 from memspan.errors import counted
 from memspan.runs.config_files import load_config
 
@@ -30,8 +30,8 @@ class EvaluateArguments(ReadingArguments):
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
     as in training)."""
-    split: Split = None
-    """Part of the corpus; all: the whole text in order (None: validation; of standard input all)."""
+    split: Split = "auto"
+    """Part of the corpus; all: the whole text in order. auto: validation, and of standard input all."""
     tokens: int = 0
     """Score only the first N tokens (0: all)."""
     batch_size: int = 1
@@ -68,7 +68,7 @@ def evaluate(arguments: list[str]) -> None:
                 run,
                 corpus,
                 field=options.field,
-                split=options.split or usual_split(options.corpus),
+                split=split_to_read(options.split, options.corpus),
                 tokens=options.tokens,
                 batch_size=options.batch_size,
                 segment_length=options.segment_length,

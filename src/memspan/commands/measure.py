@@ -12,7 +12,7 @@ import tyro
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
 from memspan.commands.reading import TARGET_HELP, DeviceArguments
-from memspan.commands.standard_input import STDIN, Split, readable, usual_split
+from memspan.commands.standard_input import STDIN, Split, readable, split_to_read
 from memspan.errors import MemspanError
 from memspan.runs.places import is_shipped, place_of
 
@@ -37,8 +37,8 @@ class MeasureArguments(DeviceArguments):
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
     as in training)."""
-    split: Split = None
-    """Part of the corpus; all: the whole text in order (None: validation; of standard input all)."""
+    split: Split = "auto"
+    """Part of the corpus; all: the whole text in order. auto: validation, and of standard input all."""
     longest: int = 2048
     """Longest distance to measure, in tokens."""
     budget: float = 45.0
@@ -97,7 +97,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
                         model,
                         corpus,
                         field=options.field,
-                        split=options.split or usual_split(options.corpus),
+                        split=split_to_read(options.split, options.corpus),
                         longest=options.longest,
                         budget=options.budget,
                         precision=precision,

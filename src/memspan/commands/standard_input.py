@@ -15,12 +15,14 @@ from memspan.files.disk import write_atomically
 
 STDIN = "-"
 """The corpus that comes from standard input."""
-Split = Literal["train", "validation", "test", "all"] | None
+Split = Literal["auto", "train", "validation", "test", "all"]
 """The option of a part of a corpus."""
 
 
-def usual_split(corpus: str | None) -> str:
-    """The part that is read where none is named: a text that is piped is meant as a whole."""
+def split_to_read(split: Split, corpus: str | None) -> str:
+    """The part that is read: of a text that is piped all of it, unless a part is named."""
+    if split != "auto":
+        return split
     return "all" if corpus == STDIN else "validation"
 
 
