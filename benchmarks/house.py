@@ -1,0 +1,92 @@
+"""Draw ``docs/house.svg``: the package as the contract of imports in ``pyproject.toml`` has it.
+
+    make house
+
+Each layer is a row, in which nothing imports a neighbour; a room's number is its lines of Python. The
+picture is one column, so that it can be read on a telephone, too.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from structure import PACKAGE, lines_of, rooms
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "docs" / "house.svg"
+WIDTH, GAP, LINE, HEAD = 384, 6, 15, 38
+STYLE = """
+.room{fill:#eef1f5;stroke:#59636e}
+text{font-family:-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1f2328}
+.n{font-size:12px;font-weight:600}.s{font-size:11.5px;fill:#59636e}
+.line{stroke:#0a58c2;stroke-width:2}.head{fill:#0a58c2}
+@media (prefers-color-scheme: dark) {
+.room{fill:#212830;stroke:#9198a1}text{fill:#e6edf3}.s{fill:#9198a1}
+.line{stroke:#6cb0ff}.head{fill:#6cb0ff}
+}
+"""
+
+
+def layers() -> list[list[str]]:
+    """The rooms from top to bottom; those of a layer do not import one another."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [contract] = [c for c in settings["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    return [[room.strip() for room in layer.split("|")] for layer in contract["layers"]]
+
+
+def in_words(n: int) -> str:
+    """Lines to two digits."""
+    return f"{round(n, 2 - len(str(n))):,}"
+
+
+def parts(room: str) -> list[str]:
+    """The packages inside a room, with their lines."""
+    folders = (path.parent for path in sorted((PACKAGE / room).glob("*/__init__.py")))
+    return [f"{folder.name} {in_words(lines_of(folder))}" for folder in folders]
+
+
+def drawn() -> str:
+    """The picture."""
+    lines, body, y = rooms(), [], 24
+    for layer in layers():
+        width = (WIDTH - GAP * (len(layer) - 1)) / len(layer)
+        height = HEAD + LINE * max(len(parts(room)) for room in layer)
+        for n, room in enumerate(layer):
+            x = 2 + n * (width + GAP)
+            middle = x + width / 2
+            body.append(
+                f'<rect class="room" x="{x:g}" y="{y}" width="{width:g}" height="{height}" rx="4"/>'
+            )
+            texts = [
+                ("n", room),
+                ("s", in_words(lines[room])),
+                *(("s", part) for part in parts(room)),
+            ]
+            for line, (kind, text) in enumerate(texts):
+                body.append(
+                    f'<text class="{kind}" x="{middle:g}" y="{y + 16 + LINE * line}" '
+                    f'text-anchor="middle">{text}</text>'
+                )
+        y += height + GAP
+    x = WIDTH + 14
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 22} {y}" '
+            f'width="{WIDTH + 22}" height="{y}" role="img" aria-labelledby="title desc">',
+            '<title id="title">The rooms of memspan</title>',
+            '<desc id="desc">The layers of the package from top to bottom, with the lines of Python in '
+            "each room. Imports go down only.</desc>",
+            f"<style>{STYLE}</style>",
+            '<text class="s" x="2" y="14">imports go down only; lines of Python in each room</text>',
+            f'<path class="line" d="M{x} 24V{y - 14}"/>',
+            f'<path class="head" d="M{x - 6} {y - 16}h12l-6 10z"/>',
+            *body,
+            "</svg>\n",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(drawn(), encoding="utf-8")
+    print(f"drawn: {PICTURE.relative_to(ROOT)}")
