@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures journeys bench bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help demo test test-all smoke check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -63,6 +63,9 @@ docs-read: .docs-venv ## after reading: accept the code as it stands beside the 
 figures: .venv .docs-venv ## write and draw docs/figures anew: what the runs that come with memspan do with a passage
 	$(BIN)/python benchmarks/figures.py
 	PYTHONPATH=docs .docs-venv/bin/python -m docsite figures
+
+house: .venv ## draw docs/house.svg anew: the rooms of the package and their lines
+	$(BIN)/python benchmarks/house.py
 
 docs-test: docs ## look at the built site in headless Chromium, which must be installed
 	PYTHONPATH=docs .docs-venv/bin/pytest -q -o addopts= docs/browser $(ARGS)
