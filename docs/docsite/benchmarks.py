@@ -283,5 +283,5 @@ def measured_span(architecture: str, root: Path = ROOT) -> str:
         )
     except (KeyError, TypeError, ValueError):
         raise DocsError(
-            f"{path} is no measure.json of one run: write it by memspan measure"
+            f"{path} is not the measure.json of one run: write it by memspan measure"
         ) from None

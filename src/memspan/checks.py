@@ -106,7 +106,7 @@ def at_least(low: float, config: object, *names: str) -> None:
 
 
 def probability(config: object, *names: str) -> None:
-    """Refuse what is no probability below 1 in any of the options ``names``."""
+    """Refuse values that are not in [0, 1) in any of the options ``names``."""
     for name in names:
         value = getattr(config, name)
         if not 0 <= value < 1:

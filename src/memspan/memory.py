@@ -97,7 +97,7 @@ class Memory(LayerMemory):
         """
         tensors, header = load_tensors(Path(path))
         if "kind" not in header or "fingerprint" not in header:
-            raise MemspanError(f"{path} is no memory file: give one that --save-memory wrote")
+            raise MemspanError(f"{path} is not a memory file: give one that --save-memory wrote")
         if header["kind"] != cls.__name__:
             raise MemspanError(
                 f"{path} is a {header['kind']}, and this model's is a {cls.__name__}: use it with "
@@ -285,7 +285,7 @@ def refuse_to_overwrite(path: Path, *, memories: bool) -> None:
     if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
         return
     if not path.is_file() or not {"kind", "fingerprint"} <= read_header(path).keys():
-        raise MemspanError(f"{path} exists and is no memory file: choose another path")
+        raise MemspanError(f"{path} exists and is not a memory file: choose another path")
     if memories:
         raise MemspanError(
             f"{path} already holds a memory: choose another path, or overwrite it with --force"

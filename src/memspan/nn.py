@@ -88,7 +88,7 @@ class FeedForward(nn.Module):
         return in_chunks(self._rows, x.reshape(-1, x.shape[-1])).view(x.shape)
 
     def _rows(self, x: Tensor) -> Tensor:
-        # Flattened, so that the inner output is no view and backward copies nothing.
+        # Flattened, so that the inner output is not a view and backward copies nothing.
         return self.outer(self.dropout(self.activation(self.inner(x))))
 
 

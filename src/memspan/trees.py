@@ -48,7 +48,7 @@ def tree(kind: T) -> T:
 
 
 def constant(kind: type) -> None:
-    """Register a class of options, which are no tensors: a tree without leaves."""
+    """Register a class of options: a tree without leaves, since options are not tensors."""
     if kind not in pytree.SUPPORTED_NODES:
         pytree.register_pytree_node(
             kind, _nothing_of, lambda _, options: options, flatten_with_keys_fn=_nothing_of

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("text_file")
         (["evaluate", "nowhere"], "no run at"),
         (
             ["evaluate", "shakespeare", "--corpus", "text.txt", "--field", "x"],
-            "field 'x' is for JSON Lines, CSV, Parquet and data sets, and text.txt is none: drop it",
+            "field 'x' is for JSON Lines, CSV, Parquet and data sets, which text.txt is not: drop it",
         ),
         (["frobnicate"], "unknown verb"),
         (["data", "frobnicate"], "unknown verb"),

@@ -63,7 +63,7 @@ def test_a_saved_memory_overwrites_no_other_file(
     save = ["generate", "run", "--tokens", "2", "--save-memory"]
     for path in (run / "model.safetensors", Path("text.txt"), run):
         before = path.stat().st_mtime_ns
-        assert "is no memory file" in refused(capsys, *save, path, "--force")
+        assert "is not a memory file" in refused(capsys, *save, path, "--force")
         assert path.stat().st_mtime_ns == before
     Path("m").touch()
     cli.main([*save, "m"])

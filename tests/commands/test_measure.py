@@ -104,7 +104,7 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--split all" in few
     assert "--split" not in refused(capsys, "run", "--corpus", "tiny.txt", "--split", "all")
     assert "no-run" in refused(capsys, "no-run")
-    assert "--out text.txt is no folder" in refused(capsys, "run", "--out", "text.txt")
+    assert "--out text.txt is not a folder" in refused(capsys, "run", "--out", "text.txt")
     Path("text.txt").rename("moved.txt")
     assert "--corpus PATH" in refused(capsys, "run")
 
@@ -357,7 +357,7 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
         ("vectors", "reads vectors, and a text is tokens: give a language model"),
         ("stateless", "Linear has no state that is known here"),
         ("missing", "models.py has no missing"),
-        ("made --precision bfloat16", "is no run: drop --precision"),
+        ("made --precision bfloat16", "is not a run: drop --precision"),
         ("made --field body --corpus text.txt", "drop it"),
         ("made --tokenizer missing.json", "cannot read missing.json"),
     ],

@@ -244,7 +244,7 @@ def test_save_overwrites_memories_only(tmp_path: Path) -> None:
     text.write_text("Once upon a time")
     link.symlink_to(tmp_path / "nowhere")
     for path in (weights, text, link, tmp_path):
-        with pytest.raises(MemspanError, match="exists and is no memory file"):
+        with pytest.raises(MemspanError, match="exists and is not a memory file"):
             memory().save(path, FINGERPRINT)
     assert text.read_text() == "Once upon a time"
 
@@ -286,7 +286,7 @@ def test_other_safetensors_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "m")
     # Ours, but a checkpoint's.
     save_tensors(tmp_path / "m", {"weight": torch.zeros(2)}, {})
-    assert "no memory" in refused(tmp_path / "m")
+    assert "not a memory" in refused(tmp_path / "m")
 
 
 def test_wrong_fields_are_refused(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ class CheckArguments:
     def __post_init__(self) -> None:
         check_types(self)
         if self.scripts is not None and self.scripts.exists() and not self.scripts.is_dir():
-            raise MemspanError(f"--scripts {self.scripts} is no folder: name one, new or not")
+            raise MemspanError(
+                f"--scripts {self.scripts} is not a folder: name one, new or existing"
+            )
 
 
 def check(arguments: list[str]) -> None:

@@ -21,7 +21,7 @@ from memspan.runs.places import is_shipped, place_of
 class MeasureArguments(DeviceArguments):
     """Measure how far back trained models remember: the span of context that lowers their loss, the
     effect of a longer or shorter memory, how long they recall a random string, and where they attend.
-    Of models that are no runs: the span and the strings.
+    For models that are not runs: the span and the strings.
 
     Writes measure.json, measure.html and, with the extra plot, measure.png.
     """
@@ -44,12 +44,12 @@ class MeasureArguments(DeviceArguments):
     budget: float = 45.0
     """CPU seconds to spend on each run; more time means narrower intervals."""
     tokenizer: str | None = None
-    """Of models that are no runs: bytes, a tokenizer.json, or a folder in transformers' format (None:
+    """For models that are not runs: bytes, a tokenizer.json, or a folder in transformers' format (None:
     the one in the model's folder, or bytes)."""
     trust_remote_code: bool = False
     """Execute the code that a folder in transformers' format brings along."""
     out: Path | None = None
-    """Folder for the report (None: the first run's, or the current folder where that is no run or came
+    """Folder for the report (None: the first run's, or the current folder if that is not a run or comes
     with memspan)."""
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class MeasureArguments(DeviceArguments):
         if not self.budget > 0:
             raise MemspanError(f"budget must be more than 0 seconds, not {self.budget:g}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise MemspanError(f"--out {self.out} is no folder: name one, new or not")
+            raise MemspanError(f"--out {self.out} is not a folder: name one, new or existing")
 
 
 def measure(arguments: list[str]) -> None:
@@ -90,7 +90,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
                 model = memspan.load(name, str(device_for(options.device)))
                 precision = precision_for(model, options.precision, options.matmul_precision)
             elif (options.precision, options.matmul_precision) != ("auto", "auto"):
-                raise MemspanError(f"{name} is no run: drop --precision and --matmul-precision")
+                raise MemspanError(f"{name} is not a run: drop --precision and --matmul-precision")
             with counting_on(f"measuring {name}", "CPU s") as progress:
                 found.append(
                     memspan.measure(

@@ -102,8 +102,8 @@ def check_field(corpus: str, field: str | None) -> None:
     """
     if field is not None and not has_fields(corpus):
         raise MemspanError(
-            f"field {field!r} is for JSON Lines, CSV, Parquet and data sets, and {corpus} is none: "
-            "drop it"
+            f"field {field!r} is for JSON Lines, CSV, Parquet and data sets, which {corpus} is "
+            "not: drop it"
         )
 
 

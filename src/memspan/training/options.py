@@ -241,7 +241,7 @@ class TrainConfig:
             )
         if self.accumulate_later is None and self.accumulate_from:
             raise MemspanError(
-                "accumulate_from says when accumulate_later holds: set both, or neither"
+                "accumulate_from has no effect without accumulate_later: set both, or neither"
             )
         most = max(self.accumulate, self.accumulate_later or 1)
         if self.gradient_segments > most:

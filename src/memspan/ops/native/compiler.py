@@ -214,7 +214,7 @@ def _load(path: Path) -> ctypes.CDLL | None:
 def _say(line: str) -> None:
     """Print to standard error, once, and of several training processes only in the first."""
     if os.environ.get("RANK", "0") == "0":
-        # A closed standard error is no reason to stop.
+        # A closed standard error must not stop the program.
         with contextlib.suppress(OSError, ValueError):
             print(line, file=sys.stderr, flush=True)
 

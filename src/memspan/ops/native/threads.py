@@ -24,8 +24,8 @@ def in_shares(
     function: Callable[..., int], given: tuple[Any, ...], total: int, work: int, least: int = 1
 ) -> None:
     """Call ``function(*given, first, end)`` for the shares of ``range(total)``, at once, in as many
-    threads as PyTorch may use. None still runs when this returns or raises: the caller may free its
-    buffers.
+    threads as PyTorch may use. All threads have finished when this returns or raises: the caller may
+    free its buffers.
 
     The threads are PyTorch's own. After its operations they wait for the next one without sleeping for
     some milliseconds, in which others would have to share the cores with them.
