@@ -26,7 +26,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   measure TARGET ... how far back it remembers: a report with intervals; several are compared
   check TARGET       the laws of any model that carries state: cuts, rows, padding, roll-back, ...
   export RUN         merge checkpoints of several processes, or --to transformers DIR
-  convert SOURCE OUT make a run of someone else's checkpoint, such as transfo-xl-wt103
+  convert SOURCE OUT make a run from someone else's checkpoint, such as transfo-xl-wt103
   data list          the named corpora
   data prepare NAME  download and tokenise a corpus now
 
@@ -35,7 +35,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
 """
 
 VERBS = ("train", "evaluate", "generate", "measure", "check", "export", "convert", "data")
-"""Each is a function of its name in the module of its name in :mod:`memspan.commands`."""
+"""Each is a function in the module of the same name in :mod:`memspan.commands`."""
 
 
 class _Notices(logging.Handler):
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
             print("\nmemspan: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output has gone, as with `| head`: no error.
+        # The reader of our output has gone, as with `| head`: not an error.
         sys.exit(0)
     except Exception as error:
         if debug:
@@ -100,7 +100,7 @@ def _fail(line: str, status: int, error: Exception) -> None:
 
 
 def _refusal_of_the_system(error: Exception) -> str | None:
-    """What to say when the machine, and neither the user nor memspan, is at its limit."""
+    """What to say when the machine is at its limit, which is neither the user's fault nor memspan's."""
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}: free some space or check the permissions, then try again"

@@ -121,7 +121,7 @@ class Evaluation(Scores):
     split: str
     """The part of it that was scored."""
     tokens_before: int
-    """Tokens that the memory it began with had read; 0: it began with an empty one."""
+    """Tokens that the initial memory had read; 0: it was empty."""
     as_in_training: bool | None
     """Whether this is the text that the run was trained on (None: an old run did not record it)."""
     precision: Literal["float32", "bfloat16"]
@@ -161,7 +161,8 @@ def evaluate(
         segment_length: tokens per step, T (None: as in training, or fewer if the positions of the
             model do not reach over a longer memory).
         memory: what was read before, one row, or a file that holds it (None: nothing). The first
-            token's input is as ever that before any text: a memory does not hold the last prediction.
+            token's input is always the one before any text, since a memory does not hold the last
+            prediction.
         per_token: a new file for each token's loss, in JSON Lines: its ``position`` in the split, the
             ``token``'s id, and ``nats``; with one stream in the order of the text.
         precision: of matrix products (None: float32, multiplied as in training).

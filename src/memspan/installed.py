@@ -1,4 +1,4 @@
-"""Whether another library can be used here. It is imported after this was asked."""
+"""Whether another library can be used here. Ask before importing it."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from memspan.trees import LayerMemory, form, named, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
-"""That a row may have seen; more would overflow when counted on."""
+"""Tokens that a row may have seen; counting on from more would overflow."""
 
 
 class Fingerprint(str):
-    """A model's fingerprint; memory files of 0.1.0 have another one of the same model.
+    """A model's fingerprint; memory files of 0.1.0 have a different one for the same model.
 
     Args:
         now: what a memory file is written with.
@@ -40,7 +40,7 @@ class Fingerprint(str):
 class Memory(LayerMemory):
     """Base of the architectures' memories: of all layers of a model, with the tokens that were read.
 
-    All that a :class:`memspan.layers.LayerMemory` can do, it can do.
+    It can do everything that a :class:`memspan.layers.LayerMemory` can.
     """
 
     tokens_seen: Tensor
@@ -93,7 +93,7 @@ class Memory(LayerMemory):
         """Read what :meth:`save` wrote. ``like``: one of the model's memories, for its sizes.
 
         Raises:
-            MemspanError: the file is missing, damaged, no memory, or belongs to another model.
+            MemspanError: the file is missing or damaged, is not a memory, or belongs to another model.
         """
         tensors, header = load_tensors(Path(path))
         if "kind" not in header or "fingerprint" not in header:

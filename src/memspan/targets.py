@@ -1,4 +1,4 @@
-"""What the laws can be asked of: models of several kinds, and the names of some."""
+"""Models that the laws can be checked for: several kinds, and some by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(
             model as in transformers, or the name of one: what ``memspan check`` takes.
         laws: their names (None: all of them).
         seed: of inputs, and of weights that are random.
-        budget: CPU seconds, of all threads together, after which no case is begun.
+        budget: CPU seconds, over all threads, after which no new case is started.
 
     Raises:
         MemspanError: the model carries no state, cannot be read here, or does not exist; there is no
@@ -79,7 +79,7 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     if isinstance(model, LanguageModel | Backbone):
         return CarriesMemory(model)
     if not isinstance(model, type) and isinstance(model, Stateful):
-        # Objects without a place for it go without.
+        # Objects that have no place for it go without.
         with contextlib.suppress(TypeError):
             if made is not None:
                 vars(model)["made"] = f"{made}\nmodel = found\nmodel.module.eval()"
@@ -179,7 +179,7 @@ def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
     except RefusedError as error:
         raise _cannot(model_type, error) from error
     except (ValueError, KeyError) as error:
-        # As a type that came later than the installed version.
+        # Such as a type that is newer than the installed version.
         message = f"{model_type} is not built: {str(error)[:300]}"
         raise MemspanError(message) from error
 

@@ -72,7 +72,7 @@ def test_a_measured_span(results: Path) -> None:
     write(results, "span-it.json", {"runs": [run]})
     assert "**At least 1,024 tokens**" in benchmarks.measured_span("it", results)
     write(results, "span-it.json", {"runs": [run, run]})
-    with pytest.raises(DocsError, match="no measure"):
+    with pytest.raises(DocsError, match="not the measure"):
         benchmarks.measured_span("it", results)
 
 

@@ -178,8 +178,8 @@ def test_without_transformers_one_line_says_what_to_install(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--to", "transformers"], "--to transformers needs a folder to be made: add it"),
-        (["out"], "out is a folder to export to: say for what with --to transformers"),
+        (["--to", "transformers"], "--to transformers needs the name of a new folder: add it"),
+        (["out"], "out is a folder to export to: say for which library with --to transformers"),
         (["--to", "jax", "out"], "--to must be one of"),
     ],
 )

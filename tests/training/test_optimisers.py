@@ -344,4 +344,4 @@ def test_a_named_one_stays() -> None:
     for config, own in ((options("sgd", steps=8), None), (options("odd", steps=8), Odd)):
         said = refusal(lambda: memspan.resume(folder, config=config, optimiser=own))  # noqa: B023
         assert "cannot change from adamw to" in said
-        assert "another could not go on from what this one keeps" in said
+        assert "another could not continue from what this one keeps" in said

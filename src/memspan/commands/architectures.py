@@ -1,7 +1,7 @@
 """Options of evaluate and generate that come from the architectures.
 
-Only the run's folder says which architecture it is. So the parser takes the options of all of them,
-and those that the run's own does not have are refused afterwards.
+Only the run's folder says which architecture it has, so the parser takes the options of all of them and
+refuses afterwards those that the run's own does not have.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def given_to(model: BackboneConfig, options: object, verb: type, kinds: Kinds) -
         model: the run's.
         options: of the type that :func:`with_architectures` made of ``verb`` and ``kinds``.
         verb: the verb's own options, which are left out.
-        kinds: as before.
+        kinds: as given to :func:`with_architectures`.
 
     Raises:
         MemspanError: a value out of range, or an option that only other architectures have.

@@ -38,7 +38,7 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
 
 
 def with_one_budget(arguments: list[str]) -> list[str]:
-    """``arguments``, less the budget of a preset or of the run to resume where they give another."""
+    """``arguments``, without the budget of a preset or of the run to resume if they give another."""
     given = _flags(arguments)
     flags = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
     others = [flag for flag in flags if flag not in given]
@@ -48,7 +48,7 @@ def with_one_budget(arguments: list[str]) -> list[str]:
 
 
 def with_one_text(arguments: list[str]) -> list[str]:
-    """Likewise the corpus where they give a text for each split, and the reverse."""
+    """The same for the corpus if they give a text for each split, and the reverse."""
     given = _flags(arguments)
     own = [f"--data.{split}" for split in SPLITS]
     if "--data.train" in given and "--data.corpus" not in given:
@@ -59,7 +59,7 @@ def with_one_text(arguments: list[str]) -> list[str]:
 
 
 def with_one_patience(arguments: list[str]) -> list[str]:
-    """Likewise the threshold of early stopping where they turn that off."""
+    """The same for the threshold of early stopping if they turn that off."""
     threshold = "--train.early-stopping-threshold"
     off = re.search(r"--train\.early.stopping.patience[= ]None\b", " ".join(arguments))
     return [*arguments, threshold, "0"] if off and threshold not in _flags(arguments) else arguments
@@ -75,7 +75,7 @@ def _none(flags: list[str]) -> Iterator[str]:
 
 def new_folder(config: RunConfig[BackboneConfig]) -> Path:
     """An unused folder in ``runs/``, named after the architecture and the text."""
-    # The last part of the path with letters in it: of a glob, often the folder.
+    # The last part of the path that has letters in it: for a glob, often the folder.
     text = config.data.train or config.data.corpus or ""
     parts = [Path(part).stem for part in reversed(Path(text).parts)]
     names = [re.sub(r"[^\w-]+", "-", part).strip("-")[:60] for part in parts]
@@ -90,7 +90,7 @@ def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path 
     """Write the text of standard input beside the run's folder, so that the run can be resumed.
 
     Raises:
-        MemspanError: it has none, or no new run begins, or not in one process.
+        MemspanError: there is no text, or this is not a new run in a single process.
     """
     if resume is not None or reports.is_worker():
         raise MemspanError(
@@ -107,7 +107,7 @@ def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path 
     try:
         keep_input(kept, "--data.corpus")
     except FileExistsError:
-        # Another training has kept its text there while this one read.
+        # Another run has put its text there in the meantime.
         raise taken from None
     print(f"standard input is kept in {kept}", flush=True)
     return kept

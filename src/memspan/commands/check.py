@@ -18,8 +18,9 @@ from memspan.errors import MemspanError
 
 @dataclass(frozen=True)
 class CheckArguments:
-    """Check the laws of a model that carries state: that it reads a text alike however it is cut, that
-    rows do not touch one another, that padding, copies, roll-back and files leave the state right.
+    """Check the laws of a model that carries state: that it reads a text the same however it is cut,
+    that rows do not affect one another, and that padding, copies, roll-back and files leave the state
+    correct.
 
     Each law holds, is broken (with the smallest case found), inconclusive, refused by the model, or not
     offered. The exit status is 1 if one is broken.
@@ -35,15 +36,15 @@ class CheckArguments:
     seed: int = 0
     """Of inputs, and of weights that are random."""
     budget: float = 15.0
-    """CPU seconds, of all threads together, after which no case is begun."""
+    """CPU seconds, over all threads, after which no new case is started."""
     device: str = "cpu"
-    """cpu, cuda, ...; auto: CUDA where there is one."""
+    """cpu, cuda, ...; auto: CUDA if available."""
     json: str | None = None
     """File for the report as JSON; -: standard output, instead of the table."""
     scripts: Path | None = None
     """Folder for scripts that show each broken law (None: they are in the JSON only)."""
     trust_remote_code: bool = False
-    """Execute the code that a folder in transformers' format brings along."""
+    """Execute code that comes with a folder in transformers' format."""
     modules: Modules = ()
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class CheckArguments:
 def check(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(CheckArguments, arguments, "memspan check")
-    # Otherwise it says of every model which kernels it does without.
+    # Otherwise transformers reports missing kernels for every model.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import memspan
     from memspan.devices import device_for

@@ -1,4 +1,4 @@
-"""``memspan convert``: make a run of someone else's checkpoint."""
+"""``memspan convert``: make a run from someone else's checkpoint."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from memspan.invocation import command
 
 @dataclass(frozen=True)
 class ConvertArguments:
-    """Make a run of someone else's checkpoint: it evaluates, generates, measures and trains on."""
+    """Make a run from someone else's checkpoint, to evaluate, generate, measure and train further."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Folder of the checkpoint."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Run folder to write."""
     kind: Annotated[KindName | None, tyro.conf.arg(name="from")] = None
-    """Whose checkpoint it is (None: found by the folder's files). transformers: a folder of
-    transfo-xl-wt103's kind. authors: from the PyTorch code of Transformer-XL's authors.
-    labml: a run of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights."""
+    """Whose checkpoint it is (None: recognised by the folder's files). transformers: a folder such as
+    transfo-xl-wt103. authors: from the PyTorch code of Transformer-XL's authors. labml: a run of
+    labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights."""
 
 
 def convert(arguments: list[str]) -> None:

@@ -54,11 +54,11 @@ class PrepareArguments:
     corpus: Annotated[str | None, tyro.conf.Positional] = None
     """A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."""
     train: str | None = None
-    """Instead of CORPUS, the text to train on; as of memspan train."""
+    """Instead of CORPUS, the text to train on; as in memspan train."""
     validation: str | None = None
-    """The text to validate with, which goes with --train."""
+    """The text to validate with, used with --train."""
     test: str | None = None
-    """A text for later, which goes with --train."""
+    """A text for testing, used with --train."""
     field: Annotated[str, tyro.conf.arg(help=FIELD_HELP)] = "text"
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None

@@ -31,16 +31,17 @@ class EvaluateArguments(ReadingArguments):
     """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
     as in training)."""
     split: Split = "auto"
-    """Part of the corpus; all: the whole text in order. auto: validation, and of standard input all."""
+    """Part of the corpus; all: the whole text in order. auto: validation; for standard input all."""
     tokens: int = 0
     """Score only the first N tokens (0: all)."""
     batch_size: int = 1
     """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
     segment_length: int | None = None
-    """Tokens read per step (None: as in training; fewer where a longer memory leaves less of a table of
-    learned positions)."""
+    """Tokens read per step (None: as in training, or fewer if a longer memory leaves too few learned
+    positions)."""
     memory: Path | None = None
-    """Start from this saved memory (generate --save-memory) instead of an empty one. For one stream."""
+    """Start from this saved memory (generate --save-memory) instead of an empty one. For one stream
+    only."""
     per_token: Path | None = None
     """Write each token's loss to this new file, in JSON Lines: position, token (its id) and nats."""
     json: bool = False

@@ -16,22 +16,22 @@ from memspan.runs.places import run_alone
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Turn the checkpoints of several processes into plain ones, which a finished run has done itself.
+    """Merge the checkpoints of several processes into plain ones; a finished run has already done so.
     With --to, write the best weights so far for another library instead."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder; without --to, no trainer may be using it."""
     to: Literal["transformers"] | None = None
-    """Write the folder DIR, to be made, for this library (None: merge checkpoints)."""
+    """Write the new folder DIR for this library (None: merge checkpoints)."""
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = None
-    """With --to: a folder to be made."""
+    """With --to: a new folder."""
 
     def __post_init__(self) -> None:
         if self.to is not None and self.folder is None:
-            raise MemspanError(f"--to {self.to} needs a folder to be made: add it")
+            raise MemspanError(f"--to {self.to} needs the name of a new folder: add it")
         if self.to is None and self.folder is not None:
             raise MemspanError(
-                f"{self.folder} is a folder to export to: say for what with --to transformers"
+                f"{self.folder} is a folder to export to: say for which library with --to transformers"
             )
 
 

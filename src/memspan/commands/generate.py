@@ -47,7 +47,7 @@ class GenerateArguments(ReadingArguments):
     samples: int = 1
     """Continuations of the same prompt, written side by side."""
     stop: tuple[str, ...] = ()
-    """Texts that end a sample; what it is ended by is left out."""
+    """Texts that end a sample; the one that ended it is left out."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = DEFAULT
     greedy: bool = False
     """Always take the likeliest token, as with --temperature 0."""
@@ -65,7 +65,8 @@ class GenerateArguments(ReadingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "samples")
-        # Zeros too many are refused before torch is imported; what memory is left decides later.
+        # A few zeros too many are refused before torch is imported; the memory that is left decides
+        # later.
         if self.samples > MOST_SAMPLES:
             raise MemspanError(
                 f"samples must be at most {MOST_SAMPLES:,}, not {self.samples:,}: lower it"

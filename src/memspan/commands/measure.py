@@ -32,13 +32,13 @@ class MeasureArguments(DeviceArguments):
         tyro.conf.arg(help=f"{TARGET_HELP} Several are compared."),
     ] = field(kw_only=True)
     corpus: str | None = None
-    """A named corpus, file, folder or glob; -: standard input (None: each run's own; of other models
+    """A named corpus, file, folder or glob; -: standard input (None: each run's own; for other models
     tiny-shakespeare-held-out, which comes with memspan)."""
     field: str | None = None
     """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
     as in training)."""
     split: Split = "auto"
-    """Part of the corpus; all: the whole text in order. auto: validation, and of standard input all."""
+    """Part of the corpus; all: the whole text in order. auto: validation; for standard input all."""
     longest: int = 2048
     """Longest distance to measure, in tokens."""
     budget: float = 45.0
@@ -47,7 +47,7 @@ class MeasureArguments(DeviceArguments):
     """For models that are not runs: bytes, a tokenizer.json, or a folder in transformers' format (None:
     the one in the model's folder, or bytes)."""
     trust_remote_code: bool = False
-    """Execute the code that a folder in transformers' format brings along."""
+    """Execute code that comes with a folder in transformers' format."""
     out: Path | None = None
     """Folder for the report (None: the first run's, or the current folder if that is not a run or comes
     with memspan)."""
@@ -113,7 +113,7 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
         if found[-1].interrupted:
             stopped = KeyboardInterrupt()
             break
-    # Whatever stopped it: what is done is kept.
+    # Whatever stopped it, the results so far are kept.
     done = [measurement for measurement in found if not measurement.is_empty()]
     if options.corpus == STDIN:
         done = [dataclasses.replace(measurement, corpus="standard input") for measurement in done]

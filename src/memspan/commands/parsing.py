@@ -49,7 +49,7 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
 
 
 class _RefusedError(Exception):
-    """The parser's event. No ValueError, which tyro would take for a value's own."""
+    """The parser's event. Not a ValueError, which tyro would take for a mistake in a value."""
 
     def __init__(self, event: events.ParseErrorEvent) -> None:
         self.event = event
@@ -93,7 +93,7 @@ def _line(event: events.ParseErrorEvent) -> str:
         if event.argument is None:
             return event.message
         name = event.argument.display_name()
-        # Python's messages; of an option that may be None, among what was tried.
+        # Python's messages; for an option that may be None, they are among what was tried.
         for start, kind in (("invalid literal", "an integer"), ("could not convert", "a number")):
             if start in event.message:
                 value = event.message.partition(start)[2].partition(": ")[2]

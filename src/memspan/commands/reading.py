@@ -36,8 +36,8 @@ class DeviceArguments:
     device: str = "auto"
     """auto, cpu, cuda, ..."""
     precision: Products = "auto"
-    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, but for
-    single tokens of transformer-xl and compressive, which are faster if the model is large."""
+    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except
+    for single tokens of transformer-xl and compressive, which are faster if the model is large."""
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed (auto: as in training). See memspan train --help."""
 

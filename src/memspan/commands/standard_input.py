@@ -20,7 +20,7 @@ Split = Literal["auto", "train", "validation", "test", "all"]
 
 
 def split_to_read(split: Split, corpus: str | None) -> str:
-    """The part that is read: of a text that is piped all of it, unless a part is named."""
+    """The part that is read: piped text is read whole unless a part is named."""
     if split != "auto":
         return split
     return "all" if corpus == STDIN else "validation"
@@ -31,7 +31,7 @@ def keep_input(path: Path, option: str) -> None:
 
     Args:
         path: of the file.
-        option: the one that asked for it, for what is said.
+        option: the one that asked for it, for messages.
 
     Raises:
         FileExistsError: there is such a file, even one made meanwhile.
@@ -51,7 +51,7 @@ def readable(corpus: str | None) -> Iterator[str | None]:
     """A corpus to be read: standard input from a file, for as long as this lasts.
 
     Raises:
-        MemspanError: there is no such corpus; it is said before torch is imported.
+        MemspanError: there is no such corpus; raised before torch is imported.
     """
     from memspan.data.corpora import load_corpus, missing
 

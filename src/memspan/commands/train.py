@@ -116,7 +116,7 @@ def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], li
     options = parsed(kind, arguments, "memspan train", kind(begun))
     if options.config.data.corpus == STDIN and not _is_launched():
         kept = keep_text(options.config, options.out, options.resume)
-        # Of two equal flags the second counts, for processes that are started, too.
+        # If a flag is given twice the second counts, also in the processes that are started.
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
     return options, begun, arguments

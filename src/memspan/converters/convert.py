@@ -24,7 +24,7 @@ from memspan.runs.weights import weights_of
 
 
 def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:
-    """Make a run of someone else's checkpoint, as ``memspan convert`` does.
+    """Make a run from someone else's checkpoint, as ``memspan convert`` does.
 
     The run evaluates, generates, measures and trains on like any other; how it reads (memory, span,
     clamp) is as its own options say. Nothing that a file says is run. What the user should know beside

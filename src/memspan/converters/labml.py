@@ -55,7 +55,7 @@ def read(folder: Path) -> Checkpoint:
     sign = next((sign for sign in KINDS if sign in tensors), None)
     if sign is None:
         raise MemspanError(
-            f"{path} is of none of labml_nn's Transformer-XL, Compressive, Feedback and Fast Weights: "
+            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
             f"it has none of {', '.join(KINDS)}"
         )
     architecture, make = KINDS[sign]

@@ -1,4 +1,5 @@
-"""Whether a launcher started this process, and how such processes report a failure: once for all.
+"""Whether a launcher started this process, and how such processes report a failure, once for all of
+them.
 
 And how many cores there are. No torch here: the command line's help must not wait for it.
 """

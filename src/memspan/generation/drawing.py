@@ -36,7 +36,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def draw(p: Tensor, generator: torch.Generator) -> Tensor:
     """A token for every row: ``[B, V] -> int64 [B, 1]``.
 
-    One random number a row is looked up among the sums of probabilities; ``torch.multinomial`` draws
+    One random number per row is looked up among the sums of probabilities; ``torch.multinomial`` draws
     one for every token of the vocabulary, which took as long as a tenth of reading.
     """
     sums = p.cumsum(-1, dtype=torch.float64)

@@ -31,7 +31,7 @@ class Sample:
         return piece
 
     def _certain(self, text: str, last: bool) -> str:
-        """Of ``text`` what comes before a stop string, and before what may become one."""
+        """The part of ``text`` before a stop string, or before what may become one."""
         n = len(text)
         if ends := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
             self.stopped, n = True, min(ends)

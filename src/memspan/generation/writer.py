@@ -39,8 +39,8 @@ class Generation:
     tokens: list[list[int]]
     """The samples' ids, with those of a stop string."""
     log_probabilities: list[list[float]] | None = None
-    """Of the same ids, in nats, as the model gives them, before temperature and filters (None: not
-    asked for)."""
+    """Log-probabilities of the same ids in nats, before temperature and filters (None: not asked
+    for)."""
 
     @property
     def text(self) -> str:

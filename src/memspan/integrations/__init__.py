@@ -1,1 +1,2 @@
-"""Trained models in other libraries' clothes. Each needs an extra, and nothing else imports it."""
+"""Trained models behind other libraries' interfaces. Each needs an extra, and nothing else imports
+it."""

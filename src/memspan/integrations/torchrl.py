@@ -1,4 +1,4 @@
-"""A backbone in TorchRL: its memory travels in the tensordict, from a step to the next.
+"""A backbone in TorchRL: its memory travels in the tensordict, from one step to the next.
 
 Act, then train on slices from the memory with which they began::
 
@@ -36,8 +36,8 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
     ``is_init`` is true, and written to ``("next", memory_key)``. Within ``set_recurrent_mode(True)``
     the last dimension is time: all steps are read in one pass from the memory of the first, episodes
     begin where ``is_init`` is true, and gradients flow through the pass; memories of later steps stay
-    as they were collected. A step that a slice sampler marked by ``is_init``, in the midst of an
-    episode, is gone on from with the memory that was stored there.
+    as they were collected. Where a slice sampler set ``is_init`` in the middle of an episode, reading
+    goes on from the memory that was stored there.
 
     Args:
         backbone: of any architecture. Where it says ``cut_invariant()``, a slice has the values of

@@ -23,7 +23,7 @@ from memspan.measurement.span import Span
 
 THRESHOLD = 0.01
 SHARES = (0.1, 0.5, 1.0)
-"""The paper's r: only so many of the tokens, the hardest ones, are looked at."""
+"""The paper's r: shares of the tokens, the hardest ones, that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class EffectiveContext:
     tokens: dict[float, int]
     """By r, the length."""
     longest: int
-    """Tokens, the longest history that all were measured with: a length of so many may be longer."""
+    """Tokens, the longest history that all were measured with: a length that reaches this may be
+    longer."""
 
 
 def effective_context(spans: dict[str, Span]) -> list[EffectiveContext]:

@@ -51,7 +51,7 @@ class Measurement:
     longest: int
     """Tokens, the longest distance that was asked for and that the text allows."""
     budget: float
-    """CPU seconds that there were."""
+    """CPU seconds that were allowed."""
     span: Span | None = None
     memory_lengths: tuple[MemoryLength, ...] = ()
     """One per size that the architecture's memory has."""
@@ -117,7 +117,7 @@ def measure(
         precision: of matrix products (None: float32, multiplied as in training). For runs.
         tokenizer: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the
             model's own, or bytes). Runs have theirs.
-        trust_remote_code: execute the code that a folder in transformers' format brings along.
+        trust_remote_code: execute code that comes with a folder in transformers' format.
         device: where a model other than a run is read: ``auto``, ``cpu``, ``cuda``, ...
         progress: called with the CPU seconds spent so far and ``budget`` (None: nothing is shown).
 

@@ -23,7 +23,7 @@ STREAMS = 8
 
 @dataclass(frozen=True)
 class MemoryLengthPoint:
-    """The loss with a memory of so many slots."""
+    """The loss with a memory of this many slots."""
 
     slots: int
     bits_per_byte: float

@@ -1,8 +1,8 @@
 """Repeats: random strings that appear twice, and what the second appearance costs.
 
-A string of tokens drawn from the text's own frequencies tells nothing but itself: only a model that
-remembers its first appearance predicts the second. Between them stands the text itself. The control
-has another such string in the place of the first appearance.
+A string of tokens drawn from the text's own frequencies says nothing about anything but itself: only a
+model that remembers its first appearance predicts the second. Between them stands the text itself. The
+control has another such string in the place of the first appearance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_STRINGS = 2048
 
 @dataclass(frozen=True)
 class RepeatPoint:
-    """Second appearances so many tokens after the first."""
+    """Second appearances this many tokens after the first."""
 
     distance: int
     """From a token to its repetition."""

@@ -30,7 +30,7 @@ class Table:
 
 
 class Report:
-    """Of measurements that stand beside one another."""
+    """A report on measurements that are shown side by side."""
 
     def __init__(self, measurements: list[Measurement]) -> None:
         self.measurements = measurements
@@ -49,7 +49,7 @@ class Report:
             best = min(m.span.points, key=lambda point: point.bits_per_byte)
             if best.difference.high < -TOLERANCE:
                 self.notes.append(
-                    f"{name} loses by a long history: its loss is lowest with "
+                    f"{name} does worse with a long history: its loss is lowest with "
                     f"{counted(best.history, 'token')}, so measure its span with --longest "
                     f"{best.history}"
                 )
@@ -260,7 +260,7 @@ img { max-width: 100%; }
 
 
 def _page(report: Report, drawn: bytes | None) -> str:
-    """One HTML file that needs no other and asks no host for anything."""
+    """One self-contained HTML file that makes no network requests."""
     body = ["<h1>How far back does it remember?</h1>"]
     if drawn is not None:
         data = base64.b64encode(drawn).decode()

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 LEAST_BLOCKS = 2
-"""Of fewer nothing can be said about how they differ."""
+"""From fewer, nothing can be said about how they differ."""
 
 
 @dataclass(frozen=True)

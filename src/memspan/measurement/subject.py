@@ -22,13 +22,13 @@ from memspan.precision.products import Precision
 
 Cuts = tuple[tuple[int, int], ...]
 SEED = 1
-"""Of every random choice, so that runs are measured on the same tokens."""
+"""Seed of every random choice, so that runs are measured on the same tokens."""
 ROWS = 4
-"""Places of the text at which a look inside a model is taken together."""
+"""Places in the text at which the inside of a model is looked at together."""
 
 
 class Budget:
-    """So many CPU seconds of this process, all threads together, from now on."""
+    """A budget of CPU seconds of this process, over all threads, from now on."""
 
     def __init__(self, seconds: float, tell: Callable[[], None] = lambda: None) -> None:
         self._start, self._seconds, self._tell = time.process_time(), seconds, tell
@@ -38,7 +38,7 @@ class Budget:
         return time.process_time() - self._start
 
     def left(self) -> float:
-        """Seconds left; negative when more are spent than there were. Tells the progress."""
+        """Seconds left; negative if overspent. Reports the progress."""
         self._tell()
         return self._seconds - self.spent()
 
@@ -62,7 +62,7 @@ class Subject(ABC):
     def segment(self, first: np.ndarray, n_tokens: int) -> Segment:
         """The targets from the positions ``first [B]`` on, ``n_tokens`` in each row, and their inputs.
 
-        Unknown tokens are not targets: who predicts them has not predicted the text behind them.
+        Unknown tokens are not targets: predicting one is not predicting the text behind it.
         """
         segment = segment_at(self.tokens, first, n_tokens, self.document_starts)
         if self.tokenizer.unknown is None:
@@ -91,7 +91,7 @@ class Subject(ABC):
 
     @abstractmethod
     def state_bytes(self, n_tokens: int) -> int:
-        """Size of what one row carries after so many tokens."""
+        """Size of what one row carries after this many tokens."""
 
     def cuts(self, n_tokens: int, line: int) -> Cuts:
         """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.

@@ -22,7 +22,7 @@ from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, check_together, choose
 
 CACHE_BYTES = 1 << 18
-"""On a CPU, as many outputs are worked on at once."""
+"""On a CPU, this many bytes of outputs are worked on at once."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Precision:
         return f"float32 (matmul precision {self.matmul})"
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """For forward passes on ``device``; backward passes compute as their forward did."""
+        """For forward passes on ``device``; backward passes compute as their forward pass did."""
         enabled = self.products == "bfloat16"
         if not enabled and not torch.is_autocast_enabled(device.type):
             # Entering autocast would cost time for every token that is read.

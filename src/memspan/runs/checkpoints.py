@@ -132,7 +132,7 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
         lock: the run's folder.
         checkpoint: what to save.
         best: publish its weights, the best so far.
-        keep: newest checkpoints that stay (0: all).
+        keep: how many of the newest checkpoints stay (0: all).
 
     Raises:
         MemspanError: the disk is full, or the folder was moved or deleted.

@@ -60,7 +60,7 @@ def read_config(path: Path, architecture: str | None = None) -> RunConfig[Backbo
         architecture: the one that it must be for, if it names one (None: any).
 
     Raises:
-        MemspanError: the file is missing or no TOML; an unknown key, a wrong type or a value out of
+        MemspanError: the file is missing or not TOML; an unknown key, a wrong type or a value out of
             range; it is for another architecture.
     """
     tables = _tables(path)

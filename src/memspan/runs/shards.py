@@ -40,7 +40,7 @@ this process's part."""
 
 
 def _allow_reading_alone() -> None:
-    """No warning of reading without a process group, which is intended."""
+    """Silence the warning about reading without a process group, which is intended."""
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 

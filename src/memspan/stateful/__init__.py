@@ -1,4 +1,5 @@
-"""The laws of any model that carries state, and what it has to offer for them: torch and nothing else.
+"""The laws of any model that carries state, and the interface that they need: imports torch and nothing
+else.
 
 :class:`Stateful` says what a model is, :func:`check` tries the laws.
 """

@@ -45,7 +45,7 @@ SHRINKING = 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one law."""
+    """The result of one law."""
 
     law: str
     outcome: Outcome
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of all laws that were asked for."""
+    """The results of all laws that were asked for."""
 
     findings: tuple[Finding, ...]
     crossed: Mapping[str, tuple[int, int]]
@@ -118,8 +118,8 @@ def check(
 ) -> Report:
     """Try ``laws`` of ``model``, by name; None is all of :data:`NAMES`.
 
-    After ``budget`` CPU seconds, of all threads together, no case is begun; a law that had more to try
-    is *inconclusive*. Weights, buffers, modes and random numbers are afterwards as they were.
+    After ``budget`` CPU seconds, over all threads, no new case is started; a law that had more to try
+    is *inconclusive*. Weights, buffers, modes and random numbers are restored afterwards.
 
     Raises:
         ValueError: there is no such law; the budget is not positive.
@@ -164,15 +164,15 @@ def as_it_was(model: Stateful[Any]) -> Iterator[None]:
 
 @dataclass
 class _Judged:
-    """What came of one case."""
+    """The result of one case."""
 
     difference: float
     reference: Reference
     weakness: str = ""
-    """Why the case shows nothing, if it does not."""
+    """Why the case shows nothing, if so."""
     reading: Reading | None = None
     pair: tuple[Named, Named] | None = None
-    """The expected and seen that differ most."""
+    """The expected and actual values that differ most."""
 
     @property
     def broken(self) -> bool:
@@ -293,7 +293,7 @@ class _Bench:
         return judged
 
     def _reference(self, law: Law, case: Case) -> Reference:
-        """Of the case's inputs read in one call, for no law's own subject may set the floor."""
+        """Of the case's inputs read in one call, so that no law's own subject sets the floor."""
         pieces = (case.tokens,) if self.claims.cuts else tuple(n for n in case.pieces if n)
         if law.reference:
             pieces = case.pieces
@@ -351,7 +351,7 @@ class _Bench:
         return self._powers[key]
 
     def _shrunk(self, law: Law, case: Case, judged: _Judged) -> Finding:
-        """The smallest case found that is broken as clearly, or nearly."""
+        """The smallest case found that is broken as clearly, or nearly so."""
         end = time.process_time() + SHRINKING
         enough = judged.difference / 10
         smaller = iter(_smaller(case))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 PERTURBATIONS = 8
 FACTOR = 20
-"""A law is broken where numbers differ by more than so many floors."""
+"""A law is broken where numbers differ by more than this many floors."""
 POWER = 100
-"""A case shows something only if a wrong state differs by more than so many times that."""
+"""A case shows something only if a wrong state differs by more than this many times that."""
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -49,7 +49,7 @@ def difference(expected: Tensor, seen: Tensor) -> float:
 def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits: int) -> Reference:
     """What ``compute`` gives, and its largest change over random perturbations of the weights.
 
-    Random numbers that it draws are the same each time. Weights are as before, bit by bit, afterwards.
+    The random numbers that it draws are the same each time. Weights are restored bit for bit.
     ``bits`` is how many the weights have that do not count (:func:`idle_bits`).
     """
     outputs = _again(compute, seed)
@@ -115,7 +115,7 @@ def rounding(outputs: Tensor, bits: int = 0) -> float:
 
 @contextmanager
 def perturbed(module: nn.Module, generator: torch.Generator, bits: int = 0) -> Iterator[None]:
-    """Every weight a unit in the last place larger or smaller, by chance; ``2 ** bits`` of float64."""
+    """Every weight a unit in the last place larger or smaller, at random; ``2 ** bits`` of float64."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     weights = [weight for weight in weights if weight.element_size() in _INTEGERS]
     before = [weight.detach().clone() for weight in weights]

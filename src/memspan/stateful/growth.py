@@ -43,7 +43,7 @@ def growth(
     for segment in range(1, late + 1):
         if time.process_time() > deadline:
             return "inconclusive", f"{segment - 1} of {late} segments were read in the time"
-        # Single tokens go another way in many models.
+        # Many models take another path for single tokens.
         part = inputs if segment % 2 else inputs[:, :1]
         state = model.read(part.clone(), state)[1]
         if segment in (EARLY, MIDDLE, late):

@@ -245,7 +245,7 @@ def _values(reading: Reading, case: Case) -> Compared:
     state = _kept(reading, before)
     copy = state if case.variant == _VALUES[0] else reading.copy(state)
     used, again = (copy, state) if case.variant == _VALUES[1] else (state, copy)
-    # One token and many go different ways in many models.
+    # Many models take different paths for one token and for many.
     _, later = reading.read(other[:, :1], used)
     if last > 1:
         reading.read(other[:, 1:], later)

@@ -1,6 +1,6 @@
-"""What a model is that carries state: four functions over rows.
+"""What a model that carries state offers: four functions over rows.
 
-This module imports nothing of memspan but torch, so that it can be used in the tests of any package.
+This module imports torch and nothing of memspan, so that it can be used in the tests of any package.
 ``B`` is the number of rows, ``T`` that of tokens.
 """
 
@@ -31,7 +31,7 @@ class Inputs:
     """Of vectors."""
 
     def draw(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Random inputs of so many rows and tokens."""
+        """Random inputs of this many rows and tokens."""
         if self.width is None:
             assert self.vocab_size is not None
             return torch.randint(self.vocab_size, (rows, length), generator=generator)
@@ -40,10 +40,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a model says of itself, where models differ by design."""
+    """What a model says about itself, where models differ by design."""
 
     consumes_state: bool = False
-    """``read`` changes the state that it is given, which is used up then. Otherwise it stays usable."""
+    """``read`` uses up the state that it is given. Otherwise that stays usable."""
     cuts: bool = True
     """Outputs do not depend on where a text is cut. False: they do, by design, and laws are tested at
     equal cuts."""
@@ -147,16 +147,16 @@ class RefusedError(Exception):
 
 
 class NotOfferedError(Exception):
-    """A model's interface has no such thing."""
+    """A model's interface does not offer what was asked."""
 
 
 MADE = "module = ...  # in evaluation mode"
-"""For scripts about a module of which nobody knows how it was made."""
+"""For scripts about a module when it is not known how it was made."""
 
 
 @runtime_checkable
 class Reproduces(Protocol):
-    """A model of which a script can be written that needs neither memspan nor the adapter."""
+    """A model for which a script can be written that needs neither memspan nor the adapter."""
 
     def source(self) -> str:
         """Python lines that make the same model, weights included and in evaluation mode, and define

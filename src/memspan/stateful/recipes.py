@@ -233,7 +233,7 @@ randomise(module, {seed})"""
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int) -> None:
-    """Weights so large that all that was read matters, which at initialisation it hardly does."""
+    """Weights large enough that everything read matters, which it hardly does at initialisation."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -20,7 +20,7 @@ from memspan.runs.options import RunConfig
 Changes = dict[str, list[object]]
 """Option, such as ``train.steps``, to its values before and after."""
 FIXED = {
-    "optim.optimiser": "another could not go on from what this one keeps",
+    "optim.optimiser": "another could not continue from what this one keeps",
     "train.batch_size": "each row of the batch has its own memory and its own position in the text",
     "train.evaluate_tokens": "the best score so far is of those tokens",
     "train.seed": "the random numbers continue from it",

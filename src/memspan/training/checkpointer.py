@@ -53,7 +53,7 @@ class Checkpointer:
             checkpoints.save(self._lock, state.snapshot(self.folder), best, self._keep)
 
     def latest_in_words(self) -> str:
-        """Which checkpoint there is to go on from."""
+        """Which checkpoint training can continue from."""
         steps = checkpoints.steps_of(self.folder)
         if not steps:
             return f"there was no checkpoint in {self.folder} yet"

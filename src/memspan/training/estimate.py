@@ -57,15 +57,15 @@ class Estimate:
     steps: int
     """Updates of the run."""
     checkpoints: int
-    """That are on the disk at once, at most."""
+    """The most that are on the disk at once."""
     disk: int
     """Bytes that they take."""
     tokens: int
-    """That the run reads."""
+    """Tokens that the run reads."""
 
     @property
     def seconds(self) -> float:
-        """Of the run's updates; validations and checkpoints come on top."""
+        """Duration of the run's updates; validations and checkpoints come on top."""
         return self.tokens / self.tokens_per_second
 
     def refuse_too_large(self) -> None:

@@ -107,8 +107,8 @@ class Trackio:
 class Wandb:
     """A run of Weights & Biases' project ``memspan``, named like the run's folder.
 
-    Its own files are in the run's folder ``wandb``. ``WANDB_MODE=offline`` keeps all there, and other
-    variables of its, such as ``WANDB_PROJECT``, hold too.
+    Its own files are in the run's folder ``wandb``. ``WANDB_MODE=offline`` keeps all there, and its
+    other variables, such as ``WANDB_PROJECT``, apply, too.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -66,7 +66,7 @@ class MetricLogger:
         self.restart_clock()
 
     def record_validation(self, scores: Scores, statistics: Mapping[str, Tensor]) -> None:
-        """Log a validation, and say its score in one line."""
+        """Log a validation, and print its score in one line."""
         record = {
             "validation_nats_per_token": scores.nats_per_token,
             "validation_bits_per_byte": scores.bits_per_byte,

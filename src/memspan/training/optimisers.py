@@ -1,7 +1,7 @@
-"""The optimisers: torch's own by name, or what a function of the user's makes.
+"""The optimisers: torch's own by name, or one that the user's function makes.
 
-What one keeps is found by a step with small stand-ins for the parameters: its size, whether checkpoints
-can hold it, and whether what a checkpoint holds has its form.
+What one keeps is found by taking a step with small stand-ins for the parameters: its size, whether
+checkpoints can hold it, and whether what a checkpoint holds has its form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Groups = list[dict[str, Any]]
 MakeOptimiser = Callable[[Groups], torch.optim.Optimizer]
 Form = tuple[torch.dtype, int, bool]
 SMALL = 8
-"""A stand-in's dimensions at most."""
+"""The largest dimension of a stand-in."""
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 """Types of numbers, and of the tensors that they are in checkpoints."""
 
@@ -161,7 +161,7 @@ class Optimiser:
         self._small = {name: (small, values) for name, small, values in _tried(make, groups)}
         self.optimizer = _made(make, groups)
         self.name = config.optimiser if own is None else type(self.optimizer).__name__
-        """Of an own one that of its class."""
+        """For one of the user's, the name of its class."""
         self._begun_with = _numbers(self.optimizer)
 
     def step(self, learning_rate: float) -> None:
@@ -213,7 +213,7 @@ class Optimiser:
                 group[key] = value.item()
 
     def _forms(self, name: str) -> dict[str, Form]:
-        """Of what it keeps for a parameter."""
+        """The forms of what it keeps for a parameter."""
         small, values = self._small[name]
         return _forms(_tensors(values), small)
 

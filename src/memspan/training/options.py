@@ -19,8 +19,8 @@ class OptimConfig:
 
     optimiser: Literal["adamw", "muon", "sgd", "own"] = "adamw"
     """adamw (with weight_decay 0: Adam); sgd; muon for the layers' weight matrices with adamw for all
-    else, which needs hardware that is fast at bfloat16; own, which a function given to memspan.train in
-    Python makes."""
+    else, which needs hardware that is fast at bfloat16; own, made by a function that is passed to
+    memspan.train in Python."""
     learning_rate: float = 2e-3
     """Peak learning rate, reached after warm-up."""
     min_learning_rate: float = 1e-4
@@ -61,9 +61,9 @@ class OptimConfig:
 
 
 MOST_SEGMENTS = 1 << 16
-"""Segments to one update at most."""
+"""Most segments in one update."""
 BUDGETS = ("steps", "max_tokens", "epochs")
-"""Options that say how long a run trains, of which it has one."""
+"""Options that say how long a run trains; a run has exactly one."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TrainConfig:
     """Updates to make. A run has one budget: this, max_tokens or epochs. One that is given replaces
     that of a preset or of the run to resume."""
     max_tokens: int | None = None
-    """Instead of steps: training tokens to read, at most, over all rows."""
+    """Instead of steps: training tokens to read over all rows, an upper limit."""
     epochs: float | None = None
     """Instead of steps: times to read the training text, rounded up to whole updates."""
     batch_size: int = 12
@@ -97,23 +97,23 @@ class TrainConfig:
     """Segments of an update through which gradients flow back, by way of memory; 1: they stop at a
     segment's start. At most accumulate."""
     recompute: bool = False
-    """Activation checkpointing: each layer keeps only what it is given for the backward pass, and is
-    computed again there. It takes less memory and a third to a half more time, and changes no number; a
-    run may be resumed with it or without. Of Feedback it saves nothing within a segment, only with
+    """Activation checkpointing: each layer keeps only its inputs for the backward pass, and is computed
+    again there. It takes less memory and a third to a half more time, and changes no numbers; a run may
+    be resumed with it or without. For Feedback it saves nothing within a segment, only with
     gradient_segments over 1."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
     """Tokens of the validation split scored at each validation (0: all)."""
     early_stopping_patience: int | None = None
-    """Stop after so many validations in a row that did not lower the best validation loss (None: train
-    to the end)."""
+    """Stop after this many validations in a row that did not lower the best validation loss (None:
+    train to the end)."""
     early_stopping_threshold: float = 0.0
     """Nats per token by which a validation must lower the best loss to count for early stopping."""
     save_every: int = 250
     """Steps between checkpoints (0: only at the end)."""
     keep: int = 2
-    """Newest checkpoints that stay; the best by validation loss stays, too (0: all stay)."""
+    """Newest checkpoints to keep, besides the best by validation loss (0: keep all)."""
     sample_tokens: int = 300
     """Tokens of sample text generated at each validation (0: none)."""
     seed: int = 1
@@ -161,7 +161,7 @@ class TrainConfig:
         )
 
     def updates(self, row_length: int, step: int = 0, tokens_read: int = 0) -> int:
-        """Updates that the budget is worth, those that were made included.
+        """Updates that the budget allows, including those that were made.
 
         Args:
             row_length: tokens of each stream until the text starts again.

@@ -104,7 +104,7 @@ class Needs:
         return sum(astuple(self))
 
     def refuse_more_than(self, available: float, n_processes: int) -> None:
-        """Raise :class:`MemspanError` if so many processes do not fit a device with ``available``."""
+        """Raise :class:`MemspanError` if this many processes do not fit a device with ``available``."""
         if self.total * n_processes > available:
             each = f" in each of {n_processes} processes" if n_processes > 1 else ""
             raise MemspanError(
@@ -128,7 +128,7 @@ class Sampled:
     """Per token, in the matrix products of a forward pass, by layers."""
 
     def activations(self, n_layers: int, rows: int) -> float:
-        """Bytes with so many layers and rows: they grow linearly in both."""
+        """Bytes with this many layers and rows: they grow linearly in both."""
         return line({n: line(by_rows, rows) for n, by_rows in self.peaks.items()}, n_layers)
 
 
@@ -155,14 +155,14 @@ class Plan:
         return self.config.train.batch_size // self.n_processes
 
     def with_layers(self, n_layers: int) -> Plan:
-        """The same with so many layers."""
+        """The same with this many layers."""
         if n_layers == self.config.model.n_layers:
             return self
         options: Any = self.config.model
         return replace(self, config=replace(self.config, model=replace(options, n_layers=n_layers)))
 
     def needs(self, rows: int, activations: float | None = None) -> Needs:
-        """What a process takes with so many rows, given their activations (None: a lower bound)."""
+        """What a process takes with this many rows, given their activations (None: a lower bound)."""
         config, n_processes, vocab_size = self.config, self.n_processes, self.vocab_size
         with torch.device("meta"), refuse_impossible("the model"):
             model = LanguageModel(vocab_size, config.model, config.embedding)
@@ -197,7 +197,7 @@ class Plan:
         )
 
     def updater(self, rows: int, processes: Processes = ALONE) -> Updater:
-        """What trains so many rows in each process, on made-up tokens."""
+        """What trains this many rows in each process, on made-up tokens."""
         from memspan.data.tokenizers.words import WordTokenizer
 
         batch_size, segments = rows * processes.size, self.config.train.gradient_segments

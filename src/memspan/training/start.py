@@ -61,7 +61,7 @@ def train(
     Args:
         config: all options of the run.
         folder: a new folder for it.
-        init_from: a run whose weights are taken where they fit, as far as they do.
+        init_from: a run whose weights are taken as far as they fit.
         optimiser: makes the optimiser, in place of the one that ``config.optim`` names. It is called
             with groups of parameters as torch's optimisers take them: ``params``, their ``names``,
             ``weight_decay``, and ``factor``, by which the learning rate is multiplied; the rate itself
@@ -270,7 +270,7 @@ def _check_corpus(
 def _refuse_finished(
     state: State, config: RunConfig[BackboneConfig], prepared: TokenizedCorpus, folder: Path
 ) -> None:
-    """Refuse to go on where the budget is not worth more updates than were made."""
+    """Refuse to go on if the budget allows no more updates than were made."""
     step = state["step"]
     read = state["streams"].get("tokens_read", config.train.tokens_read(step))
     steps = config.train.updates(streams_of(config, prepared).row_length, step, read)
@@ -304,7 +304,7 @@ def _report_changes(
 def _report_differences(
     saved: Checkpoint, environment: dict[str, object], folder: Path, console: Console
 ) -> None:
-    """Say what is not as it was when the checkpoint was saved, and does not stop the run."""
+    """Report what has changed since the checkpoint was saved but does not stop the run."""
     if line := environments_differ(saved.state.get("environment"), environment):
         console.print(line)
     if not metrics.unchanged(folder, saved.state["metrics"]):

@@ -33,7 +33,7 @@ from memspan.training.warm_start import WarmStart, initialise_from
 
 
 def refuse_sharing(config: RunConfig[BackboneConfig], processes: Processes) -> None:
-    """Raise :class:`MemspanError` if the run cannot be shared by so many processes."""
+    """Raise :class:`MemspanError` if the run cannot be shared by this many processes."""
     processes.rows(config.train.batch_size)
     if processes.size > 1 and (reason := config.model.one_process_only):
         raise MemspanError(reason)
@@ -70,7 +70,7 @@ class TrainingState:
             device: where weights and memory are.
             processes: of the run, which all make a state of their own.
             source: a run whose weights are taken where they fit.
-            optimiser: what makes an own one (None: the options name one).
+            optimiser: makes one of the user's (None: the options name one).
 
         Raises:
             MemspanError: an option or optimiser that cannot be used.

@@ -21,7 +21,7 @@ PROMPT_LINES = 3
 PROMPT_WIDTH = 100
 """How much of what was read before a sample is shown: lines, and characters of each."""
 LEAST_WORTH = 0.002
-"""What memory must save of the loss to be said to save anything: less may be chance."""
+"""The least share of the loss that memory must save to be reported: less may be chance."""
 
 
 def introduce(console: Console, state: TrainingState, folder: Path) -> None:

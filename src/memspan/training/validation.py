@@ -1,4 +1,4 @@
-"""What a run's weights are worth: their score, statistics, and a sample of text."""
+"""How good a run's weights are: their score, statistics, and a sample of text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Validation:
         return tokens, split.document_starts if config.data.document_reset else None
 
     def score(self, batch_size: int, *, emptied: bool = False) -> Scores:
-        """Score the first ``evaluate_tokens`` tokens, from an empty memory, in so many streams.
+        """Score the first ``evaluate_tokens`` tokens, from an empty memory, in ``batch_size`` streams.
 
         ``emptied``: as if a document began with every segment of one stream.
 
@@ -91,7 +91,7 @@ class Validation:
         state = self.state
         state.model.eval()
         scored, options = state.parallel.scored, state.config.train
-        # Of shared parameters a reader has no options.
+        # With sharded parameters the reader takes no options.
         writing: dict[str, Any] = {}
         if isinstance(scored, LanguageModel):
             writing = state.config.model.writing_options(options.segment_length)

@@ -78,7 +78,7 @@ def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmSt
     report = WarmStart(source, [], [], [])
     for name, own in model.state_dict().items():
         if not own.is_floating_point():
-            # No weight, but what a model keeps count of.
+            # Not a weight, but a count that the model keeps.
             continue
         given, table = found.get(name), name.rpartition(".")[2] in model.backbone.tables
         if given is not None and given.shape == own.shape:

@@ -11,7 +11,7 @@ from memspan.data.tokenizers.utf8 import decoded, utf8
 from memspan.errors import MemspanError
 
 NO_ID = (1 << 32) - 1
-"""In a table of ids, what has none."""
+"""Marks what has no id in a table of ids."""
 
 
 class CharacterTokenizer(Tokenizer):
@@ -62,5 +62,5 @@ class CharacterTokenizer(Tokenizer):
         return "".join(table[i] for i in ids).encode()
 
     def content(self) -> dict[str, object]:
-        # As in ByteTokenizer: left out where it is as ever.
+        # As in ByteTokenizer, left out at its default.
         return {"characters": self.characters} | ({"others": False} if self.unknown is None else {})

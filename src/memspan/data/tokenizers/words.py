@@ -63,7 +63,7 @@ class WordTokenizer(Tokenizer):
         return lines.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n").encode()
 
     def content(self) -> dict[str, object]:
-        # As in ByteTokenizer: left out where it is as ever.
+        # As in ByteTokenizer, left out at its default.
         return {"words": self.words} | ({"lower_case": True} if self.lower_case else {})
 
 

@@ -3,7 +3,7 @@
 Layers of Qwen3-Next, Qwen3.5 and OLMo Hybrid call four functions by names of their module: two for the
 gated delta rule, two for the convolution before it. These are kernels of fla and causal-conv1d where
 those are installed, which need a GPU, else plain PyTorch. Here a layer's forward pass is the same code
-with other functions under these names. All else is theirs as before: hooks, adapters and caches.
+with other functions under these names. Everything else stays theirs: hooks, adapters and caches.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
     for function in _OURS:
         if not _is_known(function, forward.__globals__[function]):
             raise MemspanError(
-                f"{function} of {what} is not what it is known to be: this transformers is newer "
+                f"{function} of {what} is not the one that is known: this transformers is newer "
                 "than accelerate(), so use the model without"
             )
 

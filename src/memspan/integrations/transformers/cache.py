@@ -50,7 +50,7 @@ class MemspanCache(Cache):
         self._rows = -1 if memory is None else memory.batch_size
 
     def bind(self, model: LanguageModel, rows: int) -> None:
-        """To the first model that reads through this cache, with so many rows.
+        """Bind to the first model that reads through this cache, with this many rows.
 
         Raises:
             MemspanError: another model, or other rows: says what to do.

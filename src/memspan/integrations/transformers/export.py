@@ -85,7 +85,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
 
     Args:
         run: the run, or its folder.
-        folder: to be made.
+        folder: a new one.
 
     Raises:
         MemspanError: there is no such run, or the folder exists already or cannot be written.

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from memspan.ops.fast_weights.rules import RuleInputs
 
 CACHE_BYTES = 1 << 20
-"""On a CPU, as many chunks are worked on at once as have memories of this size together."""
+"""On a CPU, as many chunks are processed at once as have memories of this size in total."""
 RECOMPUTED_CHUNKS = 16
 """With ``recompute``, chunks between two memories that are saved for backward."""
 

@@ -132,7 +132,7 @@ class RuleInputs:
         return self.features(self.k[:0]).shape[-1]
 
 
-# Imported when they are first asked: whoever takes one rule home need not take all.
+# Imported on first use: whoever needs one rule need not load all of them.
 
 
 def _compiled(inputs: RuleInputs) -> tuple[Tensor, Tensor]:

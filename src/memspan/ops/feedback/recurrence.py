@@ -41,7 +41,7 @@ class Loops(NamedTuple):
     """The recurrence in both directions; what calls them is shared."""
 
     prepare: Callable[[Saved, FoldedWeights, Call], Forward]
-    """Makes the forward loop for these buffers and weights, and for calls that are no larger."""
+    """Makes the forward loop for these buffers and weights, and for calls of at most this size."""
     backward: Callable[[Saved, FoldedWeights, Call, Tensor, Tensor], Gradients]
     new_slots: Callable[..., Tensor]
     """Keys and values ``[2, G, H * B, N, K]``, uninitialised, from a tensor like them and the last four

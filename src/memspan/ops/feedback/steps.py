@@ -69,7 +69,7 @@ def new_slots(like: Tensor, *sizes: int) -> Tensor:
 
 
 def prepare(saved: Saved, w: FoldedWeights, call: Call) -> Forward:
-    """The loop forward, to be called with ``call`` or others that are no larger."""
+    """The loop forward, to be called with ``call`` or with smaller ones."""
     return _Forward(saved, w, call)
 
 

@@ -50,7 +50,7 @@ def available(source: Path, like: Tensor, bf16_weights: bool = False) -> bool:
 
 
 def obstacle(alternative: str) -> str:
-    """Why a compiled implementation cannot run where :func:`available` says so, with a remedy."""
+    """Why a compiled implementation cannot run if :func:`available` is false, with a remedy."""
     return (
         "needs a CPU, float32 or float64, a C compiler (cc), and MEMSPAN_COMPILE other than 0: use "
         f"{alternative}"

@@ -36,7 +36,7 @@ class _Layer(ctypes.Structure):
 
 
 class Stack(ctypes.Structure):
-    """What a step in C begins its own structure with."""
+    """The start of a step's own structure in C."""
 
     _fields_ = (
         [(name, ctypes.c_long) for name in _INTEGERS]
