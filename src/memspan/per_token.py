@@ -21,7 +21,7 @@ Losses = Callable[[Segment, Tensor], None]
 
 @contextmanager
 def losses_to(path: str | Path | None, rows: np.ndarray) -> Iterator[Losses | None]:
-    """What writes every token's loss to a new file; the streams begin at the positions ``rows [B]``.
+    """Yields what writes every token's loss to a new file; streams begin at the positions ``rows [B]``.
 
     Raises:
         MemspanError: the file exists, or cannot be written.

@@ -17,7 +17,7 @@ from memspan.runs.options import RunConfig
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model of someone's, described as a run of ours."""
+    """Someone else's model, described as a run of ours."""
 
     config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
@@ -28,7 +28,7 @@ class Checkpoint:
     where: Path
     """The file with the tensors, for messages."""
     notices: tuple[str, ...] = ()
-    """Lines for the user: what is not as it was."""
+    """Lines for the user: what differs from the original."""
 
 
 Read = Callable[[Path], Checkpoint]

@@ -20,7 +20,7 @@ MOST_STEPS = 1 << 21
 MOST_OBJECTS = 1 << 19
 """Maximum number of steps that are not in :data:`SMALL`: each may take hundreds of bytes."""
 MOST_TUPLES = 1 << 14
-"""A key may be tuples inside one another, and Python hashes these however deep they go."""
+"""A key may be tuples inside one another, and Python hashes these at any depth."""
 MOST_LARGE = 1 << 12
 """Numbers of more than 60 bits can be chosen such that all collide as keys."""
 SMALL = frozenset((

@@ -86,7 +86,7 @@ def shape_of(
     """The shape of a tensor that a model of this kind must have.
 
     Raises:
-        MemspanError: there is none of so many dimensions in the file ``path``; ends in ``otherwise``.
+        MemspanError: the file ``path`` has none with this many dimensions; ends in ``otherwise``.
     """
     found = tuple(tensors[name].shape) if name in tensors else ()
     # Rows without columns would be a claim that takes no bytes.

@@ -120,7 +120,7 @@ def read(path: Path, inert: Iterable[str] = ()) -> Any:
             "save it again without that"
         ) from None
     except Exception as error:
-        # Whatever a damaged file leads to: a dozen kinds.
+        # A damaged file may raise a dozen kinds.
         raise MemspanError(
             f"{path} is damaged, or neither a pickle nor a file of torch.save ({reason(error)}): get "
             "it again"

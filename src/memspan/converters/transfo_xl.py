@@ -46,7 +46,7 @@ def read(folder: Path) -> Checkpoint:
     tensors = {n: t for n, t in tensors.items() if not n.endswith("pos_emb.inv_freq")}
     tables = [name for name in tensors if name.startswith("transformer.word_emb.emb_layers.")]
     rows = sum(shape_of(tensors, name, 2, where, "get the whole file")[0] for name in tables)
-    # Before words are made for so many.
+    # Before words are made for this many.
     if rows != values["vocab_size"]:
         raise MemspanError(
             f"{where} has {rows:,} embeddings, and {path.name} a vocab_size of "

@@ -46,7 +46,8 @@ class Corpus:
     skipped: tuple[Skipped, ...] = ()
     """Files of a folder or glob that are left out."""
     encoding: str | None = None
-    """What the text seems to be if it is not UTF-8: only the tokeniser of bytes can encode it."""
+    """The encoding that the text seems to have if it is not UTF-8: only the byte tokeniser can encode
+    it."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +361,7 @@ def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], li
 def _documents(
     texts: list[tuple[str, Path]], field: str, named: bool
 ) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
-    """Likewise of files found; one that is ``named`` itself is read as it is."""
+    """The same for files found; one that is ``named`` itself is read as it is."""
     contents, skipped, refusals = [], [], []
     for name, path in texts:
         try:

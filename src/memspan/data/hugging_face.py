@@ -94,12 +94,12 @@ def _from_hub(datasets: Any, name: str) -> Any:
     arguments = [path, configuration] if configuration else [path]
     log = logging.getLogger("huggingface_hub")
     level = log.level
-    # Without a network it tells of every attempt, for half a minute.
+    # Without a network it reports every attempt, for half a minute.
     log.setLevel(logging.ERROR)
     try:
         return datasets.load_dataset(*arguments)
     except Exception as error:
-        # Likewise; most often there is no network.
+        # Again anything may be raised; most often there is no network.
         call = ", ".join(map(repr, arguments))
         raise MemspanError(
             f"cannot load {path} from the hub ({_line(error)}): where there is a network, run "

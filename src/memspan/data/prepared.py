@@ -41,7 +41,7 @@ class TokenizedCorpus:
     skipped: tuple[Skipped, ...] = ()
     """Files of the corpus's folder that are left out."""
     encoding: str | None = None
-    """What the text seems to be if it is not UTF-8."""
+    """The encoding that the text seems to have if it is not UTF-8."""
 
     def notices(self) -> list[str]:
         """Lines for the user: about files left out, a text that is not restored or not UTF-8."""

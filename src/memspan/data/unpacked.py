@@ -35,7 +35,7 @@ NAME_IT = (
 LINE_LIMIT = 1 << 24
 """Bytes of a line of JSON at most; as objects of Python a line takes thirty times as much."""
 LEAST_LIMIT, MOST_TIMES = 1 << 28, 200
-"""A file may hold so many bytes of text, or so many times its own size if that is more."""
+"""A file may hold this many bytes of text, or this many times its own size if that is more."""
 ROWS = 256
 """Rows of a table in memory at a time."""
 

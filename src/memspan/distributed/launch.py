@@ -60,7 +60,7 @@ def launch(arguments: list[str], n_processes: int) -> None:
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
         # Silence torch's launcher: our one line has the cause.
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    # Accessible to this user alone: whoever can write into it could run code anyway.
+    # Accessible to this user alone: anyone who can write into it could run code anyway.
     with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
         os.environ[PROGRAM] = program()
         os.environ[BY_US] = os.path.join(folder, "processes")

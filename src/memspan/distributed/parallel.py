@@ -144,7 +144,7 @@ class _ShardedTokenModel:
         starts: Tensor | None = None,
     ) -> Output:
         output: Output = self._model(tokens, memory, targets=targets, starts=starts)
-        # The outermost parameters stay gathered after a pass, for a backward that never comes.
+        # The outermost parameters stay gathered after a pass, for a backward pass that never comes.
         module: Any = self._model
         module.reshard()
         return output

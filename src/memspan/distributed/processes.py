@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class LostProcessError(MemspanError):
-    """Another process of the run has ended. That process reports the cause."""
+    """Another process of the run has ended, and reports the cause."""
 
     status = LOST
 

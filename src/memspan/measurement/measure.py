@@ -49,7 +49,7 @@ class Measurement:
     state_bytes: int
     """What one row carries after ``longest`` tokens, or a window's."""
     longest: int
-    """Tokens, the longest distance that was asked for and that the text allows."""
+    """Tokens, the longest distance that was requested and that the text allows."""
     budget: float
     """CPU seconds that were allowed."""
     span: Span | None = None
@@ -59,7 +59,7 @@ class Measurement:
     attention: Attention | None = None
     retention: Retention | None = None
     left_out: tuple[str, ...] = ()
-    """What was not measured, or not as asked for, and why."""
+    """What was not measured, or not as requested, and why."""
     interrupted: bool = False
     """Whether Ctrl-C ended it."""
     seconds: float = 0.0

@@ -27,7 +27,7 @@ class RetentionLayer:
 
 @dataclass(frozen=True)
 class Retention:
-    """What becomes of values that are written to matrices."""
+    """How well values that are written to matrices are kept."""
 
     values: int
     """In every layer and head."""

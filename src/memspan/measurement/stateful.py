@@ -1,4 +1,4 @@
-"""Models of others as what is measured: any language model that carries state."""
+"""Other models to measure: any language model that carries state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StatefulSubject(Subject):
     model: Stateful[Any]
     """In evaluation mode."""
     window: int | None = None
-    """Tokens that it can see: for targets with more history, so many are read anew (None: any)."""
+    """Tokens that it can see: for targets with more history, this many are read anew (None: any)."""
     prefix: tuple[int, ...] = ()
     """What its tokeniser puts before every text, which does not count as history."""
 
@@ -100,7 +100,7 @@ class StatefulSubject(Subject):
         try:
             scores, state = self.model.read(inputs, state)
         except Exception as error:
-            # Whatever it is, it is the model's own.
+            # Whatever it raises is the model's own.
             raise MemspanError(f"the model stopped with {type(error).__name__}: {error}") from error
         size = self.model.inputs.vocab_size
         if scores.shape[:2] != inputs.shape or scores.dim() != 3 or scores.shape[2] < (size or 0):

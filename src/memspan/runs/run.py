@@ -36,7 +36,7 @@ class Run:
     """A trained model and everything that is needed to use it."""
 
     folder: Path
-    """As it was named: the run's, or that of one of its checkpoints."""
+    """As it was given: the run's, or that of one of its checkpoints."""
     config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
     model: LanguageModel

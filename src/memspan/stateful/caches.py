@@ -30,7 +30,7 @@ LENGTHS = (
     "mamba_chunk_size", "block_size", "conv_kernel", "conv_L_cache", "mamba_d_conv", "conv1d_width",
     "linear_conv_kernel_dim", "short_conv_kernel_size", "ple_conv_kernel_size",
 )  # fmt: skip
-"""Options that are lengths in tokens."""
+"""Options of configs that are lengths in tokens."""
 PROMISED: frozenset[Padding] = frozenset({"right-last", "left"})
 """Padding that a mask leaves out. States after padding on the right are not: generate warns."""
 
@@ -102,7 +102,7 @@ class Causal:
         try:
             _, first = self.read(tokens, self.start(1))
         except RefusedError as error:
-            # Some return no cache, and fill the one that generate makes.
+            # Some do not return a cache, and fill the one that generate makes.
             if type(self.module).__module__.split(".")[0] != "transformers":
                 raise
             self._make_first()
@@ -186,7 +186,7 @@ class Causal:
         try:
             output = self.module(input_ids=inputs, **given)
         except Exception as error:
-            # Whatever it is, it is the model's own.
+            # Whatever it raises is the model's own.
             raise RefusedError(f"{type(error).__name__}: {error}") from error
         parts = self._named(output)
         if parts["logits"] is None:

@@ -21,7 +21,7 @@ def laws(
 ) -> Callable[..., None]:
     """A test with a case for each law and seed, of the model that ``make`` gives anew for each.
 
-    A case fails if the law is broken, and, unless ``inconclusive`` is true, if nothing could be said;
+    A case fails if the law is broken or, unless ``inconclusive`` is true, if it could not be decided;
     it is skipped if the model does not offer what the law is about, or refuses it.
 
     Raises:

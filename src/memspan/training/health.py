@@ -19,7 +19,7 @@ MOST_SKIPS_IN_A_ROW = 50
 
 @dataclass
 class Health:
-    """Counts of what was not finite so far; a part of every checkpoint."""
+    """How much was not finite so far; a part of every checkpoint."""
 
     skipped_updates: int = 0
     """Updates skipped because the loss or a gradient was not finite."""

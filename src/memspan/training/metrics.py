@@ -88,7 +88,7 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
             if axes.lines:
                 axes.legend()
 
-        # Written as all else is: whole or not at all, and never through a link to elsewhere.
+        # Written like everything else: whole or not at all, and never through a link to elsewhere.
         write_atomically(folder / name, png(on, 7, 4.2, dpi=120))
         pictures.append(folder / name)
 

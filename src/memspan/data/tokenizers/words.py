@@ -18,7 +18,7 @@ class WordTokenizer(Tokenizer):
     """Words between white space, most frequent first; the end of a line is a word, as in WikiText.
 
     Vocabularies of others may lack ``<eos>``, and lines then have no end, or ``<unk>``, and a word that
-    is not among them is then refused; ``<UNK>`` is as good.
+    is not among them is then refused; ``<UNK>`` serves as well.
 
     Args:
         words: in the order of their ids.

@@ -43,7 +43,7 @@ class MemspanLM(LM):
         batch_size: texts that are read side by side; scores stay the same up to rounding.
         device: where the model goes (None: CUDA where there is one; a :class:`memspan.Run` stays).
         segment_length: tokens per step, T (None: as in training).
-        max_batch_size: given by the harness to every model; without effect.
+        max_batch_size: given by the harness to every model; has no effect.
         options: the architecture's own, such as ``memory_length=1024`` (left out: as in training).
 
     Raises:

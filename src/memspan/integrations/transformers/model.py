@@ -1,4 +1,5 @@
-"""A language model with a memory as a model of transformers: its interface, none of its arithmetic."""
+"""A language model with a memory as a model of transformers: its interface, without any arithmetic of
+its own."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
     base_model_prefix = "model"
     accepts_loss_kwargs = True
     supports_gradient_checkpointing = True
-    # Generation must not go back, nor spread the model over devices.
+    # Generation must neither go back nor spread the model over devices.
     _is_stateful = True
     _no_split_modules = ("LanguageModel",)
 

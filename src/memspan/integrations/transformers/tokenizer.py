@@ -96,7 +96,7 @@ def _words(tokenizer: WordTokenizer) -> Pipeline:
 
 
 def _subwords(tokenizer: SubwordTokenizer) -> Pipeline:
-    """Its own pipeline, which knows how to decode here as well."""
+    """Its own pipeline, which can decode here as well."""
     pipeline = Pipeline.from_str(str(tokenizer.content()["model"]))
     pipeline.decoder = decoders.ByteLevel()
     return pipeline

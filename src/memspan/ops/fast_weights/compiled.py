@@ -64,7 +64,7 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
 
 
 def _no_gradients(tensors: Sequence[Tensor]) -> bool:
-    """Whether nothing follows these: neither backward nor forward mode, nor a transform."""
+    """Whether nothing is recorded for these: neither backward nor forward mode, nor a transform."""
     return (
         not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and forward_ad._current_level < 0
@@ -73,7 +73,7 @@ def _no_gradients(tensors: Sequence[Tensor]) -> bool:
 
 
 def _read_one(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """A single token with a decay: what a graph needs would take most of its time."""
+    """A single token with a decay: building a graph would take most of its time."""
     given = _laid_out(tensors)
     y, after = torch.empty_like(given[2]), torch.empty_like(given[3])
     named = dict(zip(_GIVEN, given, strict=True))

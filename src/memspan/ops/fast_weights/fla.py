@@ -2,8 +2,8 @@
 
 Products are in bfloat16, the memory in float32. Only by name, and nothing is converted for it: callers
 pass bfloat16. **It has not been run on a GPU yet**; tests put a function with fla's signature in its
-place. Read in fla at https://github.com/fla-org/flash-linear-attention, ``fla/ops/delta_rule/chunk.py``
-and ``fla/ops/gated_delta_rule/chunk.py``.
+place. See fla at https://github.com/fla-org/flash-linear-attention, ``fla/ops/delta_rule/chunk.py`` and
+``fla/ops/gated_delta_rule/chunk.py``.
 """
 
 from __future__ import annotations

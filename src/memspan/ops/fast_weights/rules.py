@@ -102,7 +102,7 @@ class RuleInputs:
                     f"{name} must be [B, H, T], {[*v.shape[:3]]}, not {[*given.shape]}"
                 )
         decay = self.log_decay
-        # One number costs less to look at than a mask, which counts for a single token.
+        # Looking at one number costs less than a mask, which matters for a single token.
         if decay is not None and decay.numel():
             from memspan.devices import can_look
 

@@ -48,7 +48,7 @@ def in_shares(
     done: deque[int] = deque()
     if n_threads > 1:
         process, parallel = _parallel()
-        # Of its parent's threads a forked process has none, and OpenMP would wait for them.
+        # A forked process has none of its parent's threads, and OpenMP would wait for them.
         if parallel is not None and process == os.getpid():
             parallel(_Body(done.extend), calls, n_threads, 0)
     done.extend(calls)
