@@ -114,7 +114,9 @@ def picture() -> None:
                 ax.fill_between(at, low, high, color=f"C{i}", alpha=0.12, linewidth=0)
         line[0].set(title=title, xlabel="environment steps", ylabel="return")
         line[1].set(title=title, xlabel="CPU seconds")
-    axes[0][1].legend(fontsize="small", loc="lower right")
+    # Where no line is; a model may be in one environment alone.
+    lines, names = axes[0][1].get_legend_handles_labels()
+    axes[1][1].legend(lines, names, fontsize="small", loc="lower right")
     for ax in axes.flat:
         ax.grid(alpha=0.3)
     figure.tight_layout()
