@@ -6,11 +6,13 @@ users run.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +47,11 @@ def main() -> None:
             sys.modules[f"namedtuple_{name}"] = Anything(name)
 
     # Layers import their options for types only, so that one that is taken home brings less along.
-    import memspan.models as models
-    from memspan.models.fast_weights import layer as fast_weights
-    from memspan.models.gated_delta_net import layer as gated_delta_net
-
-    vars(fast_weights)["FastWeightsConfig"] = models.FastWeightsConfig
-    vars(gated_delta_net)["GatedDeltaNetConfig"] = models.GatedDeltaNetConfig
+    layers = [*MODELS.glob("*/layer.py"), MODELS / "relative" / "self_attention.py"]
+    for path in layers:
+        module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
+        (for_types,) = re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M)
+        exec(textwrap.dedent(for_types), vars(module))
 
     import torch
     from beartype.roar import BeartypeCallHintViolation

@@ -17,7 +17,6 @@ from memspan.nn import FeedForward, dropout_layer, known, sinusoids
 from memspan.ops.relative import Positions, attention_weights, relative_attention
 
 if TYPE_CHECKING:
-    from memspan.models.relative.gate import GRUGate
     from memspan.models.relative.options import RelativeConfig
     from memspan.models.segments import Documents
 
@@ -189,8 +188,8 @@ class RelativeLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.d_model, epsilon)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, epsilon)
         self.dropout = dropout_layer(config.dropout)
-        self.attention_gate: GRUGate | None = None
-        self.feed_forward_gate: GRUGate | None = None
+        self.attention_gate: nn.Module | None = None
+        self.feed_forward_gate: nn.Module | None = None
         if config.gating == "gru":
             from memspan.models.relative.gate import GRUGate
 
@@ -219,7 +218,7 @@ class RelativeLayer(nn.Module):
         x = self.attention_norm(x + self.dropout(attended))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
-    def _joined(self, x: Tensor, branch: Tensor, gate: GRUGate | None) -> Tensor:
+    def _joined(self, x: Tensor, branch: Tensor, gate: nn.Module | None) -> Tensor:
         branch = self.dropout(branch)
         return x + branch if gate is None else gate(x, branch)
 
