@@ -176,7 +176,7 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         lambda run, at: (at / "info.json").write_text(
             '{"model": {"src_embed.weight": "model_src_embed.weight.npy"}}'
         ),
-        "none of labml_nn's",
+        "is not of labml_nn's",
     ),
     "another text": (
         lambda run, at: (run / "text.txt").write_text("abc"),
