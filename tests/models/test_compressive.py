@@ -21,9 +21,8 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
-from memspan.training.optimisers import Optimiser
+from memspan.training.optimisers import Optimiser, set_learning_rate
 from memspan.training.options import OptimConfig
-from memspan.training.schedule import set_learning_rate
 
 FUNCTIONS = ("convolution", "mean", "max", "dilated-convolution", "most-used")
 LEARNED = ("convolution", "dilated-convolution")

@@ -18,9 +18,15 @@ from memspan.errors import MemspanError
 from memspan.runs import checkpoints
 from memspan.runs.config_files import read_config
 from memspan.training import metrics, updates
-from memspan.training.optimisers import OPTIMISERS, Groups, MakeOptimiser, Optimiser, groups_of
+from memspan.training.optimisers import (
+    OPTIMISERS,
+    Groups,
+    MakeOptimiser,
+    Optimiser,
+    groups_of,
+    set_learning_rate,
+)
 from memspan.training.options import OptimConfig
-from memspan.training.schedule import set_learning_rate
 from memspan.training.state import TrainingState
 from odd_optimiser import Odd
 

@@ -12,8 +12,8 @@ import pytest
 from command_line import refused
 from memspan.errors import MemspanError
 from memspan.training import metrics, start
+from memspan.training.optimisers import learning_rate
 from memspan.training.options import OptimConfig
-from memspan.training.schedule import learning_rate
 from tiny_runs import OPTIONS, TEXT
 
 PEAK, FLOOR, WARMUP, STEPS = 2e-3, 1e-4, 5, 105

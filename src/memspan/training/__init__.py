@@ -4,7 +4,7 @@ start.py        train() and resume(): options, corpus and folder are checked bef
 trainer.py      the loop
 state.py        everything that the next step depends on, to and from a checkpoint
 updates.py      one update: gradients accumulated, clipped, and applied or skipped
-optimisers.py   the optimisers, and which parameters decay        schedule.py   the learning rate
+optimisers.py   the optimisers, which parameters decay, and the learning rate of every update
 validation.py   score, sample and statistics                       health.py     what is not finite
 metric_logger.py  records while training     loggers.py   where they go      metrics.py  metrics.jsonl
 checkpointer.py   checkpoints while training     changes.py   what may differ on resuming

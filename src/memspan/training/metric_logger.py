@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memspan.evaluation import Scores, percent
 from memspan.training.loggers import Logger, Record
-from memspan.training.schedule import learning_rate
+from memspan.training.optimisers import learning_rate
 from memspan.training.state import TrainingState
 
 

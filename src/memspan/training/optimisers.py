@@ -1,4 +1,4 @@
-"""The optimisers: torch's own by name, or one that the user's function makes.
+"""The optimisers: torch's own by name, or one that the user's function makes; the learning rate.
 
 What one keeps is found by taking a step with small stand-ins for the parameters: its size, whether
 checkpoints can hold it, and whether what a checkpoint holds has its form.
@@ -7,6 +7,7 @@ checkpoints can hold it, and whether what a checkpoint holds has its form.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 from memspan.training.options import OptimConfig
-from memspan.training.schedule import set_learning_rate
 
 Groups = list[dict[str, Any]]
 """Parameters by their options, as torch's optimisers take them: ``params``, their ``names``,
@@ -328,3 +328,30 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, float]:
         for key, value in group.items()
         if type(value) in NUMBERS and key != "lr"
     }
+
+
+def learning_rate(step: int, optim: OptimConfig, steps: int) -> float:
+    """Learning rate of the update after ``step`` of ``steps``: linear warm-up, then the schedule.
+
+    warmup-stable-decay: Hu et al. 2024 (arXiv 2404.06395), with a linear decay over a fifth of the run
+    as in Hägele et al. 2024 (arXiv 2405.18392).
+    """
+    peak, begin = optim.learning_rate, optim.warmup_steps
+    if step < begin:
+        return peak * (step + 1) / begin
+    if optim.schedule == "inverse-sqrt":
+        return peak * math.sqrt(max(begin, 1) / (step + 1))
+    if optim.schedule == "warmup-stable-decay":
+        begin = max(begin, steps - (optim.decay_steps or -(-steps // 5)))
+    if optim.schedule == "constant" or step < begin:
+        return peak
+    done = (step - begin) / max(1, steps - begin)
+    left = (1 + math.cos(math.pi * done)) / 2 if optim.schedule == "cosine" else 1 - done
+    floor = min(optim.min_learning_rate, peak)
+    return floor + (peak - floor) * left
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set every group's rate to ``rate`` times the group's ``factor``, 1 if it has none."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("factor", 1.0)

@@ -35,10 +35,9 @@ from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
 from memspan.training.checkpointer import Checkpointer
 from memspan.training.loggers import refuse_missing
-from memspan.training.optimisers import MakeOptimiser, with_optimiser
+from memspan.training.optimisers import MakeOptimiser, learning_rate, with_optimiser
 from memspan.training.options import BUDGETS
 from memspan.training.precision import precision_of, without_auto
-from memspan.training.schedule import learning_rate
 from memspan.training.sizes import Plan, refuse_oversized_training
 from memspan.training.state import TrainingState, refuse_sharing, streams_of
 from memspan.training.trainer import Trainer

@@ -14,7 +14,7 @@ from memspan.errors import NonFiniteError
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
 from memspan.training.health import MOST_SKIPS_IN_A_ROW, describe_position, largest_gradients
-from memspan.training.schedule import learning_rate
+from memspan.training.optimisers import learning_rate
 from memspan.training.state import TrainingState
 
 
