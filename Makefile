@@ -60,8 +60,9 @@ docs: .docs-venv ## build the documentation site in .docs-build/site; needs no n
 docs-read: .docs-venv ## after reading: accept the code as it stands beside the notes
 	PYTHONPATH=docs .docs-venv/bin/python -m docsite read
 
-figures: .venv .docs-venv ## write and draw docs/figures anew: what the runs that come with memspan do with a passage
+figures: .venv .docs-venv ## write and draw docs/figures and docs/path anew, and colour all pictures
 	$(BIN)/python benchmarks/figures.py
+	$(BIN)/python benchmarks/twelve_tokens.py
 	PYTHONPATH=docs .docs-venv/bin/python -m docsite figures
 
 house: .venv ## draw docs/house.svg anew: the rooms of the package and their lines

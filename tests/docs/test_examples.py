@@ -28,6 +28,7 @@ OTHERS = {
 PAGES = [
     ROOT / "README.md",
     DOCS / "tutorial.md",
+    DOCS / "path.md",
     DOCS / "today.md",
     *sorted({*(DOCS / "guides").glob("*.md")} - OTHERS),
     *sorted((DOCS / "annotated").glob("*.md")),
