@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from docsite.code import ROOT
 
-COPIED = (".svg", ".png", ".json", ".ipynb")
+COPIED = (".svg", ".png", ".json")
 """Files that stand on the site as they are."""
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))|((?:src|href)=\")([^\"]+)(\")")
 
@@ -33,6 +33,8 @@ def place(path: Path, root: Path = ROOT) -> PurePosixPath:
         return PurePosixPath("benchmarks/index.md")
     if path.suffix in COPIED:
         return PurePosixPath(path)
+    if path.suffix == ".ipynb":
+        return PurePosixPath(path).with_suffix(".md")
     if (root / path).is_dir():
         return PurePosixPath("source", path, "index.md")
     if path.suffix == ".md":

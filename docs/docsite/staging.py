@@ -21,6 +21,7 @@ from docsite.errors import DocsError
 from docsite.figures import Figures
 from docsite.highlighting import listing, whole_file
 from docsite.maths import Formulas
+from docsite.notebooks import read_notebook
 
 HERE = Path(__file__).parent
 STAGED = ROOT / ".docs-build"
@@ -63,12 +64,22 @@ class Staging:
             elif path.suffix in links.COPIED:
                 (self.folder / at).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.root / path, self.folder / at)
+            elif path.suffix == ".ipynb":
+                self._copy_notebook(path, at)
             elif (self.root / path).is_dir():
                 self.write(at, self._folder_page(path, at))
             elif path.suffix == ".md":
                 self.write(at, self.page(path, at))
             else:
                 self.write(at, _source_page(path))
+
+    def _copy_notebook(self, path: Path, at: PurePosixPath) -> None:
+        notebook = read_notebook(self.root / path, lambda text: self._rewritten(text, path, at))
+        self.write(at, notebook.text)
+        folder = self.folder / at.parent
+        shutil.copyfile(self.root / path, folder / path.name)
+        for name, picture in notebook.pictures.items():
+            (folder / name).write_bytes(picture)
 
     def page(self, path: Path, at: PurePosixPath) -> str:
         """A page of Markdown with its links rewritten; annotated ones get their columns."""

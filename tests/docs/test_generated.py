@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from docsite import benchmarks, links, pictures
+from docsite import benchmarks, links, notebooks, pictures
 from docsite.benchmarks import Table
 from docsite.errors import DocsError
 
@@ -108,3 +109,33 @@ def test_pictures_by_the_colours_of_the_site(tmp_path: Path) -> None:
     assert pictures.by_scheme("![an x](p/x.svg)") == (
         "![an x](p/x-light.svg#only-light)![an x](p/x-dark.svg#only-dark)"
     )
+
+
+def test_a_notebook(tmp_path: Path) -> None:
+    """Its notes and code in order, what was printed after it, and its pictures as files."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# It\n", "\n", "about [a](a.md)"]},
+        {
+            "cell_type": "code",
+            "source": ["print(1)"],
+            "outputs": [
+                {"output_type": "stream", "text": ["1\n"]},
+                {
+                    "output_type": "display_data",
+                    "data": {"image/png": base64.b64encode(b"p").decode()},
+                },
+            ],
+        },
+    ]
+    path = tmp_path / "it.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    page = notebooks.read_notebook(path, str.upper)
+    assert page.text.startswith("# IT\n\n[Download the notebook](it.ipynb)")
+    rest = "ABOUT [A](A.MD)\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
+    assert page.text.endswith(rest + "![What the cell draws.](it-1.png)\n")
+    assert page.pictures == {"it-1.png": b"p"}
+    cells[1]["outputs"] = [{"output_type": "error"}]
+    path = tmp_path / "wrong.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    with pytest.raises(DocsError, match="neither text nor a PNG"):
+        notebooks.read_notebook(path, str)
