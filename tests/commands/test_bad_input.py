@@ -11,7 +11,7 @@ import pytest
 from command_line import harm, refused
 from memspan import cli
 
-pytestmark = pytest.mark.usefixtures("text_file")
+pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("text_file")]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from memspan.runs import checkpoints
 from memspan.runs.run_lock import RunLock, lock_run
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
+pytestmark = pytest.mark.hardening
 Edit = Callable[[Path], object]
 
 

@@ -16,6 +16,7 @@ from memspan.data import download
 from memspan.data.download import fetch, read_member
 from memspan.errors import MemspanError
 
+pytestmark = pytest.mark.hardening
 CONTENT = bytes(range(256)) * 2000
 GOOD = hashlib.sha256(CONTENT).hexdigest()
 LIMIT = 10**6

@@ -354,7 +354,8 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     early = launched("early", "--resume", "r")
     wait_for(lambda: workers(early.pid), early)
     early.send_signal(signal.SIGINT)
-    status, said = early.ended(60)
+    # Python may swallow an interrupt that falls into an import: torch kills the process after 120 s.
+    status, said = early.ended(180)
     assert status == 130
     assert said.count("memspan: interrupted") == 1
     assert checkpoints.latest(Path("r")).state["step"] == newest

@@ -15,6 +15,7 @@ from verbs import VERBS, Journey, travel
 import memspan
 from memspan.measurement import attention, repeats, report, span
 
+pytestmark = pytest.mark.hardening
 ROWS = list(itertools.product(RUNS, VERBS, TEXTS))
 PAIRS = covering(ROWS)
 LONGEST = 1_000_000

@@ -38,6 +38,7 @@ from memspan.models.packing import Schema, is_exactly
 from memspan.models.protocol import PassReader
 from readings import assert_memories_equal, seeds, text
 
+pytestmark = pytest.mark.hardening
 SOME = {
     "transformer-xl": transformer_xl(n_layers=1),
     "compressive": compressive(n_layers=1),

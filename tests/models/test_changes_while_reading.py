@@ -28,6 +28,7 @@ from memspan.models import LanguageModel
 from memspan.models.protocol import WatchedReader
 from readings import text
 
+pytestmark = pytest.mark.hardening
 SOME = {
     "transformer-xl": transformer_xl(),
     "transformer-xl-learned": transformer_xl(positions="learned", max_distance=40),

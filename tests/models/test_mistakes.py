@@ -15,6 +15,7 @@ from architectures import CASES, VOCABULARY
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel, LSTMConfig
 
+pytestmark = pytest.mark.hardening
 ARCHITECTURES = {
     "transformer-xl": "xl-segment",
     "adaptive": "xl-segment-clamp",

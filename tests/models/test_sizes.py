@@ -23,6 +23,7 @@ from memspan.runs.options import RunConfig
 from memspan.training.options import TrainConfig
 from memspan.training.sizes import Plan, refuse_oversized_training
 
+pytestmark = pytest.mark.hardening
 CPU = torch.device("cpu")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from memspan import MemspanError, ops
 from memspan.models import Feedback, FeedbackConfig
 
+pytestmark = pytest.mark.hardening
 B, H, T, S, K, V, D = 2, 3, 4, 6, 5, 7, 8
 
 

@@ -36,6 +36,7 @@ from memspan.training import checkpointer, metrics, start, updates, validation
 from memspan.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, PowerCut
 
+pytestmark = pytest.mark.hardening
 QUIET = Console(quiet=True)
 
 

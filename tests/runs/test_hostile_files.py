@@ -34,7 +34,7 @@ from memspan.training import metrics
 from memspan.training.loggers import JsonLines, loggers
 
 # One worker makes the files.
-pytestmark = pytest.mark.xdist_group("hostile files")
+pytestmark = [pytest.mark.hardening, pytest.mark.xdist_group("hostile files")]
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "metrics", "memory",
