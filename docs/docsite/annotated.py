@@ -7,7 +7,8 @@ block mean something of their own:
     A place in the source (see `docsite.code`). It begins a passage: what follows, up to the next such
     block, heading or rule (``---``), is the note set beside that code.
 ``covers``
-    The files, one a line, whose every public function has a note on this page.
+    The files, one a line, which this page shows whole, with a note for every public function. What no
+    passage shows is folded where this block stands (see `docsite.folds`).
 ``left-out``
     Those that have none: ``PATH: Symbol: why``, one a line.
 ``measured-span``
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from docsite.code import ROOT, Lines, Place, find, parse_place
 from docsite.errors import DocsError
+from docsite.folds import Run, shown
 
 FOLDER = Path("docs/annotated")
 
@@ -115,15 +117,24 @@ def _blocks(text: str) -> Iterator[Block]:
     yield Block("prose", "\n".join(kept))
 
 
-def in_columns(page: Page, listing: Callable[[Lines], str], measured: Callable[[str], str]) -> str:
+def in_columns(
+    page: Page,
+    listing: Callable[[Lines, list[Run]], str],
+    rest: Callable[[str, list[Run]], str],
+    measured: Callable[[str], str],
+    root: Path = ROOT,
+) -> str:
     """The page as Markdown with two columns in it.
 
     Args:
         page: the page.
         listing: the HTML of a passage's code.
+        rest: the HTML of what no passage shows of a file.
         measured: the sentence for an architecture's measured span.
+        root: the repository.
     """
-    places = iter(page.places)
+    whole = shown(page.places, page.covers, page.left_out, root)
+    passages = zip(page.places, whole.passages, strict=True)
     parts: list[str] = []
     code = ""
     note: list[str] = []
@@ -140,7 +151,7 @@ def in_columns(page: Page, listing: Callable[[Lines], str], measured: Callable[[
     for block in page.blocks:
         if block.kind == "code":
             finish()
-            code = listing(next(places))
+            code = listing(*next(passages))
         elif block.kind == "heading":
             finish()
             parts.append(block.text)
@@ -148,6 +159,9 @@ def in_columns(page: Page, listing: Callable[[Lines], str], measured: Callable[[
             note.append(block.text)
         elif block.kind == "measured-span":
             note.append(measured(block.text.strip()))
+        elif block.kind == "covers":
+            finish()
+            parts += [rest(path, whole.rest[path]) for path in block.text.split()]
         elif block.kind == "left-out":
             note.append(
                 "\n".join(f"- `{place.symbol}`: {why}" for place, why in page.left_out.items())

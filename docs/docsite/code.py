@@ -115,6 +115,7 @@ def _line_with(text: str, lines: list[str], first: int, last: int, place: Place)
     raise DocsError(f"{place}: no line from {first} to {last} has {text!r}")
 
 
+@cache
 def symbols(path: Path) -> dict[str, tuple[int, int]]:
     """Classes, functions, methods, and names assigned at the top, with their first and last lines."""
     found = {}
@@ -122,6 +123,18 @@ def symbols(path: Path) -> dict[str, tuple[int, int]]:
         decorators = [d.lineno for d in getattr(node, "decorator_list", [])]
         assert node.end_lineno is not None
         found[name] = (min([node.lineno, *decorators]), node.end_lineno)
+    return found
+
+
+def heads(path: Path) -> dict[str, tuple[int, int]]:
+    """Signatures with their docstrings: first and last lines, of classes and functions."""
+    found = {}
+    for name, node in _definitions(_tree(path), ""):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            documented = ast.get_docstring(node, clean=False) is not None
+            last = node.body[0].end_lineno if documented else node.body[0].lineno - 1
+            assert last is not None
+            found[name] = symbols(path)[name][0], last
     return found
 
 

@@ -1,12 +1,14 @@
-"""Whether every public function that an annotated page promises to explain has its note."""
+"""Whether an annotated page shows the files that it covers: every public function has its note, and
+most lines stand open beside one. The rest is folded, never absent (see `docsite.folds`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from docsite.annotated import Page
-from docsite.code import ROOT, public_functions, symbols
+from docsite.code import ROOT, public_functions, read, symbols
 from docsite.errors import DocsError
+from docsite.folds import Run, shown
 
 COVERED = (
     "src/memspan/models/compressive/compression.py",
@@ -17,6 +19,9 @@ COVERED = (
     "src/memspan/models/feedback/model.py",
     "src/memspan/models/gated_delta_net/layer.py",
     "src/memspan/models/gated_delta_net/model.py",
+    "src/memspan/models/relative/backbone.py",
+    "src/memspan/models/relative/gate.py",
+    "src/memspan/models/relative/self_attention.py",
     "src/memspan/models/transformer_xl/layer.py",
     "src/memspan/models/transformer_xl/model.py",
     "src/memspan/ops/fast_weights/chunked.py",
@@ -32,14 +37,16 @@ COVERED = (
     "src/memspan/ops/convolution.py",
 )
 """Files that a page must cover: the papers' models and their operations."""
+MOST_FOLDED = 0.5
+"""The share of a page's lines that may be folded."""
 
 
 def check(pages: list[Page], root: Path = ROOT) -> None:
     """Raise unless pages explain what they should.
 
     Raises:
-        DocsError: a public function of a covered file has no note and is not left out with a reason, or
-            a file has no page.
+        DocsError: a public function of a covered file has no note and is not left out with a reason;
+            most lines of a page are folded; a file has no page.
     """
     for page in pages:
         for path in page.covers:
@@ -52,10 +59,30 @@ def check(pages: list[Page], root: Path = ROOT) -> None:
         for place in page.left_out:
             if place.symbol not in symbols(root / place.path):
                 raise DocsError(f"{page.path}: left out, but not there: {place}")
+        _check_lines(page, root)
     promised = {path for page in pages for path in page.covers}
     for path in COVERED:
         if path not in promised:
             raise DocsError(f"no page in docs/annotated covers {path}: name it in a block covers")
+
+
+def folded(page: Page, root: Path = ROOT) -> tuple[int, list[tuple[str, Run]]]:
+    """How many lines the files that a page covers have, and which are folded, longest run first."""
+    code = shown(page.places, page.covers, page.left_out, root)
+    runs = [(path, run) for path in page.covers for run in code.folded(path)]
+    n_lines = sum(len(read(root / path).splitlines()) for path in page.covers)
+    return n_lines, sorted(runs, key=lambda found: -found[1].count)
+
+
+def _check_lines(page: Page, root: Path) -> None:
+    n_lines, runs = folded(page, root)
+    n_folded = sum(run.count for _, run in runs)
+    if n_folded > MOST_FOLDED * n_lines:
+        path, longest = runs[0]
+        raise DocsError(
+            f"{page.path}: {n_folded} of {n_lines} lines are folded, more than half; the longest run "
+            f"is {path}:{longest.low}-{longest.high}: write notes for some"
+        )
 
 
 def _explained(page: Page, path: str, name: str, line: int) -> bool:

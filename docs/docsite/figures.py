@@ -1,8 +1,8 @@
 """Figures that can be moved: ``docs/figures/NAME.json``, drawn by ``style/figures.js``.
 
 A page shows one as a picture in a line of its own, ``![what it shows](figures/NAME.svg)``: a file that
-``python -m docsite figures`` writes, for GitHub. On the site the same drawing stands in the page, with
-its numbers, and the script gives it controls.
+``python -m docsite figures`` writes, for GitHub. On the site the same drawing stands in the page, its
+numbers lie beside it in a script, and ``style/figures.js`` gives it controls.
 """
 
 from __future__ import annotations
@@ -31,16 +31,22 @@ class Figures:
     root: Path = ROOT
     placed: list[str] = field(default_factory=list)
     """Their HTML."""
+    numbers: dict[str, str] = field(default_factory=dict)
+    """Scripts of the site, by their place in ``figures/``. Pages from the disk may not load JSON."""
 
-    def protected(self, text: str) -> str:
+    def protected(self, text: str, folder: str) -> str:
         """A page's Markdown with a place for each figure.
+
+        Args:
+            text: the page.
+            folder: where the site's ``figures/`` is, seen from the page.
 
         Raises:
             DocsError: its numbers are missing or of another form, or its picture is an older one.
         """
 
         def place(match: re.Match[str]) -> str:
-            self.placed.append(self._html(match[2], match[1]))
+            self.placed.append(self._html(match[2], match[1], folder))
             return f'<div class="figure" data-number="{len(self.placed) - 1}"></div>'
 
         return re.sub(r"^!\[([^\]]*)\]\([./]*figures/([\w-]+)\.svg\)$", place, text, flags=re.M)
@@ -53,18 +59,19 @@ class Figures:
             page,
         )
 
-    def _html(self, name: str, alt: str) -> str:
+    def _html(self, name: str, alt: str, folder: str) -> str:
         data = load(name, self.root)
         svg, told = drawn(name, data)
         path = self.root / FOLDER / f"{name}.svg"
         if not path.is_file() or path.read_text(encoding="utf-8") != alone(svg):
             raise DocsError(f"{FOLDER}/{name}.svg is not what {name}.json shows: {AGAIN}")
-        numbers = json.dumps(data, separators=(",", ":")).replace("<", r"\u003c")
+        numbers = json.dumps(data, separators=(",", ":"))
+        self.numbers[f"{name}.js"] = f'(globalThis.FIGURES ??= {{}})["figure-{name}"] = {numbers}\n'
         return (
             f'<figure class="moving" id="figure-{name}"><form hidden></form>'
             f'<div class="picture" role="img" aria-label="{html.escape(alt)}">{svg}</div>'
             f'<p class="told" aria-live="polite">{html.escape(told)}</p>'
-            f'<script type="application/json">{numbers}</script></figure>'
+            f'<script src="{folder}/{name}.js"></script></figure>'
         )
 
 

@@ -1,13 +1,13 @@
 """Maths in Markdown, as on GitHub: ``$inline$``, and ``$$`` around a formula of its own.
 
 Before Markdown sees a page, each formula gives way to a token that Markdown leaves alone; in the
-built pages KaTeX's HTML takes the token's place. So pages need no script for maths, and a formula that
-does not parse fails the build. KaTeX runs in our process: in zensical's it crashes at the end.
+built pages MathML, which Temml makes of it, takes the token's place. So pages need no script for maths,
+and a formula that does not parse fails the build. Browsers lay MathML out with the font beside Temml:
+STIX Two Math, cut down to the characters of such pages.
 """
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from docsite.errors import DocsError
 from docsite.javascript import engine
 from docsite.links import outside_fences
 
-KATEX = Path(__file__).parent / "vendor" / "katex"
+TEMML = Path(__file__).parent / "vendor" / "temml" / "temml.min.js"
 
 FORMULA = re.compile(
     r"(?P<code>(?P<ticks>`+).+?(?P=ticks))"
@@ -34,8 +34,8 @@ OPEN, CLOSE = "\ue000", "\ue001"
 class Formulas:
     """The formulas of the site, by the number of their token."""
 
-    rendered: list[tuple[str, str]] = field(default_factory=list)
-    """Source and HTML."""
+    rendered: list[str] = field(default_factory=list)
+    """As MathML."""
 
     def protected(self, text: str, page: Path) -> str:
         """A page's Markdown with tokens for formulas.
@@ -50,10 +50,9 @@ class Formulas:
             display = match["display"] is not None
             source = (match["display"] or match["inline"]).strip()
             try:
-                shown = render(source, display)
+                self.rendered.append(render(source, display))
             except DocsError as error:
                 raise DocsError(f"{page}: {error}") from None
-            self.rendered.append((source, shown))
             return f"{OPEN}{len(self.rendered) - 1}{CLOSE}"
 
         return "".join(
@@ -63,35 +62,31 @@ class Formulas:
     def put_in(self, page: str) -> str:
         """A built page with formulas in the place of tokens."""
         page = re.sub(f"<p>{OPEN}(\\d+){CLOSE}</p>", self._display, page)
-        return re.sub(f"{OPEN}(\\d+){CLOSE}", lambda match: self.rendered[int(match[1])][1], page)
+        return re.sub(f"{OPEN}(\\d+){CLOSE}", lambda match: self.rendered[int(match[1])], page)
 
     def _display(self, match: re.Match[str]) -> str:
-        return f'<div class="formula" tabindex="0">{self.rendered[int(match[1])][1]}</div>'
+        return f'<div class="formula" tabindex="0">{self.rendered[int(match[1])]}</div>'
 
     def as_text(self, index: str) -> str:
-        """The search index, which is JSON with HTML in it, with formulas as they were typed."""
+        """The search index, which is JSON with HTML in it, with the formulas' characters."""
 
-        def typed(match: re.Match[str]) -> str:
-            return json.dumps(html.escape(self.rendered[int(match[1])][0], quote=False))[1:-1]
+        def characters(match: re.Match[str]) -> str:
+            return json.dumps(re.sub("<[^>]+>", "", self.rendered[int(match[1])]))[1:-1]
 
-        return re.sub(f"{OPEN}(\\d+){CLOSE}", typed, index)
+        return re.sub(f"{OPEN}(\\d+){CLOSE}", characters, index)
 
 
 @cache
 def render(formula: str, display: bool) -> str:
-    """A formula as HTML with MathML in it, which screen readers use.
+    """A formula as MathML.
 
     Raises:
-        DocsError: KaTeX cannot parse it.
+        DocsError: Temml cannot parse it.
     """
-    options = {"displayMode": display, "throwOnError": True, "strict": "ignore"}
-    call = f"katex.renderToString({json.dumps(formula)}, {json.dumps(options)})"
-    shown = str(
-        engine(KATEX / "katex.min.js").eval(
-            f"try {{ {call} }} catch (error) {{ '!' + error.message }}"
-        )
-    )
+    options = {"displayMode": display, "throwOnError": True}
+    call = f"temml.renderToString({json.dumps(formula)}, {json.dumps(options)})"
+    shown = str(engine(TEMML).eval(f"try {{ {call} }} catch (error) {{ '!' + error.message }}"))
     if shown.startswith("!"):
-        reason = shown.removeprefix("!KaTeX parse error: ")
+        reason = " ".join(shown[1:].split())
         raise DocsError(f"the formula {' '.join(formula.split())!r} does not parse: {reason}")
     return shown

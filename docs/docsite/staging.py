@@ -19,7 +19,8 @@ from docsite import annotated, benchmarks, coverage, links, pictures, read_state
 from docsite.code import ROOT, Lines
 from docsite.errors import DocsError
 from docsite.figures import Figures
-from docsite.highlighting import listing, whole_file
+from docsite.folds import Run
+from docsite.highlighting import heading, listing, rest, whole_file
 from docsite.maths import Formulas
 from docsite.notebooks import read_notebook
 
@@ -40,6 +41,8 @@ class Staging:
         """Files of the repository that are linked to and not copied yet."""
         self.formulas = Formulas()
         self.figures = Figures(root)
+        self.code: list[str] = []
+        """HTML that stands in the pages as its number."""
 
     def write(self, at: PurePosixPath, text: str) -> None:
         """Write one page of the site."""
@@ -71,7 +74,8 @@ class Staging:
             elif path.suffix == ".md":
                 self.write(at, self.page(path, at))
             else:
-                self.write(at, _source_page(path))
+                code = self._later(whole_file(self.root / path))
+                self.write(at, _not_searched(f"# `{path}`\n\n{code}\n"))
 
     def _copy_notebook(self, path: Path, at: PurePosixPath) -> None:
         notebook = read_notebook(self.root / path, lambda text: self._rewritten(text, path, at))
@@ -90,25 +94,46 @@ class Staging:
         return "---\nhide:\n  - navigation\n---\n\n" + text if at == HOME else text
 
     def _rewritten(self, text: str, path: Path, at: PurePosixPath) -> str:
-        text = links.rewritten(self.figures.protected(text), path, at, self.linked, self.root)
+        text = self.figures.protected(text, links.relative(PurePosixPath("figures"), at))
+        text = links.rewritten(text, path, at, self.linked, self.root)
         return self.formulas.protected(pictures.by_scheme(text), path)
 
     def _annotated(self, path: Path, at: PurePosixPath) -> str:
-        def show(lines: Lines) -> str:
+        def show(lines: Lines, runs: list[Run]) -> str:
             source = Path(lines.place.path)
             self.linked(source)
             # Not a Markdown link, which the build would make one to the page's HTML.
-            there = links.relative(links.place(source, self.root), at)
-            return listing(lines, there.removesuffix(".md") + ".html", self.root)
+            there = links.relative(links.place(source, self.root), at).removesuffix(".md") + ".html"
+            code = self._later(listing(source, runs, self.root))
+            return f'<div class="listing">{heading(lines, runs[0].low, there)}\n{code}</div>'
 
         page = annotated.read_page(path, self.root)
         page.blocks = [
             replace(block, text=self._rewritten(block.text, path, at)) for block in page.blocks
         ]
         text = annotated.in_columns(
-            page, show, lambda name: benchmarks.measured_span(name, self.root)
+            page,
+            show,
+            lambda path, runs: self._later(rest(path, runs, self.root)),
+            lambda name: benchmarks.measured_span(name, self.root),
+            self.root,
         )
         return "---\nhide:\n  - navigation\n  - toc\n---\n\n" + text
+
+    def _later(self, code: str) -> str:
+        """Stands for HTML that is put in after the build: Markdown would take a minute over it."""
+        self.code.append(code)
+        return f'<div data-code="{len(self.code) - 1}"></div>'
+
+    def put_in(self, page: str) -> str:
+        """A built page with its formulas, figures and code, without the theme's empty lines, which
+        are half of its navigation."""
+        parts = re.split(r"(<pre.*?</pre>)", page, flags=re.S)
+        parts[::2] = [re.sub(r"\n\s+", "\n", part) for part in parts[::2]]
+        page = self.figures.put_in(self.formulas.put_in("".join(parts)))
+        return re.sub(
+            r'<div data-code="(\d+)"></div>', lambda match: self.code[int(match[1])], page
+        )
 
     def _folder_page(self, path: Path, at: PurePosixPath) -> str:
         files = [
@@ -122,11 +147,6 @@ class Staging:
             there = links.relative(links.place(file, self.root), at)
             lines.append(f"- [`{file.relative_to(path)}`]({there})")
         return _not_searched("\n".join(lines) + "\n")
-
-
-def _source_page(path: Path) -> str:
-    """Its lines are put in after the build: Markdown would take a minute over all of them."""
-    return _not_searched(f'# `{path}`\n\n<div class="file" data-path="{path}"></div>\n')
 
 
 def _not_searched(text: str) -> str:
@@ -168,9 +188,11 @@ def stage(root: Path = ROOT) -> Staging:
     for path in reference.source_files(root):
         staging.linked(path)
     staging.copy_linked()
+    for name, text in staging.figures.numbers.items():
+        staging.write(PurePosixPath("figures", name), text)
     assets = staging.folder / "assets"
     shutil.copytree(
-        HERE / "vendor", assets / "vendor", ignore=shutil.ignore_patterns("katex.min.js")
+        HERE / "vendor", assets / "vendor", ignore=shutil.ignore_patterns("temml.min.js")
     )
     shutil.copytree(HERE / "style", assets / "style")
     shutil.copytree(HERE / "overrides", STAGED / "overrides")
@@ -212,13 +234,7 @@ def build() -> None:
     if done.returncode:
         raise DocsError(f"zensical ended with status {done.returncode}:\n{said[-2000:]}")
     for page in SITE.rglob("*.html"):
-        text = staged.figures.put_in(staged.formulas.put_in(page.read_text(encoding="utf-8")))
-        text = re.sub(
-            r'<div class="file" data-path="([^"]+)"></div>',
-            lambda match: whole_file(ROOT / match[1]),
-            text,
-        )
-        page.write_text(text, encoding="utf-8")
+        page.write_text(staged.put_in(page.read_text(encoding="utf-8")), encoding="utf-8")
     for index in (SITE / "search.json", SITE / "search.js"):
         index.write_text(
             staged.formulas.as_text(index.read_text(encoding="utf-8")), encoding="utf-8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from docsite import annotated, coverage, read_state
 from docsite.code import ROOT, find, parse_place
 from docsite.errors import DocsError
-from docsite.highlighting import listing
+from docsite.folds import Run, shown
+from docsite.highlighting import listing, rest
 
 SOURCE = '''"""A module."""
 
@@ -33,6 +35,9 @@ class Layer:
     def _private(self) -> None:
         pass
 '''
+
+LONG = SOURCE.replace("return y + x", "y = y + 1\n        " * 4 + "return x")
+"""With a longer function."""
 
 PAGE = """# A page
 
@@ -101,11 +106,16 @@ def test_a_place_of_two_spans(repository: Path) -> None:
     )
     assert lines.ranges == ((9, 9), (14, 15))
     assert lines.text.splitlines()[1:] == ["    y = x", "    return y + x"]
-    html = listing(lines, "model.html", repository)
-    assert 'href="model.html#L9"' in html
-    assert html.count('class="line"') == 3
-    assert html.count("⋯") == 1
-    assert 'data-line="9"><span class="k">def</span>' in html
+
+
+def test_a_listing_counts_its_lines(repository: Path) -> None:
+    runs = [Run(9, 9, True), Run(10, 13, False), Run(14, 15, True)]
+    html = listing(Path("model.py"), runs, repository)
+    assert "<span><i class=k>def</i> " in html
+    assert html.count("<span>") == 7
+    starts = re.findall(r"counter-reset:n (\d+)", html)
+    assert starts == ["8", "9", "13"]
+    assert re.findall(r"<details>.*?</details>", html, re.S)[0].count("<span>") == 4
 
 
 @pytest.mark.parametrize(
@@ -141,6 +151,7 @@ def test_what_has_no_note(
 ) -> None:
     """A passage counts for the function that it names, or whose ``def`` it shows."""
     monkeypatch.setattr(coverage, "COVERED", ("model.py",))
+    monkeypatch.setattr(coverage, "MOST_FOLDED", 1)
     coverage.check([read(repository)], repository)
     with pytest.raises(DocsError, match=words):
         coverage.check([read(repository, replace)], repository)
@@ -148,12 +159,53 @@ def test_what_has_no_note(
         coverage.check([], repository)
 
 
+def test_no_line_is_absent(repository: Path) -> None:
+    """A passage shows its function whole, with the signature and the docstring open, and folds what it
+    does not name; the rest of the file is folded at the page's end."""
+    (repository / "model.py").write_text(LONG)
+    _forget_files()
+    page = read(repository, ("from: y = x\nto: return", "from: return x"))
+    code = shown(page.places, page.covers, page.left_out, repository)
+    assert code.passages == [[Run(9, 13, True), Run(14, 18, False), Run(19, 19, True)]]
+    assert code.rest == {"model.py": [Run(1, 8, False), Run(20, 25, False)]}
+    assert "14 of its 25 lines" in rest("model.py", code.rest["model.py"], repository)
+
+
+@pytest.mark.parametrize("page", annotated.pages(), ids=lambda page: page.path.stem)
+def test_every_line_of_a_covered_file_is_on_its_page(page: annotated.Page) -> None:
+    code = shown(page.places, page.covers, page.left_out)
+    for path in page.covers:
+        there = {
+            n for run in [*code.of(path), *code.rest[path]] for n in range(run.low, run.high + 1)
+        }
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        assert not [n for n, line in enumerate(lines, 1) if line.strip() and n not in there]
+
+
+def test_a_page_that_folds_most_of_its_code(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coverage, "COVERED", ())
+    (repository / "model.py").write_text(LONG)
+    _forget_files()
+    page = read(repository, ("from: y = x\nto: return", "from: return x"))
+    with pytest.raises(DocsError, match=r"19 of 25 lines are folded.* model\.py:1-8"):
+        coverage.check([page], repository)
+
+
 def test_columns(repository: Path) -> None:
-    text = annotated.in_columns(read(repository), lambda lines: f"<pre>{lines.place}</pre>", str)
+    text = annotated.in_columns(
+        read(repository),
+        lambda lines, runs: f"<pre>{lines.place}</pre>",
+        lambda path, runs: f"<pre>rest of {path}</pre>",
+        str,
+        repository,
+    )
     assert text.index("Before.") < text.index('<div class="passage"')
     note = text[text.index('<div class="note"') : text.index("</div>")]
     assert "    an indented line." in note
     assert text.index("<pre>model.py: Layer.forward</pre>") < text.index("## A heading")
+    assert "<pre>rest of model.py</pre>" in text
     assert "- `Layer.extra`: it does nothing" in text
 
 
@@ -184,5 +236,5 @@ def test_read_state_of_this_repository() -> None:
 def _forget_files() -> None:
     from docsite import code
 
-    code.read.cache_clear()
-    code._tree.cache_clear()
+    for cached in (code.read, code._tree, code.symbols):
+        cached.cache_clear()

@@ -325,7 +325,7 @@ const KINDS = {
 
 /** Make a figure of the page move. */
 function start(figure) {
-  const data = JSON.parse(figure.querySelector("script").textContent)
+  const data = FIGURES[figure.id]
   const kind = KINDS[data.kind]
   const state = { ...data.shown }
   const form = figure.querySelector("form")

@@ -1,0 +1,154 @@
+"""Which lines of a page's code stand open and which are folded: none is left out.
+
+A passage shows its symbol whole. The signature and docstring, which has the shapes, and the lines
+that its block names are open, and whatever lies between them is folded in its place. What no passage's
+symbol holds of a file that the page covers is folded at the page's end, file by file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from docsite.code import ROOT, Lines, Place, heads, read, symbols
+
+SHORT = 4
+"""So few lines inside a passage are not worth a fold."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Lines that follow one another, counted from 1, both ends included."""
+
+    low: int
+    high: int
+    is_open: bool
+
+    @property
+    def count(self) -> int:
+        return self.high - self.low + 1
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A page's code."""
+
+    places: list[Lines]
+    passages: list[list[Run]]
+    """Of each place, in order."""
+    rest: dict[str, list[Run]]
+    """Of each covered file: what is in no passage."""
+
+    def of(self, path: str) -> list[Run]:
+        """A file's lines in passages."""
+        both = zip(self.places, self.passages, strict=True)
+        return [run for lines, runs in both if lines.place.path == path for run in runs]
+
+    def folded(self, path: str) -> list[Run]:
+        """A file's lines that are not open."""
+        return [*(run for run in self.of(path) if not run.is_open), *self.rest[path]]
+
+
+def shown(
+    places: list[Lines], covers: Iterable[str], left_out: Iterable[Place] = (), root: Path = ROOT
+) -> Shown:
+    """Give every line of the covered files, and of the symbols that passages name, its place.
+
+    Args:
+        places: the page's passages.
+        covers: files that are shown whole.
+        left_out: symbols that stay at the page's end, even inside a class that has a passage.
+        root: the repository.
+    """
+    is_open = [_numbers(lines.ranges) for lines in places]
+    taken: dict[str, set[int]] = {}
+    for lines, numbers in zip(places, is_open, strict=True):
+        taken[lines.place.path] = taken.get(lines.place.path, set()) | numbers
+    for n, head in enumerate(_heads(places, root)):
+        is_open[n] |= head - taken[places[n].place.path]
+        taken[places[n].place.path] |= head
+    for place in left_out:
+        own = _numbers([symbols(root / place.path)[place.symbol]])
+        taken[place.path] = taken.get(place.path, set()) | own
+    folded = _owned(places, taken, root)
+    passages = [
+        _runs(is_open[n], folded[n], has_text=_text_lines(lines.place.path, root))
+        for n, lines in enumerate(places)
+    ]
+    code = Shown(places, passages, {})
+    for path in covers:
+        text = _text_lines(path, root)
+        inside = {number for run in code.of(path) for number in _of(run)}
+        every = set(range(1, len(read(root / path).splitlines()) + 1))
+        code.rest[path] = [run for run in _runs(set(), every - inside, text) if text & _of(run)]
+    return code
+
+
+def _heads(places: list[Lines], root: Path) -> list[set[int]]:
+    """Signature and docstring of each passage's symbol, once for each symbol."""
+    seen: set[tuple[str, str]] = set()
+    found: list[set[int]] = []
+    for lines in places:
+        name = lines.place.path, lines.place.symbol
+        known = (
+            heads(root / lines.place.path)
+            if lines.place.spans and name[1] and name not in seen
+            else {}
+        )
+        seen.add(name)
+        found.append(_numbers([known[name[1]]] if name[1] in known else []))
+    return found
+
+
+def _owned(places: list[Lines], taken: dict[str, set[int]], root: Path) -> list[set[int]]:
+    """The lines that each passage folds: of the smallest symbol around them that a passage names, the
+    first passage of that symbol that has an open line further down."""
+    owned: list[set[int]] = [set() for _ in places]
+    sizes: dict[tuple[str, int], tuple[int, int]] = {}
+    for n, lines in enumerate(places):
+        path = lines.place.path
+        if not lines.place.symbol:
+            continue
+        low, high = symbols(root / path)[lines.place.symbol]
+        for number in range(low, high + 1):
+            if number in taken[path]:
+                continue
+            size, before = sizes.get((path, number), (high - low + 1, -1))
+            is_smaller = high - low + 1 < size or before < 0
+            is_next = (
+                high - low + 1 == size and before >= 0 and places[before].ranges[-1][1] < number
+            )
+            if is_smaller or is_next:
+                owned[before].discard(number)
+                owned[n].add(number)
+                sizes[path, number] = high - low + 1, n
+    return owned
+
+
+def _runs(is_open: set[int], folded: set[int], has_text: set[int]) -> list[Run]:
+    """Lines as runs; short folds within are opened."""
+    runs: list[Run] = []
+    for number in sorted(is_open | folded):
+        kind = number in is_open
+        if runs and runs[-1].high == number - 1 and runs[-1].is_open == kind:
+            runs[-1] = Run(runs[-1].low, number, kind)
+        else:
+            runs.append(Run(number, number, kind))
+    if not is_open:
+        return runs
+    short = [run for run in runs if not run.is_open and len(has_text & _of(run)) < SHORT]
+    opened = {number for run in short for number in _of(run)}
+    return _runs(is_open | opened, folded - opened, has_text) if opened else runs
+
+
+def _text_lines(path: str, root: Path) -> set[int]:
+    return {n for n, line in enumerate(read(root / path).splitlines(), 1) if line.strip()}
+
+
+def _of(run: Run) -> set[int]:
+    return set(range(run.low, run.high + 1))
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {number for low, high in ranges for number in range(low, high + 1)}
