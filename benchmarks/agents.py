@@ -18,25 +18,30 @@ import dataclasses
 import functools
 import json
 import multiprocessing
+import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
+import plots
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import ppo
 
 RESULTS = Path(__file__).resolve().parent / "results"
 FILE = RESULTS / "agents.json"
-MODELS = (
-    "transformer-xl",
-    "gated-transformer-xl",
-    "gated-delta-net",
-    "gru",
-    "none",
-    "fast-weights",
-    "feedback",
-)
+MODELS = {
+    "transformer-xl": plots.look("transformer-xl"),
+    "gated-transformer-xl": plots.look("transformer-xl", 2),
+    "gated-delta-net": plots.look("gated-delta-net"),
+    "gru": plots.look("lstm"),
+    "none": plots.look("transformer"),
+    "fast-weights": plots.look("fast-weights"),
+    "feedback": plots.look("feedback"),
+}
+"""Memories, and how their lines look."""
 ENVIRONMENTS = {"repeat": "RepeatPreviousEasy", "cartpole": "PositionOnlyCartPole"}
 RATES, SEEDS, STEPS = (5e-4, 1e-3, 2e-3), (1, 2, 3), 100_000
 
@@ -93,35 +98,27 @@ def best_rate(environment: str, memory: str) -> float:
 
 def picture() -> None:
     """Return against steps and against time, mean and range over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = [row for row in rows_in() if row["seed"]]
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.2), dpi=110, squeeze=False)
-    for line, (environment, title) in zip(axes, ENVIRONMENTS.items(), strict=True):
-        for i, memory in enumerate(MODELS):
+    figure, axes = plots.panels(4, 2.2)
+    pairs = zip(axes[::2], axes[1::2], ENVIRONMENTS.items(), strict=True)
+    for by_steps, by_seconds, (environment, title) in pairs:
+        for memory, style in MODELS.items():
             found = [
                 r["curve"] for r in rows if (r["environment"], r["memory"]) == (environment, memory)
             ]
             if not found:
                 continue
             steps, seconds, returns = torch.tensor(found).unbind(-1)
-            for at, ax in ((steps[0], line[0]), (seconds.mean(0), line[1])):
-                ax.plot(at, returns.mean(0), color=f"C{i}", label=memory)
+            style = style | {"markevery": max(1, returns.shape[1] // 8)}
+            for at, ax in ((steps[0] / 1000, by_steps), (seconds.mean(0), by_seconds)):
+                ax.plot(at, returns.mean(0), label=memory, **style)
                 low, high = returns.amin(0), returns.amax(0)
-                ax.fill_between(at, low, high, color=f"C{i}", alpha=0.12, linewidth=0)
-        line[0].set(title=title, xlabel="environment steps", ylabel="return")
-        line[1].set(title=title, xlabel="CPU seconds")
-    # Where no line is; a model may be in one environment alone.
-    lines, names = axes[0][1].get_legend_handles_labels()
-    axes[1][1].legend(lines, names, fontsize="small", loc="lower right")
-    for ax in axes.flat:
-        ax.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "agents.png")
-    print(f"written: {RESULTS / 'agents.png'}")
+                ax.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        by_steps.set(title=title, xlabel="thousands of environment steps", ylabel="return")
+        by_seconds.set(xlabel="CPU seconds", ylabel="return")
+    # A model may be in one environment alone.
+    plots.name_lines(figure, axes[2])
+    plots.save(figure, RESULTS / "agents.png")
 
 
 def main() -> None:

@@ -24,14 +24,14 @@ import torch
 from torch import nn
 
 import memspan
-from memspan.files.pictures import png
+import plots
 from memspan.measurement.measure import Measurement
 from memspan.runs.places import SHIPPED
 from shakespeare import add_text, parts
 from timing import write
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -114,6 +114,18 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
     "qwen3_next": (qwen3_next, 1200),
 }
 """Each model's config, and the updates that take about three CPU minutes."""
+LOOKS: dict[str, tuple[str, int]] = {
+    "shakespeare": ("transformer-xl", 0),
+    "shakespeare-compressive": ("compressive", 0),
+    "shakespeare-feedback": ("feedback", 0),
+    "shakespeare-fast-weights": ("fast-weights", 0),
+    "shakespeare-gated-delta-net": ("gated-delta-net", 0),
+    "gpt2": ("transformer", 0),
+    "llama": ("sliding-window", 0),
+    "mamba2": ("mamba-2", 0),
+    "qwen3_next": ("gated-delta-net", 3),
+}
+"""Whose colour each has, and which variant it is."""
 
 
 def train(name: str, text: Path, folder: Path) -> None:
@@ -222,31 +234,28 @@ def page() -> str:
     return before + BEGIN + table() + END + rest.split(END)[1]
 
 
-def draw(figure: Figure) -> None:
+def plot() -> None:
     """Loss against history, and span against bytes of state."""
-    results = json.loads((RESULTS / "any-span.json").read_text())["rows"]
-    losses, states = figure.subplots(1, 2)
-    for i, row in enumerate(results):
+    figure, (losses, states) = plots.panels(2, 3)
+    for row in json.loads((RESULTS / "any-span.json").read_text())["rows"]:
+        style = plots.look(*LOOKS[row["model"]])
         history, bits = zip(*row["bits_per_byte"].items(), strict=True)
-        style = "-" if row["model"] in SHIPPED else "--"
-        losses.plot([int(n) for n in history], bits, style, color=f"C{i}", label=row["model"])
+        losses.plot([int(n) for n in history], bits, label=row["model"], **style)
         span, low, high = row["span"]
         x, around = row["state_bytes"] / 1024, [[span - low], [high - span]]
-        states.errorbar(x, span, around, fmt="os"[style == "--"], color=f"C{i}", capsize=3)
+        states.errorbar(
+            x, span, around, fmt=style["marker"], color=style["color"], markersize=7, capsize=3
+        )
     losses.set_xscale("log", base=2)
     losses.xaxis.set_major_formatter("{x:.0f}")
-    losses.set(xlabel="tokens of history", ylabel="bits per byte", title="Loss against history")
-    losses.set_ylim(2.3, 3.5)
-    losses.legend(fontsize="small")
+    losses.set(xlabel="tokens of history", ylabel="bits per byte", ylim=(2.3, 3.5))
     states.set_xscale("log", base=2)
     states.set_yscale("log", base=2)
     states.xaxis.set_major_formatter("{x:.0f}")
     states.yaxis.set_major_formatter("{x:.0f}")
-    states.set(
-        xlabel="KiB of state", ylabel="span, tokens", title="Span against state, same colours"
-    )
-    for axes in (losses, states):
-        axes.grid(alpha=0.3)
+    states.set(xlabel="KiB of state", ylabel="span, tokens")
+    plots.name_lines(figure, losses)
+    plots.save(figure, RESULTS / "any-span.png")
 
 
 def main() -> None:
@@ -267,7 +276,7 @@ def main() -> None:
                 train(name, arguments.text, folder)
         write(RESULTS / "any-span.json", rows([measured(target) for target in targets]))
     PAGE.write_text(page(), encoding="utf-8")
-    (RESULTS / "any-span.png").write_bytes(png(draw, 11, 4.6, dpi=110))
+    plot()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import plots
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.config_files import preset_file, read_config
@@ -129,21 +130,19 @@ def earlier(path: Path, tokens: int) -> list[dict[str, Any]]:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    """A point for each seed, without and with the memory carried."""
+    figure, (axes,) = plots.panels(1, 3.2)
     names = list(dict.fromkeys(row["model"] for row in rows))
-    for i, kind in enumerate(("segments", "carried")):
-        label = {"segments": "every segment by itself", "carried": "memory carried throughout"}
+    kinds = {"segments": "every segment by itself", "carried": "memory carried throughout"}
+    looks = {"segments": plots.look("transformer"), "carried": plots.look("fast-weights")}
+    for i, (kind, label) in enumerate(kinds.items()):
         at = [names.index(row["model"]) + 0.2 * i - 0.1 for row in rows]
-        axes.scatter(at, [row[kind] for row in rows], label=label[kind])
-    axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel="validation loss, nats per byte", title="Tiny Shakespeare, one point per seed")
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+        style = looks[kind] | {"linestyle": ""}
+        axes.plot(at, [row[kind] for row in rows], label=label, **style)
+    axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
+    axes.set(ylabel="validation loss, nats per byte")
+    plots.name_lines(figure, axes, columns=1)
+    plots.save(figure, path)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+import plots
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import run as runs
@@ -38,6 +39,12 @@ from timing import write
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("feedback", "transformer-xl", "curriculum", "from transformer-xl")
+LOOKS = {
+    "feedback": ("feedback", 0),
+    "transformer-xl": ("transformer-xl", 0),
+    "curriculum": ("feedback", 2),
+    "from transformer-xl": ("feedback", 4),
+}
 POINTS = 16
 VALIDATION = 32_768
 FIRST = 0.3
@@ -178,23 +185,20 @@ def main() -> None:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """One line per run, against tokens and against time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, panels = plots.panels(2, sharey=True)
     names = list(dict.fromkeys(row["model"] for row in rows))
-    for axes, key in zip(panels, ("tokens", "cpu_seconds"), strict=True):
-        for i, name in enumerate(names):
+    for axes, key, unit in zip(panels, ("tokens", "cpu_seconds"), (1e6, 1), strict=True):
+        for name in names:
+            style = plots.look(*LOOKS[name]) | {"linewidth": 1.2, "markevery": 3}
             for n, row in enumerate(r for r in rows if r["model"] == name):
-                at = [point[key] for point in row["curve"]]
+                at = [point[key] / unit for point in row["curve"]]
                 bits = [point["bits"] for point in row["curve"]]
-                axes.plot(at, bits, color=f"C{i}", label=name if n == 0 else None)
-        axes.set(xlabel="tokens read" if key == "tokens" else "CPU seconds of training")
-        axes.grid(alpha=0.3)
-    panels[0].set(ylabel="validation, bits per byte", ylim=(None, 4))
-    panels[0].legend()
-    figure.suptitle("Tiny Shakespeare, every run")
-    figure.savefig(path, dpi=120)
+                axes.plot(at, bits, label=name if n == 0 else None, **style)
+        axes.set(ylabel="validation, bits per byte", ylim=(None, 4))
+    panels[0].set(xlabel="millions of tokens read")
+    panels[1].set(xlabel="CPU seconds of training")
+    plots.name_lines(figure, panels[0])
+    plots.save(figure, path)
 
 
 if __name__ == "__main__":

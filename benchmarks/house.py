@@ -11,20 +11,16 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from plots import colours
 from structure import PACKAGE, lines_of, rooms
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "house.svg"
 WIDTH, GAP, LINE, HEAD = 384, 6, 15, 38
-STYLE = """
-.room{fill:#eef1f5;stroke:#59636e}
-text{font-family:-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1f2328}
-.n{font-size:12px;font-weight:600}.s{font-size:11.5px;fill:#59636e}
-.line{stroke:#0a58c2;stroke-width:2}.head{fill:#0a58c2}
-@media (prefers-color-scheme: dark) {
-.room{fill:#212830;stroke:#9198a1}text{fill:#e6edf3}.s{fill:#9198a1}
-.line{stroke:#6cb0ff}.head{fill:#6cb0ff}
-}
+STYLE = """.room{fill:var(--panel);stroke:var(--soft)}
+text{font-family:-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:var(--ink)}
+.n{font-size:12px;font-weight:600}.s{font-size:11.5px;fill:var(--soft)}
+.line{stroke:var(--soft);stroke-width:2}.head{fill:var(--soft)}
 """
 
 
@@ -70,14 +66,14 @@ def drawn() -> str:
                 )
         y += height + GAP
     x = WIDTH + 14
-    return "\n".join(
+    svg = "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 22} {y}" '
             f'width="{WIDTH + 22}" height="{y}" role="img" aria-labelledby="title desc">',
             '<title id="title">The rooms of memspan</title>',
             '<desc id="desc">The layers of the package from top to bottom, with the lines of Python in '
             "each room. Imports go down only.</desc>",
-            f"<style>{STYLE}</style>",
+            f"<style>\n{colours.block(set())}{STYLE}</style>",
             '<text class="s" x="2" y="14">imports go down only; lines of Python in each room</text>',
             f'<path class="line" d="M{x} 24V{y - 14}"/>',
             f'<path class="head" d="M{x - 6} {y - 16}h12l-6 10z"/>',
@@ -85,6 +81,7 @@ def drawn() -> str:
             "</svg>\n",
         ]
     )
+    return colours.coloured(svg)
 
 
 if __name__ == "__main__":

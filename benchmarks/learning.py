@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import plots
 from memspan.runs.config_files import preset_file, read_config
 from memspan.runs.options import RunConfig
 from peers.gpt import GPT
@@ -187,31 +188,24 @@ def main() -> None:
 
 
 def plot(curves: dict[str, list[dict[str, float]]], sizes: list[int], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    """Both curves, with their last losses."""
+    figure, (axes,) = plots.panels(1, 3.4)
     labels = {"gpt": "plain GPT, nanoGPT's recipe", "transformer-xl": "Transformer-XL with memory"}
+    looks = {"gpt": "transformer", "transformer-xl": "transformer-xl"}
     for (name, label), size in zip(labels.items(), sizes, strict=True):
         x, y = zip(*((p["seconds"], p["nats_per_character"]) for p in curves[name]), strict=True)
-        (line,) = axes.plot(x, y, label=f"{label}, {size:,} parameters")
+        axes.plot(x, y, label=f"{label}, {size:,} parameters", **plots.look(looks[name]))
         axes.annotate(
-            f"{y[-1]:.3f}", (x[-1], y[-1]), (4, 0), textcoords="offset points",
-            color=line.get_color(), va="center",
-        )  # fmt: skip
+            f"{y[-1]:.3f}", (x[-1], y[-1]), (5, 0), textcoords="offset points", va="center"
+        )
     axes.set(
         xlabel="CPU seconds of training, one thread",
         ylabel="validation loss, nats per character",
-        title="Tiny Shakespeare",
     )
     axes.set_ylim(top=min(2.8, axes.get_ylim()[1]))
-    axes.margins(x=0.09)
-    axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=150)
+    axes.margins(x=0.13)
+    plots.name_lines(figure, axes, columns=1)
+    plots.save(figure, path)
 
 
 if __name__ == "__main__":

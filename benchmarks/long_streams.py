@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+import plots
 from memspan.data.prepared import prepare
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -143,23 +144,29 @@ def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
     }
 
 
-def plot(streams: list[dict[str, Any]], drifts: list[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
+RULES = {"delta": 0, "sum": 2}
+"""Variants of Fast Weights."""
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+
+def plot(streams: list[dict[str, Any]], drifts: list[dict[str, Any]], path: Path) -> None:
+    """Resident memory, and how far float32 is from float64."""
+    figure, (above, below) = plots.panels(2)
     for row in streams:
         mib = [size / MIB for size in row["resident_bytes"]]
-        left.plot(row["tokens"], mib, label=row["architecture"])
-    left.set(xlabel="tokens read", ylabel="resident memory, MiB", ylim=(0, None))
+        at = [tokens / 1e6 for tokens in row["tokens"]]
+        style = plots.look(row["architecture"]) | {"markevery": max(1, len(at) // 8)}
+        above.plot(at, mib, label=row["architecture"], **style)
+    above.set(xlabel="millions of tokens read", ylabel="resident memory, MiB", ylim=(0, None))
     for row in drifts:
-        right.semilogy(row["tokens"], row["relative_error_of_memory"], label=row["rule"])
-    right.set(xlabel="tokens read", ylabel="fast weights: float32 against float64, relative")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
+        at = [tokens / 1e6 for tokens in row["tokens"]]
+        style = plots.look("fast-weights", RULES[row["rule"]])
+        style |= {"markevery": max(1, len(at) // 8)}
+        below.semilogy(at, row["relative_error_of_memory"], label=f"rule: {row['rule']}", **style)
+    below.set(xlabel="millions of tokens read", ylabel="float32 against float64,\nrelative")
+    for axes in (above, below):
         if axes.lines:
-            axes.legend()
-    figure.savefig(path, dpi=120)
+            axes.legend(frameon=False, ncols=2)
+    plots.save(figure, path)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import plots
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
@@ -127,25 +128,21 @@ def main() -> None:
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Mean and range over seeds, against tokens and against time."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    by_tokens, by_time = figure.subplots(1, 2, sharey=True)
+    figure, panels = plots.panels(2, sharey=True)
     for name in dict.fromkeys(row["model"] for row in rows):
         curves = [row["curve"] for row in rows if row["model"] == name]
         bits = np.array([[point["bits"] for point in curve] for curve in curves])
         label = f"{name}, {next(r['parameters'] for r in rows if r['model'] == name):,} parameters"
-        for axes, key in ((by_tokens, "tokens"), (by_time, "cpu_seconds")):
-            at = np.mean([[point[key] for point in curve] for curve in curves], 0)
-            (line,) = axes.plot(at, bits.mean(0), marker="o", label=label)
-            axes.fill_between(at, bits.min(0), bits.max(0), alpha=0.2, color=line.get_color())
-    by_tokens.set(xlabel="tokens read", ylabel="validation, bits per byte")
-    by_time.set(xlabel="CPU seconds of training")
-    for axes in (by_tokens, by_time):
-        axes.grid(alpha=0.3)
-    by_tokens.legend()
-    figure.suptitle("Tiny Shakespeare, mean and range over seeds")
-    figure.savefig(path, dpi=120)
+        style = plots.look(name)
+        for axes, key, unit in zip(panels, ("tokens", "cpu_seconds"), (1000, 1), strict=True):
+            at = np.mean([[point[key] / unit for point in curve] for curve in curves], 0)
+            axes.plot(at, bits.mean(0), label=label, **style)
+            axes.fill_between(at, bits.min(0), bits.max(0), alpha=0.2, color=style["color"])
+            axes.set(ylabel="validation, bits per byte")
+    panels[0].set(xlabel="thousands of tokens read")
+    panels[1].set(xlabel="CPU seconds of training")
+    plots.name_lines(figure, panels[0], columns=1)
+    plots.save(figure, path)
 
 
 if __name__ == "__main__":

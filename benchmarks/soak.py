@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import plots
 from memspan.data.options import DataConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
@@ -65,19 +66,16 @@ def speed(points: list[dict[str, float]]) -> float:
 
 
 def plot(points: list[dict[str, float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """Resident memory and speed over time."""
+    figure, (above, below) = plots.panels(2, 2.2)
+    line = plots.look("transformer-xl") | {"marker": ""}
     minutes = [point["seconds"] / 60 for point in points]
-    left.plot(minutes, [point["resident_bytes"] / MIB for point in points])
-    left.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
+    above.plot(minutes, [point["resident_bytes"] / MIB for point in points], **line)
+    above.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
     parts = [points[n : n + 61] for n in range(0, len(points) - 60, 60)]
-    right.plot([part[-1]["seconds"] / 60 for part in parts], [speed(part) for part in parts])
-    right.set(xlabel="minutes", ylabel="tokens per CPU second", ylim=(0, None))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    below.plot([part[-1]["seconds"] / 60 for part in parts], [speed(p) for p in parts], **line)
+    below.set(xlabel="minutes", ylabel="tokens per CPU second", ylim=(0, None))
+    plots.save(figure, path)
 
 
 def main() -> None:

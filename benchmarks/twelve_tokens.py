@@ -116,8 +116,8 @@ def _few(tokens: str) -> str:
 def _picture(title: str, description: str, height: float, parts: list[str]) -> str:
     body = "\n".join(parts)
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
-        f'height="{height:g}" role="img" aria-labelledby="title desc">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
+        f'width="{1.3 * WIDTH:g}" height="{1.3 * height:g}" role="img" aria-labelledby="title desc">\n'
         f'<title id="title">{title}</title>\n<desc id="desc">{description}</desc>\n'
         f"<style>\n{colours.block(set())}{STYLE}</style>\n"
         f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>\n'

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ import torch
 from torch import Tensor
 
 from memspan.models import FeedbackConfig, LanguageModel, TransformerXLConfig
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import plots
 
 # ----- The task
 
@@ -267,24 +271,25 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def picture(results: list[dict[str, Any]], known: float, variables: int, path: Path) -> None:
     try:
-        import matplotlib.pyplot as plt
+        figure, panels = plots.panels(2, sharey=True)
     except ImportError:
         print("no picture: pip install matplotlib")
         return
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
-    for axis, unit in zip(axes, ("tokens", "seconds"), strict=True):
+    for axes, unit, size in zip(panels, ("tokens", "seconds"), (1e6, 1), strict=True):
         for result in results:
-            axis.plot(
-                [point[unit] for point in result["curve"]],
+            axes.plot(
+                [point[unit] / size for point in result["curve"]],
                 [100 * point["accuracy"] for point in result["curve"]],
                 label=result["model"],
+                **plots.look(result["model"]),
             )
-        axis.axhline(100 * known, color="grey", linestyle=":", label="last value known")
-        axis.set_xlabel(f"{unit} of training")
-    axes[0].set_ylabel(f"printed values right, %\n({variables} variables)")
-    axes[0].legend()
-    figure.savefig(path, dpi=120)
-    print(f"written: {path}")
+        never = plots.look("transformer") | {"marker": ""}
+        axes.axhline(100 * known, label="last value known", **never)
+        axes.set_ylabel(f"printed values right, %\n({variables} variables)")
+    panels[0].set_xlabel("millions of tokens of training")
+    panels[1].set_xlabel("seconds of training")
+    plots.name_lines(figure, panels[0])
+    plots.save(figure, path)
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:

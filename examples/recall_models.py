@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,9 @@ from memspan.models import (
 from recall_peers import Peer, mamba2, sliding_llama
 from recall_task import Recall
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import plots
+
 N_LAYERS, WIDTH = 2, 64
 SEGMENT, MEMORY, COMPRESSED, RATE = 64, 128, 128, 4
 """T, M (Feedback's span S, too), C and c."""
@@ -38,21 +43,24 @@ class Contestant:
 
     config: Callable[[int], Any]
     """A backbone's config, or that of a model of transformers."""
-    colour: str
+    style: dict[str, Any]
+    """Of its line: its architecture's colour, dashes and markers."""
     label: str
     reach: float
     """Direct reach in tokens, at a segment's first token."""
     grows: bool
     """Whether the reach is longer later in a segment."""
-    line: str = "-"
     main: bool = True
-    """Whether its line is a thick one."""
+    """Whether it is in the picture of architectures."""
     decays: bool = True
     """False: matrices of Gated DeltaNet never decay."""
 
 
 def _sizes(width: int) -> dict[str, Any]:
     return {"n_layers": N_LAYERS, "d_model": WIDTH, "n_heads": 4, "d_ff": width}
+
+
+COMPRESSIONS = ("convolution", "dilated-convolution", "mean", "max", "most-used")
 
 
 def _compressive(function: str) -> Contestant:
@@ -66,21 +74,12 @@ def _compressive(function: str) -> Contestant:
             positions="learned",
         ).for_segments(SEGMENT)
 
-    # Colours and lines of their own: in the picture of variants they lie close to one another.
-    colour, line = {
-        "convolution": ("#C07C00", "-"),
-        "dilated-convolution": ("#5B4A12", "--"),
-        "mean": ("#B5485D", "-."),
-        "max": ("#3E6C96", ":"),
-        "most-used": ("#3F7D4E", "-"),
-    }[function]
     return Contestant(
         config,
-        colour,
+        plots.look("compressive", COMPRESSIONS.index(function)),
         f"Compressive, {function.replace('-convolution', '')}",
         MEMORY + RATE * COMPRESSED,
         grows=True,
-        line=line,
         main=function == "convolution",
     )
 
@@ -96,8 +95,9 @@ def _fast_weights(rule: str, nu: int) -> Contestant:
         )
 
     label = f"Fast Weights, {rule}" + (f", {nu * WIDTH // 2} features" if nu != 2 else "")
-    line = "--" if nu != 2 else "-" if rule == "delta" else ":"
-    return Contestant(config, "#D55E00", label, UNLIMITED, False, line, main=line == "-")
+    variant = 3 if nu != 2 else 0 if rule == "delta" else 2
+    style = plots.look("fast-weights", variant)
+    return Contestant(config, style, label, UNLIMITED, False, main=not variant)
 
 
 def _gated(width: int) -> GatedDeltaNetConfig:
@@ -110,7 +110,7 @@ CONTESTANTS = {
         lambda width: TransformerXLConfig(
             **_sizes(width), memory_length=MEMORY, positions="learned"
         ).for_segments(SEGMENT),
-        "#0072B2", "Transformer-XL", MEMORY, True,
+        plots.look("transformer-xl"), "Transformer-XL", MEMORY, True,
     ),
     **{
         f"compressive-{function}": _compressive(function)
@@ -118,41 +118,46 @@ CONTESTANTS = {
     },
     "feedback": Contestant(
         lambda width: FeedbackConfig(**_sizes(width), memory_length=MEMORY),
-        "#009E73", "Feedback", MEMORY, False,
+        plots.look("feedback"), "Feedback", MEMORY, False,
     ),
     "fast-weights-delta": _fast_weights("delta", 2),
     "fast-weights-sum": _fast_weights("sum", 2),
     "fast-weights-delta-32": _fast_weights("delta", 1),
-    "gated-delta-net": Contestant(_gated, "#7A4FB5", "Gated DeltaNet", UNLIMITED, False),
+    "gated-delta-net": Contestant(
+        _gated, plots.look("gated-delta-net"), "Gated DeltaNet", UNLIMITED, False
+    ),
     "gated-delta-net-no-decay": Contestant(
-        _gated, "#7A4FB5", "the same, no decay", UNLIMITED, False, "--", main=False, decays=False
+        _gated, plots.look("gated-delta-net", 2), "the same, no decay", UNLIMITED, False,
+        main=False, decays=False,
     ),
     "mamba-2": Contestant(
         lambda width: mamba2(N_LAYERS, 2 * round(width / 2)),
-        "#8C6D1F", "Mamba-2", UNLIMITED, False,
+        plots.look("mamba-2"), "Mamba-2", UNLIMITED, False,
     ),
     "sliding-llama": Contestant(
         lambda width: sliding_llama(N_LAYERS, WIDTH, width, MEMORY),
-        "#1B8A8F", "sliding-window Llama", MEMORY, False,
+        plots.look("sliding-window"), "sliding Llama", MEMORY, False,
     ),
     "transformer": Contestant(
         lambda width: TransformerConfig(**_sizes(width)),
-        "#666666", "Transformer, no memory", 0, True,
+        plots.look("transformer"), "no memory", 0, True,
     ),
     "lstm": Contestant(
         lambda width: LSTMConfig(n_layers=N_LAYERS, d_model=width),
-        "#A6508A", "LSTM", UNLIMITED, False,
+        plots.look("lstm"), "LSTM", UNLIMITED, False,
     ),
 }  # fmt: skip
 EDGES = (
-    ("T", SEGMENT, "#666666"),
-    ("S", MEMORY, "#009E73"),
-    ("M + T", MEMORY + SEGMENT, "#0072B2"),
-    (f"{N_LAYERS} M + T", N_LAYERS * MEMORY + SEGMENT, "#0072B2"),
-    ("M + c C", MEMORY + RATE * COMPRESSED, "#C07C00"),
+    ("T", SEGMENT, "transformer"),
+    ("S", MEMORY, "feedback"),
+    ("M+T", MEMORY + SEGMENT, "transformer-xl"),
+    ("M+cC", MEMORY + RATE * COMPRESSED, "compressive-convolution"),
 )
-"""What theory says about distances; drawn in."""
-FEATURES = (("32 features", 32, "#D55E00"), ("64 features", 64, "#D55E00"))
+"""What theory says about distances, and of which model; drawn in."""
+FEATURES = (
+    ("32 features", 32, "fast-weights-delta-32"),
+    ("64 features", 64, "fast-weights-delta"),
+)
 """The same about the number of keys, for one head of Fast Weights."""
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,10 +27,24 @@ from torch import Tensor, nn
 
 from memspan.ops import DPFP, delta_rule, elu_plus_one, favor, orthogonal_projection
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import plots
+
 MODELS = {
     "capacity": ["softmax", "sum elu", "sum dpfp-1", "sum dpfp-2", "sum favor", "sum dpfp-3"],
     "updates": ["sum dpfp-1", "delta dpfp-1", "sum dpfp-2", "delta dpfp-2"],
 }
+LOOKS = {
+    "softmax": ("transformer-xl", 0),
+    "sum elu": ("transformer", 0),
+    "sum favor": ("sliding-window", 0),
+    "sum dpfp-1": ("compressive", 0),
+    "sum dpfp-2": ("compressive", 2),
+    "sum dpfp-3": ("compressive", 4),
+    "delta dpfp-1": ("fast-weights", 0),
+    "delta dpfp-2": ("fast-weights", 2),
+}
+"""Colours: slots, sums and the delta rule."""
 KEYS = {
     "capacity": [24, 48, 64, 96, 128],
     "updates": [8, 16, 32, 48],
@@ -176,28 +191,20 @@ def train(
 
 
 def plot(rows: list[dict], setting: str, width: int, favor_features: int, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for i, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
+    """Loss against the number of keys; dotted, a feature map's number of features."""
+    figure, (axes,) = plots.panels(1, 3.4)
+    for name in dict.fromkeys(row["model"] for row in rows):
         found = sorted((r["keys"], r["loss"]) for r in rows if r["model"] == name)
-        axes.plot(*zip(*found, strict=True), marker="o", color=f"C{i}", label=name)
+        style = plots.look(*LOOKS[name])
+        label = f"{name}, {2 * favor_features}" if name == "sum favor" else name
+        axes.plot(*zip(*found, strict=True), label=label, **style)
         if name.partition("-")[2]:
             limit = 2 * width * int(name.partition("-")[2])
-            axes.axvline(limit, color=f"C{i}", linestyle=":", linewidth=1)
+            axes.axvline(limit, color=style["color"], linestyle=":", linewidth=1)
     axes.set_xlim(0, max(r["keys"] for r in rows) * 1.03)
-    axes.set_xlabel("unique keys")
-    axes.set_ylabel("retrieval loss")
-    title = f"{setting}: keys of width {width}; dotted, the number of dpfp's features"
-    if setting == "capacity":
-        title += f"; favor {2 * favor_features}"
-    axes.set_title(title, fontsize=9)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    axes.set(xlabel=f"unique keys of width {width}", ylabel="retrieval loss")
+    plots.name_lines(figure, axes)
+    plots.save(figure, path)
 
 
 def earlier(path: Path, shown: dict[str, int]) -> list[dict]:

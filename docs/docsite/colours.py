@@ -18,7 +18,7 @@ CONCEPTS = {
     "matrix": "#D55E00",
     "decay": "#CC79A7",
     "reading": "#56B4E9",
-    "none": "#7F7F7F",
+    "none": "#5F5F5F",
 }
 """Tokens of the segment; slots of memory; compressed slots; memory vectors that are fed back; fast
 weights; their decay; what attention or a query reads; no memory."""
@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "sliding-window": CONCEPTS["reading"],
     "transformer": CONCEPTS["none"],
     "lstm": "#000000",
-    "mamba-2": "#8A8000",
+    "mamba-2": "#332288",
 }
 """Each has the colour of what is its own."""
 NEUTRAL = {
@@ -52,6 +52,8 @@ NEUTRAL = {
         "paper": "#0D1117",
     },
 }
+FILLS = {"light": 0.5, "dark": 0.4}
+"""How much of a colour a fill has, on paper."""
 READABLE = 4.5
 """The contrast that text needs at least (WCAG 2.1)."""
 BLOCK = re.compile(r"svg\{[^}]*\}\n@media \(prefers-color-scheme: dark\) \{\nsvg\{[^}]*\}\n\}\n")
@@ -66,7 +68,9 @@ def variables(scheme: str) -> dict[str, str]:
     found = dict(neutral)
     for name, colour in CONCEPTS.items():
         found[name] = readable(colour, ink, paper)
-        found[f"{name}-fill"] = mixed(colour, paper, 0.5 if scheme == "light" else 0.4)
+        found[f"{name}-fill"] = mixed(colour, paper, FILLS[scheme])
+    # Shades of it tell how much.
+    found["reading-fill"] = mixed(CONCEPTS["reading"], paper, 1.25 * FILLS[scheme])
     return found
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from docsite import colours
 from docsite.code import ROOT
 from docsite.errors import DocsError
 
@@ -116,17 +117,12 @@ def drawn(name: str, data: dict[str, Any]) -> tuple[str, str]:
 def alone(svg: str) -> str:
     """The drawing as a file of its own, in the colours that the reader's system asks for."""
     style = (STYLE / "figures.css").read_text(encoding="utf-8")
-    style = re.sub(
-        r'\[data-md-color-scheme="slate"\] (\.drawn \{.*?\n\})',
-        r"@media (prefers-color-scheme: dark) { \1 }",
-        style,
-        flags=re.S,
-    )
-    return svg.replace(">", f">\n<style>\n{style}</style>", 1) + "\n"
+    svg = svg.replace(">", f">\n<style>\n{colours.block(set())}{style}</style>", 1) + "\n"
+    return colours.coloured(svg)
 
 
 def draw_all(root: Path = ROOT) -> None:
-    """Write the picture of every figure.
+    """Write the picture of every figure, and give those that were drawn by hand today's colours.
 
     Raises:
         DocsError: as :func:`load` and :func:`drawn`.
@@ -134,3 +130,4 @@ def draw_all(root: Path = ROOT) -> None:
     for path in sorted((root / FOLDER).glob("*.json")):
         svg, _ = drawn(path.stem, load(path.stem, root))
         path.with_suffix(".svg").write_text(alone(svg), encoding="utf-8")
+    colours.write_pictures(root)

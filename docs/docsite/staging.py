@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from docsite import annotated, benchmarks, coverage, links, pictures, read_state, reference
+from docsite import annotated, benchmarks, colours, coverage, links, pictures, read_state, reference
 from docsite.code import ROOT, Lines
 from docsite.errors import DocsError
 from docsite.figures import Figures
@@ -195,6 +195,8 @@ def stage(root: Path = ROOT) -> Staging:
         HERE / "vendor", assets / "vendor", ignore=shutil.ignore_patterns("temml.min.js")
     )
     shutil.copytree(HERE / "style", assets / "style")
+    schemes = ":root", '[data-md-color-scheme="slate"]'
+    (assets / "style" / "colours.css").write_text(colours.css(*schemes), encoding="utf-8")
     shutil.copytree(HERE / "overrides", STAGED / "overrides")
     shutil.copyfile(HERE / "zensical.toml", STAGED / "zensical.toml")
     for line in read_state.changed(pages, root):

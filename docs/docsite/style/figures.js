@@ -64,12 +64,15 @@ function slots(data, { token, layer }) {
   })
 }
 
+/** The class of a slot: Feedback's memory has vectors of its own kind. */
+const classOf = (data, kind) => (data.run.endsWith("feedback") ? "vector" : kind)
+
 function drawAttention(data, state) {
   const all = slots(data, state)
   const boxes = all.map(({ from, tokens, kind, weight }) => {
     const { x, y } = place(data, from)
     const box = [x + 0.5, y, 19 * tokens - 1, 26, { rx: 3 }]
-    return [rect(kind, ...box), rect("hot", ...box.slice(0, 4), { rx: 3, opacity: strength(weight) })]
+    return [rect(classOf(data, kind), ...box), rect("read", ...box.slice(0, 4), { rx: 3, opacity: strength(weight) })]
   })
   const first = data.steps[state.token].first
   const y = below(data)
@@ -77,10 +80,10 @@ function drawAttention(data, state) {
     boxes,
     letters(data, state.token, i => (i < first ? "gone" : "")),
     now(data, state.token),
-    legend(y, [...data.kinds.map(kind => [kind, kind]), ["now", "the token"]]),
+    legend(y, [...data.kinds.map(kind => [classOf(data, kind), kind]), ["now", "the token"]]),
     write("small", 12, y + 40, "attention"),
     [2, 10, 30, 100].map((weight, i) => [
-      rect("hot", 92 + 70 * i, y + 28, 14, 14, { rx: 2, opacity: strength(weight) }),
+      rect("read", 92 + 70 * i, y + 28, 14, 14, { rx: 2, opacity: strength(weight) }),
       write("small", 112 + 70 * i, y + 40, percent(weight)),
     ]),
   ])
@@ -117,7 +120,7 @@ function cells(matrix, x, y, size, most = largest(matrix)) {
   const filled = matrix.map((row, i) => row.map((value, j) => {
     const opacity = Math.min(1, Math.abs(value) / most).toFixed(2)
     return opacity > 0.01
-      ? rect(value > 0 ? "hot" : "cold", x + size * j, y + size * i, size, size, { opacity })
+      ? rect(value > 0 ? "plus" : "minus", x + size * j, y + size * i, size, size, { opacity })
       : ""
   }))
   return [frame, filled.flat().filter(Boolean)]
@@ -139,7 +142,7 @@ function drawMatrix(data, { token }) {
   const shaded = data.kept[token].map((share, i) => {
     const at = place(data, i)
     const opacity = (Math.max(0, Math.min(100, share)) / 100).toFixed(2)
-    return [rect("memory", at.x + 0.5, at.y, 18, 26, { rx: 3 }), rect("hot", at.x + 0.5, at.y, 18, 26, { rx: 3, opacity })]
+    return [rect("matrix", at.x + 0.5, at.y, 18, 26, { rx: 3 }), rect("left", at.x + 0.5, at.y, 18, 26, { rx: 3, opacity })]
   })
   const matrix = matrixAfter(data, token)
   const most = largest(matrixAfter(data, data.text.length - 1))

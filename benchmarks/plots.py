@@ -1,0 +1,77 @@
+"""How the documentation's plots look: narrow enough for a phone, a colour for each architecture."""
+
+from __future__ import annotations
+
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "docs"))
+from docsite import colours
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, FONT = 4.5, 10.5
+"""Inches and points: on a screen of 390 pixels letters are 11 pixels high."""
+LINES = {
+    "transformer-xl": ("-", "o"),
+    "compressive": ((0, (6, 1.5)), "s"),
+    "feedback": ((0, (5, 1.5, 1, 1.5)), "^"),
+    "fast-weights": ("-", "D"),
+    "gated-delta-net": ((0, (3, 1)), "v"),
+    "sliding-window": ((0, (1, 1)), "P"),
+    "transformer": ((0, (1, 1.5)), "X"),
+    "lstm": ((0, (5, 1, 1, 1, 1, 1)), "p"),
+    "mamba-2": ((0, (2, 1)), "*"),
+}
+"""Dashes and markers: colours are never all that tells lines apart."""
+VARIANTS = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 2)))
+MARKERS = "oXs^v"
+
+
+def look(architecture: str, variant: int = 0) -> dict[str, Any]:
+    """Style of an architecture's line; variants of one share its colour in darker shades."""
+    dashes, marker = LINES[architecture]
+    colour = colours.ARCHITECTURES[architecture]
+    if variant:
+        dashes, marker = VARIANTS[variant], MARKERS[variant]
+        colour = colours.mixed(colour, colours.NEUTRAL["light"]["ink"], 1 - 0.2 * variant)
+    return {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4.5}
+
+
+def panels(n: int, height: float = 2.9, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of ``n`` panels, one above the other."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    ink, line = colours.NEUTRAL["light"]["ink"], colours.NEUTRAL["light"]["line"]
+    matplotlib.rcParams.update(
+        {"font.size": FONT, "axes.titlesize": FONT, "legend.fontsize": FONT, "lines.linewidth": 1.8}
+        | {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
+        | {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink}
+        | {"grid.color": line, "grid.linewidth": 0.6, "axes.edgecolor": ink}
+    )
+    figure = Figure(figsize=(WIDTH, n * height), layout="constrained")
+    return figure, list(figure.subplots(n, squeeze=False, **options)[:, 0])
+
+
+def name_lines(figure: Figure, axes: Axes, columns: int = 2) -> None:
+    """A legend above all panels, where it covers no line."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside upper left", ncols=columns, frameon=False,
+        handlelength=2.6, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture in few colours, which makes it small."""
+    from PIL import Image
+
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=160)
+    Image.open(drawn).convert("RGB").quantize(96).save(path, optimize=True)
+    print(f"written: {path}")

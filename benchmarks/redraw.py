@@ -1,0 +1,64 @@
+"""Draw every plot of the documentation anew, from its stored results; nothing is measured.
+
+python benchmarks/redraw.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+import any_span
+import fast_weights_learning
+import feedback_learning
+import learning
+import long_streams
+import programs
+import recall
+import recall_pictures
+import retrieval
+import side_by_side
+import soak
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    any_span.plot()
+    for name, module in (
+        ("compressive-learning", side_by_side),
+        ("fast-weights-learning", fast_weights_learning),
+        ("feedback-learning", feedback_learning),
+    ):
+        image = RESULTS / f"{name}.png"
+        module.plot(read(image)["rows"], image)
+    image = RESULTS / "learning.png"
+    found = read(image)
+    learning.plot(found["curves"], list(found["parameters"].values()), image)
+    image = RESULTS / "long-streams.png"
+    found = read(image)
+    long_streams.plot(found["streams"], found["drifts"], image)
+    image = RESULTS / "soak.png"
+    soak.plot(read(image)["points"], image)
+    image = DOCS / "programs" / "programs-3.png"
+    found = read(image)
+    programs.picture(found["results"], found["last_value_known"], 3, image)
+    for setting in ("capacity", "updates"):
+        image = DOCS / "retrieval" / f"retrieval-{setting}.png"
+        found = read(image)
+        sizes = found["options"]["width"], found["options"]["favor_features"]
+        retrieval.plot(found["rows"], setting, *sizes, image)
+    folder = DOCS / "recall"
+    recall_pictures.pictures(recall.rows_in(folder / "recall.json"), folder)
+
+
+if __name__ == "__main__":
+    main()
