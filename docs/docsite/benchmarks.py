@@ -196,11 +196,10 @@ TABLES = (
 
 
 def measured_rows(root: Path = ROOT) -> str:
-    """A page with every table that has its results file."""
+    """The end of the page on benchmarks: every table that has its results file."""
     parts = [
-        "# Measured rows",
-        "All rows of the results files, as the benchmarks wrote them. [How it was measured](index.md) "
-        "says what they mean.",
+        "## Measured rows",
+        "All rows of the results files, as the benchmarks wrote them.",
     ]
     for table in TABLES:
         parts += _section(table, root)
@@ -215,7 +214,7 @@ def _section(table: Table, root: Path) -> list[str]:
     rows = [[_shown(row.get(name)) for name in table.columns] for row in _rows(results, table)]
     head = list(table.columns.values())
     return [
-        f"## {table.title}",
+        f"### {table.title}",
         _machine(results["machine"]),
         # The class keeps names on one line.
         '<div class="rows" markdown="block">',

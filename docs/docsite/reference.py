@@ -21,15 +21,20 @@ MODULES = {
     "memspan.integrations.transformers": "reference/transformers.md",
 }
 """Modules whose names are public, and their pages."""
+INDEX = "reference/index.md"
 
 
 def reference_pages(root: Path = ROOT) -> dict[str, str]:
     """Each page's Markdown, by its place on the site."""
     pages: dict[str, str] = {}
     described: dict[str, str] = {}
+    listed = []
     for module, name in _modules(root):
         page = MODULES[name]
-        parts = [f"# `{name}`", _text(_docstring(module))]
+        own = _text(_docstring(module))
+        parts = [f"# `{name}`", f"*Part of [public names]({PurePosixPath(INDEX).name}).*", own]
+        summary = " ".join(own.partition("\n\n")[0].split())
+        listed.append(f"[`{name}`]({PurePosixPath(page).name}): {summary}")
         for public, member in _public(module):
             if member.path in described:
                 there = relative(PurePosixPath(described[member.path]), PurePosixPath(page))
@@ -38,6 +43,8 @@ def reference_pages(root: Path = ROOT) -> dict[str, str]:
                 described[member.path] = page
                 parts.extend(_member(public, member, page, root))
         pages[page] = "\n\n".join(part for part in parts if part) + "\n"
+    lines = ["# Public names", "By module; a name stands where it is described."]
+    pages[INDEX] = "\n\n".join([*lines, *(f"- {line}" for line in listed)]) + "\n"
     return pages
 
 

@@ -42,7 +42,7 @@ def test_the_results_of_this_repository() -> None:
 
 
 def test_a_table(results: Path) -> None:
-    assert "##" not in benchmarks.measured_rows(results)
+    assert "###" not in benchmarks.measured_rows(results)
     rows = [{"size": "S", "ratio": 1234.6, "peer": None}, {"size": "M", "ratio": 0.12346}]
     write(results, "it.json", {"machine": MACHINE, "rows": rows})
     page = benchmarks.measured_rows(results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,3 +35,29 @@ def test_they_lead_somewhere() -> None:
             if not there.exists() or (anchor and anchor not in known.get(there, {anchor})):
                 broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert not broken, "\n".join(broken)
+
+
+def entries(nav: object) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    below = nav.values() if isinstance(nav, dict) else nav
+    return [name for part in below for name in entries(part)]  # type: ignore[attr-defined]
+
+
+def test_every_page_has_its_place() -> None:
+    """A page of docs/ is one of at most thirty in the navigation, or names at its top the page that it
+    belongs to, which links back."""
+    config = tomllib.loads((ROOT / "docs/docsite/zensical.toml").read_text(encoding="utf-8"))
+    named = entries(config["project"]["nav"])
+    assert len(named) <= 30
+    lost = []
+    for page in (ROOT / "docs").rglob("*.md"):
+        if str(page.relative_to(ROOT / "docs")) in named:
+            continue
+        top = page.read_text(encoding="utf-8").split("\n\n")[1]
+        parents = [page.parent / link for link in re.findall(r"\]\(([^)#]+\.md)", top)]
+        linked = [parent.read_text(encoding="utf-8") for parent in parents]
+        labelled = top.startswith(("*Part of [", "**Under the hood** of ["))
+        if not labelled or not any(re.search(rf"{page.name}[)#]", text) for text in linked):
+            lost.append(str(page.relative_to(ROOT)))
+    assert not lost

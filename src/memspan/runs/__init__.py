@@ -16,5 +16,5 @@
 
 ``texts``: a text in the tokens of a run.
 
-``docs/run-folder.md`` describes the files for users. Old folders must load for good.
+``docs/reliability.md`` describes the files for users. Old folders must load for good.
 """
