@@ -16,10 +16,10 @@ from structure import PACKAGE, lines_of, rooms
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "house.svg"
-WIDTH, GAP, LINE, HEAD = 384, 6, 15, 38
+WIDTH, GAP, LINE, HEAD = 384, 6, 16, 40
 STYLE = """.room{fill:var(--panel);stroke:var(--soft)}
 text{font-family:-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:var(--ink)}
-.n{font-size:12px;font-weight:600}.s{font-size:11.5px;fill:var(--soft)}
+.n{font-size:13.5px;font-weight:600}.s{font-size:13.2px;fill:var(--soft)}
 .line{stroke:var(--soft);stroke-width:2}.head{fill:var(--soft)}
 """
 

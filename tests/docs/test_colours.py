@@ -1,4 +1,4 @@
-"""One colour for each concept: pictures and plots have them, and colour-blind readers see them."""
+"""Pictures are legible on a phone and have one colour for each concept, told apart by all readers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def test_a_picture_has_todays_colours_and_no_others(path: Path) -> None:
     names = {*re.findall(r"var\(--([\w-]+)\)", text)}
     assert names <= {*colours.variables("light")}
     assert colours.block(names) in text
+
+
+@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_is_legible_on_a_phone(path: Path) -> None:
+    """At 340 pixels, letters are 11 pixels high."""
+    text = path.read_text(encoding="utf-8")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1])
+    sizes = re.findall(r"font(?:-size)?: ?([\d.]+)px", text)
+    assert min(map(float, sizes)) * 340 / width >= 11
 
 
 def test_figures_and_plots_name_no_colours_of_their_own() -> None:
