@@ -6,6 +6,7 @@ import io
 import json
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,50 +62,39 @@ def test_train_writes_a_run_and_reports(
     assert len(list((run / "checkpoints").glob("step-*"))) <= 3
 
 
-@pytest.fixture
-def script() -> str:
-    """The console script, in a folder that is not on the PATH."""
+def test_commands_on_the_screen_can_be_typed_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """That which resumes after Ctrl-C, and those that are said to be next; by a console script which is
+    not on the PATH."""
     Path("bin").mkdir()
-    lines = f"#!{sys.executable}\nfrom memspan.cli import main\nmain()\n"
-    Path("bin/memspan").write_text(lines)
-    Path("bin/memspan").chmod(0o755)
-    return "bin/memspan"
-
-
-def test_the_commands_on_the_last_screen_can_be_typed_as_they_are(script: str) -> None:
+    script = Path("bin/memspan")
+    script.write_text(f"#!{sys.executable}\nfrom memspan.cli import main\nmain()\n")
+    script.chmod(0o755)
+    steps = ["--train.steps", "300", "--train.evaluate-every", "0", "--train.save-every", "0"]
     # Without --data.corpus: what is trained on with no options comes along.
-    start = [script, "train", "--out", "runs/a b", *SMALL]
-    said = subprocess.run(start, check=True, capture_output=True, text=True).stdout
-    commands = [line.strip() for line in said.partition("\nnext:\n")[2].splitlines()]
-    assert [line.split()[:2] for line in commands] == [
-        [script, verb] for verb in ("generate", "evaluate", "measure")
-    ]
-    generate, evaluate, measure = commands
-    printed = subprocess.run(
-        generate, shell=True, check=True, capture_output=True, text=True
-    ).stdout
-    assert printed.startswith("PROSPERO:")
-    subprocess.run(evaluate, shell=True, check=True, capture_output=True)
-    # It would measure for the better part of a minute.
-    subprocess.run(f"{measure} --help", shell=True, check=True, capture_output=True)
-
-
-def test_the_command_that_resumes_can_be_typed_as_it_is(script: str) -> None:
-    """After Ctrl-C."""
-    steps = ["--train.steps", "1000", "--train.evaluate-every", "0", "--train.save-every", "0"]
-    start = [script, "train", "--data.corpus", "text.txt", "--out", "r", *SMALL, *steps]
+    start = [script, "train", "--out", "runs/a b", *SMALL, *steps]
     with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
-        metrics = Path("r/metrics.jsonl")
+        metrics = Path("runs/a b/metrics.jsonl")
         while not (metrics.exists() and metrics.stat().st_size):
             assert training.poll() is None
             time.sleep(0.01)
         training.send_signal(signal.SIGINT)
         said = training.stdout.read()
     resume = said.partition("continue with: ")[2].strip()
-    assert resume == f"{script} train --resume r"
-    end = subprocess.run(resume, shell=True, check=True, capture_output=True, text=True).stdout
-    assert end.startswith("preparing r\nresuming r at step ")
+    assert resume == f"{script} train --resume 'runs/a b'"
+    said = subprocess.run(resume, shell=True, check=True, capture_output=True, text=True).stdout
+    assert said.startswith("preparing runs/a b\nresuming runs/a b at step ")
+    commands = [shlex.split(line) for line in said.partition("\nnext:\n")[2].splitlines()]
+    assert [words[:2] for words in commands] == [
+        [str(script), verb] for verb in ("generate", "evaluate", "measure")
+    ]
+    generate, evaluate, measure = (words[1:] for words in commands)
+    cli.main(generate)
+    assert capsys.readouterr().out.startswith("PROSPERO:")
+    cli.main([*evaluate, "--tokens", "100"])
+    cli.main([*measure, "--longest", "16", "--budget", "1"])
 
 
 @pytest.mark.parametrize("text", ["bytes", "hexadecimal digits"])

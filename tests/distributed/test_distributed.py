@@ -83,7 +83,7 @@ def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunC
     settings: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "segment_length": 6}
     settings |= {
         "evaluate_every": STEPS,
-        "evaluate_tokens": 90,
+        "evaluate_tokens": 34,
         "save_every": 0,
         "sample_tokens": 0,
     }

@@ -96,7 +96,7 @@ def small(arguments: list[str]) -> list[str]:
     elif arguments[0] == "evaluate":
         sizes = {"--tokens": "64"}
     elif arguments[0] == "measure":
-        sizes = {"--longest": "16", "--budget": "3"}
+        sizes = {"--longest": "16", "--budget": "1"}
     kept = list(arguments)
     for flag in sizes:
         if flag in kept:

@@ -50,8 +50,7 @@ def test_every_law_has_a_bug_that_breaks_it() -> None:
 
 @pytest.mark.parametrize("kind", TWINS)
 @pytest.mark.parametrize(
-    ("dtype", "vectors", "seed"),
-    [(torch.float32, False, 0), (torch.float32, True, 1), (torch.float64, False, 2)],
+    ("dtype", "vectors", "seed"), [(torch.float32, False, 0), (torch.float64, True, 1)]
 )
 def test_a_correct_model_breaks_no_law(
     kind: type[Twin], dtype: torch.dtype, vectors: bool, seed: int
