@@ -325,9 +325,10 @@ static void add_part(
     for (long t = 0; t < c->n; t++) sums[t] += sum[t];
 }
 
-/* Gradients of one head of values, given that of S after the chunk, d, which becomes that before it. */
+/* Gradients of one head of values, given that of S after the chunk, d, which becomes that before it; none:
+   it is zero, and d uninitialised. */
 static void backward_chunk(
-    Chunk *c, const Loop *f, long b, long head, long start, const REAL *s, REAL *d
+    Chunk *c, const Loop *f, long b, long head, long start, const REAL *s, REAL *d, int none
 ) {
     long n = c->n, w = c->stride, V = c->V, K = c->K;
     Matrix k = {c->kT, 1, TOKENS}, p_back = {c->P, 1, TOKENS};
@@ -337,9 +338,11 @@ static void backward_chunk(
     load_values(d_y, c, &f->d_y, b, head, start);
     side_by_side(c->uT, c->u, w, n, V);
     side_by_side(c->yT, d_y, w, n, V);
-    multiply(d_u, NULL, w, 0, 1, k, d, w, n, V, K);
-    scale(d_u, c->until, c);
-    multiply(d_u, d_u, w, 1, 1, p_back, d_y, w, n, V, n);
+    if (!none) {
+        multiply(d_u, NULL, w, 0, 1, k, d, w, n, V, K);
+        scale(d_u, c->until, c);
+    }
+    multiply(d_u, none ? NULL : d_u, w, 1, 1, p_back, d_y, w, n, V, n);
     solve_back(c, d_u, f, b, head, start);
     store_values(d_u, c, &f->d_v, b, head, start);
     side_by_side(c->zT, d_u, w, n, V);
@@ -360,12 +363,14 @@ static void backward_chunk(
     add_part(c->d_qT, 1, c->part, c->since, c->qT, to, c);
     multiply(c->part, NULL, TOKENS, 0, 1, before, c->zT, TOKENS, K, n, V);
     add_part(c->d_kT, -1, c->part, c->since, c->kT, to, c);
-    multiply(c->part, NULL, TOKENS, 0, 1, after, c->uT, TOKENS, K, n, V);
-    add_part(c->d_kT, 1, c->part, c->until, c->kT, until, c);
-
     REAL sum = 0;
-    for (long i = 0; i < K * w; i++) sum += s[i] * d[i];
-    sum *= c->whole;
+    if (!none) {
+        multiply(c->part, NULL, TOKENS, 0, 1, after, c->uT, TOKENS, K, n, V);
+        add_part(c->d_kT, 1, c->part, c->until, c->kT, until, c);
+        for (long i = 0; i < K * w; i++) sum += s[i] * d[i];
+        sum *= c->whole;
+    }
+
     for (long t = 0; t < n; t++) sum += until[t];
     /* Token t decays what goes from earlier tokens, or the chunk's start, to t or later ones. */
     for (long t = n - 1; t >= 0; t--) {
@@ -376,7 +381,7 @@ static void backward_chunk(
     Matrix kT = {c->kT, TOKENS, 1}, qT = {c->qT, TOKENS, 1};
     scale(d_y, c->since, c);
     scale(d_u, c->since, c);
-    multiply(d, d, w, c->whole, 1, qT, d_y, w, K, V, n);
+    multiply(d, none ? NULL : d, w, c->whole, 1, qT, d_y, w, K, V, n);
     multiply(d, d, w, 1, -1, kT, d_u, w, K, V, n);
 }
 
@@ -441,13 +446,11 @@ static int backward_chunks(const Loop *f, long first, long end) {
                 for (long g = 0; g < share; g++) {
                     const REAL *s = state_before(f, &c, states, r, g, i, start - begin);
                     long number = (r * share + g) * K * V;
-                    REAL *d = w == V ? f->d_before + number : gradients + g * memory;
-                    if (start + c.n == f->steps) {
-                        if (f->d_after) copy_rows(d, w, f->d_after + number, V, K, V);
-                        else memset(d, 0, memory * sizeof(REAL));
-                    }
-                    backward_chunk(&c, f, b, h * share + g, start, s, d);
-                    if (w != V && !start) copy_rows(f->d_before + number, V, d, w, K, V);
+                    REAL *d = gradients + g * memory;
+                    int last = start + c.n == f->steps;
+                    if (last && f->d_after) copy_rows(d, w, f->d_after + number, V, K, V);
+                    backward_chunk(&c, f, b, h * share + g, start, s, d, last && !f->d_after);
+                    if (f->d_before && !start) copy_rows(f->d_before + number, V, d, w, K, V);
                 }
                 finish_keys(&c, f, b, h, start);
             }

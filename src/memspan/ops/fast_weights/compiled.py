@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from memspan.devices import can_look
 from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import RuleInputs
 from memspan.ops.native import compiler
@@ -68,7 +67,7 @@ def _no_gradients(tensors: Sequence[Tensor]) -> bool:
     return (
         not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
         and forward_ad._current_level < 0
-        and all(map(can_look, tensors))
+        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
     )
 
 
@@ -118,12 +117,11 @@ class _Rule(torch.autograd.Function):
         *given, errors, saved = ctx.saved_tensors
         q, k, v, before, *strengths = given
         named = dict(zip(_GIVEN, given, strict=False))
-        found = [
-            *map(_by_token, (q, k, v)),
-            before.new_empty(before.shape),
-            *map(_by_token, strengths),
-        ]
-        named |= {f"d_{name}": d for name, d in zip(named, found, strict=True)}
+        # Without a decay the loops work in it.
+        wanted = ctx.needs_input_grad[4] or len(given) < len(_GIVEN)
+        d_before = before.new_empty(before.shape) if wanted else None
+        found = [*map(_by_token, (q, k, v)), d_before, *map(_by_token, strengths)]
+        named |= {f"d_{name}": d for name, d in zip(named, found, strict=True) if d is not None}
         if strengths:
             named["errors"] = errors
         d_y = torch.zeros_like(errors) if d_y is None else d_y

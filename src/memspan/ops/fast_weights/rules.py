@@ -18,12 +18,13 @@ another library's kernels. Derived in ``docs/annotated/delta_rule.md``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, check_together, choose
 
@@ -42,8 +43,7 @@ class Chunking:
     (compiled: every 256 tokens instead of 64). Chunked training then takes a third longer."""
 
 
-@dataclass(frozen=True)
-class RuleInputs:
+class RuleInputs(NamedTuple):
     """Arguments of :func:`~memspan.ops.fast_weights.rules.delta_rule`, shapes as there."""
 
     q: Tensor
@@ -73,53 +73,49 @@ class RuleInputs:
         if share == 1:
             return self
         q, k = (torch.repeat_interleave(x, share, 1) for x in (self.q, self.k))
-        return replace(self, q=q, k=k)
+        return self._replace(q=q, k=k)
 
     def check(self, alike: bool = True) -> None:
         """Raise :class:`MemspanError` where shapes, devices or, with ``alike``, types do not go
         together, or a decay would grow."""
-        q, k, v, weights = self.q, self.k, self.v, self.weights
         strengths = {"beta": self.beta, "log_decay": self.log_decay}
-        check_together(alike, q=q, k=k, v=v, weights=weights, **strengths)
+        check_together(alike, q=self.q, k=self.k, v=self.v, weights=self.weights, **strengths)
+        queries, keys, values = self.q.shape, self.k.shape, self.v.shape
         if (
-            k.dim() != 4
-            or v.dim() != 4
-            or q.shape != k.shape
-            or (k.shape[0], k.shape[2]) != (v.shape[0], v.shape[2])
+            not len(keys) == len(values) == 4
+            or queries != keys
+            or (keys[0], keys[2]) != (values[0], values[2])
         ):
             raise MemspanError(
-                f"queries, keys and values do not fit together: {[*q.shape]}, {[*k.shape]}, "
-                f"{[*v.shape]}; pass [B, H, T, K] twice and [B, H, T, V]"
+                f"queries, keys and values do not fit together: {[*queries]}, {[*keys]}, {[*values]}; "
+                "pass [B, H, T, K] twice and [B, H, T, V]"
             )
-        if k.shape[1] < 1 or v.shape[1] % k.shape[1]:
+        batch, n_heads, length, value_width = values
+        if keys[1] < 1 or n_heads % keys[1]:
             raise MemspanError(
-                f"{v.shape[1]} heads of values cannot share {k.shape[1]} heads of keys evenly: pass a "
+                f"{n_heads} heads of values cannot share {keys[1]} heads of keys evenly: pass a "
                 "multiple"
             )
+        expected = (batch, n_heads, length)
         for name, given in strengths.items():
-            if given is not None and given.shape != v.shape[:3]:
-                raise MemspanError(
-                    f"{name} must be [B, H, T], {[*v.shape[:3]]}, not {[*given.shape]}"
-                )
+            if given is not None and given.shape != expected:
+                raise MemspanError(f"{name} must be [B, H, T], {[*expected]}, not {[*given.shape]}")
         decay = self.log_decay
         # Looking at one number costs less than a mask, which matters for a single token.
-        if decay is not None and decay.numel():
-            from memspan.devices import can_look
-
-            if can_look(decay) and decay.amax().item() > 0:
-                raise MemspanError(
-                    f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
-                    "decay in (0, 1]"
-                )
-        if k.shape[2] < 1:
+        if decay is not None and decay.numel() and can_look(decay) and decay.amax().item() > 0:
+            raise MemspanError(
+                f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a decay in "
+                "(0, 1]"
+            )
+        if length < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
         if self.chunking.size < 1:
             raise MemspanError(f"the chunk size must be at least 1, not {self.chunking.size}")
-        expected = (*v.shape[:2], self._n_features(), v.shape[-1])
-        if weights.shape != expected:
+        memory = (batch, n_heads, self._n_features(), value_width)
+        if self.weights.shape != memory:
             raise MemspanError(
-                f"the memory is {[*weights.shape]}, and for these keys and values must be "
-                f"{[*expected]}, [B, H, F, V]"
+                f"the memory is {[*self.weights.shape]}, and for these keys and values must be "
+                f"{[*memory]}, [B, H, F, V]"
             )
 
     def _n_features(self) -> int:

@@ -9,7 +9,7 @@ INLINE void token_columns(
     REAL *y, REAL *z, REAL *to, const REAL *from, long stride, const REAL *k, const REAL *q, const REAL *v,
     REAL kq, REAL decay, REAL beta, long K, const long vectors
 ) {
-    Lanes by_key[4] = {0}, by_query[4] = {0};
+    Lanes by_key[8] = {0}, by_query[8] = {0};
     for (long i = 0; i < K; i++)
         for (long c = 0; c < vectors; c++) {
             Lanes w = ((const Lanes *)(from + i * stride))[c];
@@ -36,6 +36,7 @@ static void token_of(
 #define COLUMNS(n)                        \
     for (; c + n * LANES <= V; c += n * LANES) \
         token_columns(y + c, z ? z + c : NULL, to + c, from + c, V, k, q, v + c, kq, decay, beta, K, n)
+    if (BYTES == 64) COLUMNS(8);
     COLUMNS(4);
     COLUMNS(1);
 #undef COLUMNS
