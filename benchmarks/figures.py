@@ -4,17 +4,20 @@
 
 Each run reads the passage in segments of 24 tokens, with a memory of 24 slots. That is less than in
 training, so that all of it can be drawn: what each token attends to, and for Fast Weights and Gated
-DeltaNet what one head writes to its matrix. The span figure has curves of docs/recall/recall.json.
+DeltaNet what one head writes to its matrix. For the Compressive Transformer it is also read with the
+compressed slots of another passage. The span figure has curves of docs/recall/recall.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 from unittest import mock
 
@@ -24,7 +27,7 @@ from torch import Tensor
 import memspan
 from memspan.models.gated_delta_net import layer as gated_delta_net
 
-FORM = 1
+FORM = 2
 """Of the files; docs/docsite/figures.py has the same number."""
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PASSAGE = (
@@ -33,6 +36,9 @@ PASSAGE = (
     "PETRUCHIO:\nAnd you, good sir! Pray,"
 )
 """The text that is read; none of the runs was trained on it."""
+NEIGHBOUR = (20_000, 24 * 10)
+"""Where another passage of the held-out text begins, for its compressed slots, and its length: enough
+to fill them."""
 SEGMENT = 24
 """Tokens of a segment, slots of memory, and what a line of the figures has."""
 LAYER, HEAD = 0, 5
@@ -51,48 +57,107 @@ def tokens_of(run: memspan.Run) -> Tensor:
 
 
 @torch.no_grad()
-def attention(name: str, shown: dict[str, int], **sizes: int) -> dict[str, Any]:
+def attention(name: str, layer: int, **sizes: int) -> dict[str, Any]:
     """What each token attends to, in percent by layer, the mean over heads.
 
     Args:
         name: of a run that comes with memspan.
-        shown: the token and the layer of the static picture.
+        layer: of the static picture, from 1.
         sizes: of the memory, for ``initial_memory``.
     """
     run = memspan.load(name)
-    model, tokens = run.model.backbone, tokens_of(run)
-    memory = model.initial_memory(1, **sizes)
-    rate = getattr(model.config, "compression_rate", 1)
-    steps = []
+    backbone, tokens = run.model.backbone, tokens_of(run)
+    memory = backbone.initial_memory(1, **sizes)
+    steps: list[dict[str, Any]] = []
     for begin in range(0, tokens.shape[1], SEGMENT):
-        x = run.model.embedding(tokens[:, begin : begin + SEGMENT])
-        found = model.attention_weights(x, memory)
-        means = torch.stack([layer[0].mean(0) for layer in found.layers])
-        distances = found.distances[0].expand(means.shape[1:])
-        compressed = found.kinds.get("compressed", torch.zeros(1, 1))[0].expand(means.shape[2])
-        for t, back in enumerate(distances):
-            there = (back >= 0) & (back <= begin + t)
-            n_compressed = int(compressed[there].sum())
-            # A compressed slot's distance is that of its middle.
-            oldest = begin + t - back[there][:1] - (rate - 1) / 2 * bool(n_compressed)
-            steps.append(
-                {
-                    "first": int(oldest[0]) if len(oldest) else begin + t,
-                    "compressed": n_compressed,
-                    "weights": (100 * means[:, t, there]).round().int().tolist(),
-                }
-            )
-        memory = model(x, memory).memory
+        segment = tokens[:, begin : begin + SEGMENT]
+        steps += looks(run, segment, memory, begin)
+        memory = backbone(run.model.embedding(segment), memory).memory
+    trained = {"T": run.config.train.segment_length, "M": run.config.model.memory_length}
+    shown = {"T": SEGMENT, "M": SEGMENT}
+    if "compressed_length" in sizes:
+        trained["C"] = run.config.model.compressed_length
+        shown["C"] = sizes["compressed_length"]
     return {
         "kind": "attention",
         "run": name,
         "text": PASSAGE,
         "line": SEGMENT,
-        "kinds": [*found.kinds],
-        "rate": rate,
-        "shown": shown,
+        "kinds": [*backbone.attention_weights(run.model.embedding(tokens[:, :1]), memory).kinds],
+        "rate": getattr(backbone.config, "compression_rate", 1),
+        "sizes": {"trained": trained, "shown": shown},
+        "shown": {"token": typical(steps, layer), "layer": layer},
         "steps": steps,
     }
+
+
+def looks(run: memspan.Run, tokens: Tensor, memory: Any, begin: int) -> list[dict[str, Any]]:
+    """Of each token ``[1, T]``: how many slots and tokens it attends to, and how much by layer."""
+    backbone = run.model.backbone
+    rate = getattr(backbone.config, "compression_rate", 1)
+    found = backbone.attention_weights(run.model.embedding(tokens), memory)
+    means = torch.stack([layer[0].mean(0) for layer in found.layers])
+    distances = found.distances[0].expand(means.shape[1:])
+    compressed = found.kinds.get("compressed", torch.zeros(1, 1))[0].expand(means.shape[2])
+    steps = []
+    for t, back in enumerate(distances):
+        there = (back >= 0) & (back <= begin + t)
+        n_compressed = int(compressed[there].sum())
+        # A compressed slot's distance is that of its middle.
+        oldest = begin + t - back[there][:1] - (rate - 1) / 2 * bool(n_compressed)
+        steps.append(
+            {
+                "first": int(oldest[0]) if len(oldest) else begin + t,
+                "compressed": n_compressed,
+                "weights": (100 * means[:, t, there]).round().int().tolist(),
+            }
+        )
+    return steps
+
+
+def typical(steps: list[dict[str, Any]], layer: int) -> int:
+    """A token of the passage's second half whose strongest weight in this layer is the median."""
+    later = range(len(steps) // 2, len(steps))
+    strongest = {token: max(steps[token]["weights"][layer - 1]) for token in later}
+    return min(later, key=lambda token: abs(strongest[token] - median(strongest.values())))
+
+
+@torch.no_grad()
+def compressive() -> dict[str, Any]:
+    """The same, and with another passage's compressed slots in place of its own.
+
+    ``bits`` are the two losses at each token, in bits: with its own slots, and with the others.
+    """
+    sizes = {"memory_length": SEGMENT, "compressed_length": SEGMENT // 2}
+    data = attention("shakespeare-compressive", 2, **sizes)
+    run = memspan.load("shakespeare-compressive")
+    model, tokens = run.model, tokens_of(run)
+    held_out = (run.folder.parent / "tiny-shakespeare-held-out.txt").read_bytes()
+    begin, length = NEIGHBOUR
+    other = torch.tensor([[*held_out[begin : begin + length]]])
+    neighbour = model(other, model.initial_memory(1, **sizes)).memory
+    memory = model.initial_memory(1, **sizes)
+    for start in range(0, tokens.shape[1], SEGMENT):
+        segment = tokens[:, start : start + SEGMENT]
+        # As many as there are, so that the passage's beginning stays one.
+        there = torch.arange(SEGMENT // 2) >= SEGMENT // 2 - memory.compressed_length[0]
+        swapped = dataclasses.replace(
+            memory, compressed=torch.where(there[:, None], neighbour.compressed, memory.compressed)
+        )
+        targets = tokens[:, start + 1 : start + SEGMENT + 1]
+        losses = [
+            model(segment[:, : targets.shape[1]], m, targets=targets).losses[0]
+            for m in (memory, swapped)
+        ]
+        bits = (torch.stack(losses, 1) / math.log(2)).tolist()
+        for i, step in enumerate(looks(run, segment, swapped, start)):
+            if step["compressed"]:
+                data["steps"][start + i]["swapped"] = step["weights"]
+            if i < len(bits):
+                data["steps"][start + i]["bits"] = [round(b, 2) for b in bits[i]]
+        memory = model(segment, memory).memory
+    data["shown"]["slots"] = 0
+    return data
 
 
 @torch.no_grad()
@@ -196,6 +261,11 @@ def delta_rule() -> dict[str, Any]:
     }
 
 
+def overlap() -> dict[str, Any]:
+    """Two keys of length 1 at an angle, each written once: all else is computed while it is drawn."""
+    return {"kind": "overlap", "shown": {"angle": 60, "beta": 1}}
+
+
 def span() -> dict[str, Any]:
     """Measured curves, the mean of the seeds, and the sizes they were measured with."""
     rows = json.loads((DOCS / "recall" / "recall.json").read_text(encoding="utf-8"))
@@ -223,21 +293,13 @@ def rounded(x: Tensor) -> Any:
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "span": span,
-    "transformer-xl": lambda: attention(
-        "shakespeare", {"token": 81, "layer": 4}, memory_length=SEGMENT
-    ),
-    "compressive": lambda: attention(
-        "shakespeare-compressive",
-        {"token": 108, "layer": 2},
-        memory_length=SEGMENT,
-        compressed_length=SEGMENT // 2,
-    ),
-    "feedback": lambda: attention(
-        "shakespeare-feedback", {"token": 94, "layer": 2}, memory_length=SEGMENT
-    ),
+    "transformer-xl": lambda: attention("shakespeare", 4, memory_length=SEGMENT),
+    "compressive": compressive,
+    "feedback": lambda: attention("shakespeare-feedback", 2, memory_length=SEGMENT),
     "fast-weights": fast_weights,
     "gated-delta-net": gated,
     "delta-rule": delta_rule,
+    "overlap": overlap,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from built import PHONE, SITE, visit
@@ -18,6 +19,7 @@ PAGES = {
     "fast-weights": "annotated/fast_weights.html",
     "gated-delta-net": "annotated/gated_delta_net.html",
     "delta-rule": "annotated/delta_rule.html",
+    "overlap": "annotated/fast_weights.html",
     "span": "recall.html",
 }
 """Figure -> its page."""
@@ -48,6 +50,56 @@ def test_a_button_and_a_key_change_what_is_drawn(page: Page, name: str) -> None:
     assert (picture.inner_html(), told.inner_text(), slider.input_value()) == seen[1]
     slider.fill("0")
     assert figure.locator("svg rect").count()
+
+
+@pytest.mark.parametrize("name", ["compressive", "fast-weights"])
+def test_a_letter_can_be_tapped(page: Page, name: str) -> None:
+    figure = on(page, name, PHONE)
+    slider = figure.locator("input").first
+    letters = figure.locator(".picture .letter")
+    for token in (30, 100, 0):
+        letters.nth(token).click()
+        assert slider.input_value() == str(token)
+    figure.locator("svg").click(position={"x": 2, "y": 2})  # beside the letters
+    assert slider.input_value() == "0"
+
+
+def test_compressed_slots_of_a_neighbour(page: Page) -> None:
+    """They are looked at otherwise, and the next letter costs what the file says."""
+    figure = on(page, "compressive")
+    told = figure.locator(".told")
+    before = figure.locator(".picture").inner_html()
+    figure.get_by_role("slider", name="Compressed slots").press("ArrowRight")
+    assert figure.locator(".picture").inner_html() != before
+    assert figure.locator("output").last.inner_text().startswith("a neighbour")
+    steps = figures.load("compressive")["steps"]
+    own, others = steps[int(figure.locator("input").first.input_value())]["bits"]
+    assert f"{own:.2f} bits with its own compressed slots, {others:.2f}" in told.inner_text()
+
+
+def test_a_finger_finds_the_buttons(browser: Browser) -> None:
+    context = browser.new_context(
+        has_touch=True, is_mobile=True, viewport={"width": PHONE, "height": 800}
+    )
+    page = context.new_page()
+    for name in PAGES:
+        figure = on(page, name, PHONE)
+        for part in (*figure.locator("button").all(), *figure.locator("input").all()):
+            box = part.bounding_box()
+            assert min(box["height"], box["width"]) >= 44
+    context.close()
+
+
+@pytest.mark.parametrize(("degrees", "beta"), [(0, 1.0), (60, 0.5), (135, 0.25)])
+def test_overlapping_keys_are_the_rules(degrees: int, beta: float) -> None:
+    script = engine(figures.STYLE / "figures.js")
+    found = json.loads(
+        script.eval(f"JSON.stringify(overlapReads({{angle: {degrees}, beta: {beta}}}))")
+    )
+    shared = math.cos(math.radians(degrees))
+    assert found["sum"] == [pytest.approx([1, shared]), pytest.approx([shared, 1])]
+    kept, second = beta * (1 - beta * shared**2), beta * shared * (1 - beta)
+    assert found["delta"] == [pytest.approx([kept, beta * shared]), pytest.approx([second, beta])]
 
 
 def test_sliders_move_the_edges(page: Page) -> None:

@@ -20,7 +20,7 @@ from docsite.errors import DocsError
 
 FOLDER = Path("docs/figures")
 STYLE = Path(__file__).parent / "style"
-FORM = 1
+FORM = 2
 """Of the files that benchmarks/figures.py writes."""
 AGAIN = "write and draw it anew: make figures"
 

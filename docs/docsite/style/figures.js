@@ -16,7 +16,8 @@ const svg = (height, parts) => tag(
   "\n" + parts.flat(9).join("\n") + "\n",
 )
 const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i)
-const number = x => Math.round(x).toLocaleString("en")
+// Adding 0 takes the sign off a zero.
+const number = x => (Math.round(x) + 0).toLocaleString("en")
 const percent = x => `${number(x)}\u00a0%`
 
 // Text, a cell for each token
@@ -33,6 +34,13 @@ function letters(data, token, kind) {
       ? write("letter later", x + 9.5, y + 18, "·")
       : write(`letter ${kind(i)}`, x + 9.5, y + 18, letter(character))
   })
+}
+
+/** The token whose letter is drawn there. */
+function letterAt(data, x, y) {
+  const [column, row] = [Math.floor((x - 12) / 19), Math.floor((y - 8) / 32)]
+  const token = data.line * row + column
+  return column >= 0 && column < data.line && data.text[token] ? token : undefined
 }
 
 const now = (data, token) => {
@@ -54,8 +62,9 @@ function legend(y, entries) {
 
 const strength = weight => Math.sqrt(weight / 100).toFixed(2)
 
-function slots(data, { token, layer }) {
-  const { first, compressed, weights } = data.steps[token]
+function slots(data, { token, layer, slots: others }) {
+  const { first, compressed, weights: own, swapped = own } = data.steps[token]
+  const weights = others ? swapped : own
   const segment = data.kinds.includes("segment") ? token - (token % data.line) : data.text.length
   return weights[layer - 1].map((weight, i) => {
     const from = first + (i < compressed ? i * data.rate : compressed * (data.rate - 1) + i)
@@ -76,7 +85,7 @@ function drawAttention(data, state) {
   })
   const first = data.steps[state.token].first
   const y = below(data)
-  return svg(y + 52, [
+  return svg(y + 72, [
     boxes,
     letters(data, state.token, i => (i < first ? "gone" : "")),
     now(data, state.token),
@@ -86,8 +95,11 @@ function drawAttention(data, state) {
       rect("read", 92 + 70 * i, y + 28, 14, 14, { rx: 2, opacity: strength(weight) }),
       write("small", 112 + 70 * i, y + 40, percent(weight)),
     ]),
+    write("small", 12, y + 64, `trained with ${sizes(data.sizes.trained)}; shown with ${sizes(data.sizes.shown)}`),
   ])
 }
+
+const sizes = named => Object.entries(named).map(([name, size]) => `${name} ${size}`).join(", ")
 
 function tellAttention(data, state) {
   const all = slots(data, state)
@@ -102,7 +114,23 @@ function tellAttention(data, state) {
   const shares = data.kinds.map(kind => `${kind} ${percent((100 * sum(kind)) / sum())}`)
   const begin = `Token ${state.token + 1}, “${letter(data.text[state.token])}”, layer ${state.layer}: `
   if (!all.length) return begin + "nothing to attend to yet."
-  return `${begin}most attention goes to ${named.join("; ")}.` + (shares.length > 1 ? ` In all: ${shares.join(", ")}.` : "")
+  return (
+    `${begin}most attention goes to ${named.join("; ")}.` +
+    (shares.length > 1 ? ` In all: ${shares.join(", ")}.` : "") +
+    tellSwap(data, state)
+  )
+}
+
+/** What the next letter costs with the compressed slots of another passage in place of one's own. */
+function tellSwap(data, { token, slots: others }) {
+  const bits = data.steps[token].bits
+  if (others === undefined || !bits) return ""
+  const all = data.steps.filter(step => step.swapped && step.bits).map(step => step.bits)
+  const mean = which => (all.reduce((sum, both) => sum + both[which], 0) / all.length).toFixed(3)
+  return (
+    ` The next letter, “${letter(data.text[token + 1])}”, costs ${bits[0].toFixed(2)} bits with its own compressed slots, ` +
+    `${bits[1].toFixed(2)} with a neighbour’s; on average ${mean(0)} and ${mean(1)}.`
+  )
 }
 
 // Fast weights: a matrix, and what is left of each write
@@ -171,6 +199,63 @@ function tellMatrix(data, { token }) {
     `After token ${token + 1}, “${letter(data.text[token])}”: of the ${token} tokens before it, ` +
     `the keys of ${half} still read at least half of what they wrote.` +
     (data.decay ? ` It left ${percent(100 * data.decay[token])} of the matrix before it wrote.` : "")
+  )
+}
+
+// Two keys that overlap: A is written under the first, then B under the second
+
+/** For either rule: how much of A and of B the first key reads, and the second, after both were written. */
+function overlapReads({ angle, beta }) {
+  const turn = (angle * Math.PI) / 180
+  const keys = [[1, 0], [Math.cos(turn), Math.sin(turn)]]
+  return Object.fromEntries(["sum", "delta"].map(rule => {
+    let matrix = [[0, 0], [0, 0]]
+    for (const [i, key] of keys.entries()) {
+      const value = [[i === 0 ? 1 : 0, i === 1 ? 1 : 0]]
+      const written = rule === "sum" ? value : minus(value, multiply([key], matrix)).map(row => row.map(x => beta * x))
+      matrix = plus(matrix, multiply(transposed([key]), written))
+    }
+    return [rule, keys.map(key => multiply([key], matrix)[0])]
+  }))
+}
+
+function drawOverlap(data, state) {
+  const turn = (state.angle * Math.PI) / 180
+  const [x, y, radius] = [70, 120, 52]
+  const arrow = (kind, angle, words) => [
+    line(`arrow ${kind}`, x, y, x + radius * Math.cos(angle), y - radius * Math.sin(angle)),
+    write("name", x + (radius + 16) * Math.cos(angle), y + 5 - (radius + 12) * Math.sin(angle), words),
+  ]
+  const reads = overlapReads(state)
+  const [left, unit] = [232, 90]
+  const bars = Object.entries(reads).map(([rule, both], i) => [
+    write("small", left - 60, 24 + 104 * i, `the ${rule} rule: what each key reads`),
+    both.map((shares, key) => {
+      const top = 36 + 104 * i + 40 * key
+      return [
+        write("small", left - 60, top + 19, `key ${key + 1}`),
+        shares.map((share, value) => [
+          rect(value ? "second" : "first", share < 0 ? left + unit * share : left, top + 15 * value, Math.abs(unit * share).toFixed(1), 13),
+          write("small", left + unit * Math.max(share, 0) + 6, top + 12 + 15 * value, `${percent(100 * share)} of ${"AB"[value]}`),
+        ]),
+      ]
+    }),
+  ])
+  return svg(236, [
+    tag("circle", { class: "frame", cx: x, cy: y, r: radius }),
+    arrow("first", 0, "1"), arrow("second", turn, "2"),
+    write("small", 12, 206, "A is written under key 1,"),
+    write("small", 12, 224, "then B under key 2"),
+    bars,
+  ])
+}
+
+function tellOverlap(data, state) {
+  const { sum, delta } = overlapReads(state)
+  const share = x => percent(100 * x)
+  return (
+    `At ${state.angle}° and β = ${state.beta}: under the sum rule key 2 reads ${share(sum[1][1])} of B and still ${share(sum[1][0])} of A; ` +
+    `under the delta rule ${share(delta[1][1])} of B and ${share(delta[1][0])} of A, and of A key 1 has kept ${share(delta[0][0])}.`
   )
 }
 
@@ -300,14 +385,27 @@ function tellSpan(data, state) {
 
 // Controls. The first of a figure that goes step by step has buttons, too.
 
-const tokenControl = data => ({ name: "token", label: "Token", values: range(0, data.text.length - 1), shift: 1, buttons: true })
+const tokenControl = data => ({ name: "token", label: "Token, or tap a letter", values: range(0, data.text.length - 1), shift: 1, buttons: true })
 const KINDS = {
   attention: {
-    controls: data => [tokenControl(data), { name: "layer", label: "Layer", values: range(1, data.steps[0].weights.length) }],
+    controls: data => [
+      tokenControl(data),
+      { name: "layer", label: "Layer", values: range(1, data.steps[0].weights.length) },
+      ...("slots" in data.shown ? [{ name: "slots", label: "Compressed slots", values: [0, 1], words: ["its own", "a neighbour’s"] }] : []),
+    ],
+    pick: letterAt,
     draw: drawAttention,
     tell: tellAttention,
   },
-  matrix: { controls: data => [tokenControl(data)], draw: drawMatrix, tell: tellMatrix },
+  matrix: { controls: data => [tokenControl(data)], pick: letterAt, draw: drawMatrix, tell: tellMatrix },
+  overlap: {
+    controls: () => [
+      { name: "angle", label: "Angle between the keys", values: range(0, 12).map(i => 15 * i), buttons: true },
+      { name: "beta", label: "β, how strongly it writes", values: [0.25, 0.5, 0.75, 1] },
+    ],
+    draw: drawOverlap,
+    tell: tellOverlap,
+  },
   chunk: {
     controls: () => [{ name: "step", label: "Step", values: range(1, 7), buttons: true }],
     draw: drawChunk,
@@ -332,7 +430,7 @@ function start(figure) {
   const kind = KINDS[data.kind]
   const state = { ...data.shown }
   const form = figure.querySelector("form")
-  const shown = ({ values, shift = 0 }, i) => number(values[i] + shift)
+  const shown = ({ values, words, shift = 0 }, i) => (words ? words[i] : (values[i] + shift).toLocaleString("en"))
   const controls = kind.controls(data)
   form.innerHTML = controls.map(control => {
     const i = control.values.indexOf(state[control.name])
@@ -350,9 +448,19 @@ function start(figure) {
       input.setAttribute("aria-valuetext", words)
       input.closest("div").querySelector("output").value = words
     }
-    figure.querySelector(".picture").innerHTML = kind.draw(data, state)
+    picture.innerHTML = kind.draw(data, state)
     figure.querySelector(".told").textContent = kind.tell(data, state)
   }
+  const picture = figure.querySelector(".picture")
+  picture.classList.toggle("picks", Boolean(kind.pick))
+  picture.addEventListener("click", event => {
+    const box = picture.querySelector("svg").getBoundingClientRect()
+    const scale = WIDTH / box.width
+    const token = kind.pick?.(data, (event.clientX - box.left) * scale, (event.clientY - box.top) * scale)
+    if (token === undefined) return
+    form.elements.token.value = token
+    update()
+  })
   form.addEventListener("input", update)
   form.addEventListener("submit", event => event.preventDefault())
   for (const button of form.querySelectorAll("button")) {
