@@ -19,7 +19,11 @@ PAGES = sorted({str(path.relative_to(SITE)) for path in SITE.rglob("*.html")} - 
 WRITTEN = [page for page in PAGES if not page.startswith("source/")]
 """Pages that somebody wrote, or that are generated for reading; the rest are source files."""
 ANNOTATED = [page for page in PAGES if page.startswith("annotated/")]
-WIDTHS = (1024, 1440, 1920)
+WIDTHS = (1280, 1440, 1920)
+HEAVIEST = 250_000
+"""Bytes of HTML."""
+PAPER = 718
+"""Width of a sheet of A4 between its margins."""
 
 
 @cache
@@ -78,6 +82,47 @@ def test_on_a_phone(page: Page) -> None:
         note = passage.query_selector(".note").bounding_box()
         code = passage.query_selector(".listing").bounding_box()
         assert note["y"] + note["height"] <= code["y"]
+
+
+def test_the_table_of_contents(page: Page) -> None:
+    """Beside the text where there is room, behind a button on a phone."""
+    for name, width, at_once in (
+        (ANNOTATED[0], 1440, True),
+        ("which-one.html", 1024, True),
+        (ANNOTATED[0], PHONE, False),
+    ):
+        visit(page, name, width)
+        contents = page.locator(".md-sidebar--secondary .md-sidebar__inner")
+        assert (contents.evaluate("e => getComputedStyle(e).opacity") == "1") == at_once
+        if at_once:
+            text = page.locator("article").bounding_box()
+            assert text["x"] + text["width"] <= contents.bounding_box()["x"]
+        else:
+            page.locator(".md-sidebar-button").click()
+            page.wait_for_function(
+                "getComputedStyle(document.querySelector"
+                "('.md-sidebar--secondary .md-sidebar__inner')).opacity == 1"
+            )
+
+
+def test_nothing_is_cut_on_paper(page: Page) -> None:
+    page.emulate_media(media="print")
+    cut = []
+    for name in WRITTEN:
+        visit(page, name, PAPER)
+        cut += page.evaluate(
+            """([name, width]) => [...document.querySelectorAll("article *")]
+              .filter(e => !e.closest("svg *") && e.getBoundingClientRect().width
+                && e.getBoundingClientRect().right > width + 1)
+              .map(e => `${name}: ${e.tagName} ${e.textContent.slice(0, 40)}`)""",
+            [name, PAPER],
+        )
+    assert not cut, "\n".join(cut)
+
+
+def test_pages_are_light() -> None:
+    heavy = {name: size for name in PAGES if (size := (SITE / name).stat().st_size) > HEAVIEST}
+    assert not heavy
 
 
 @pytest.mark.parametrize(

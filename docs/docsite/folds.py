@@ -127,9 +127,11 @@ def _owned(places: list[Lines], taken: dict[str, set[int]], root: Path) -> list[
 
 
 def _runs(is_open: set[int], folded: set[int], has_text: set[int]) -> list[Run]:
-    """Lines as runs; short folds within are opened."""
+    """Lines as runs, without empty ones around them; short folds within are opened."""
     runs: list[Run] = []
-    for number in sorted(is_open | folded):
+    both = is_open | folded
+    first, last = min(both & has_text, default=1), max(both & has_text, default=0)
+    for number in sorted(number for number in both if first <= number <= last):
         kind = number in is_open
         if runs and runs[-1].high == number - 1 and runs[-1].is_open == kind:
             runs[-1] = Run(runs[-1].low, number, kind)

@@ -117,8 +117,9 @@ def whole_file(path: Path) -> str:
 
 
 def _block(lines: list[str], first: int, with_anchors: bool = False) -> str:
-    code = "\n".join(
-        f"<span id=L{n}>{line}</span>" if with_anchors else f"<span>{line}</span>"
+    # A line is a box, which wraps with its number beside it: its end belongs inside.
+    code = "".join(
+        f"<span id=L{n}>{line}\n</span>" if with_anchors else f"<span>{line}\n</span>"
         for n, line in enumerate(lines, first)
     )
     start = f' style="counter-reset:n {first - 1}"' if first > 1 else ""

@@ -71,7 +71,8 @@ class Formulas:
         """The search index, which is JSON with HTML in it, with the formulas' characters."""
 
         def characters(match: re.Match[str]) -> str:
-            return json.dumps(re.sub("<[^>]+>", "", self.rendered[int(match[1])]))[1:-1]
+            rows = self.rendered[int(match[1])].replace("</mtr>", " ")
+            return json.dumps(re.sub("<[^>]+>", "", rows).strip())[1:-1]
 
         return re.sub(f"{OPEN}(\\d+){CLOSE}", characters, index)
 

@@ -6,6 +6,8 @@ their columns; source files, the reference and the tables of measured rows are g
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -120,7 +122,7 @@ class Staging:
             lambda name: benchmarks.measured_span(name, self.root),
             self.root,
         )
-        return "---\nhide:\n  - navigation\n  - toc\n---\n\n" + text
+        return "---\nhide:\n  - navigation\n---\n\n" + text
 
     def _later(self, code: str) -> str:
         """Stands for HTML that is put in after the build: Markdown would take a minute over it."""
@@ -167,6 +169,11 @@ def navigation(config: dict[str, Any]) -> list[str]:
     return walk(config["project"]["nav"])
 
 
+def address() -> str:
+    """Where the site will stand, from the environment's ``SITE_URL``; empty: on a disk."""
+    return os.environ.get("SITE_URL", "")
+
+
 def stage(root: Path = ROOT) -> Staging:
     """Make the folder that zensical reads; formulas and figures are put in after it.
 
@@ -197,7 +204,12 @@ def stage(root: Path = ROOT) -> Staging:
     schemes = ":root", '[data-md-color-scheme="slate"]'
     (assets / "style" / "colours.css").write_text(colours.css(*schemes), encoding="utf-8")
     shutil.copytree(HERE / "overrides", STAGED / "overrides")
-    shutil.copyfile(HERE / "zensical.toml", STAGED / "zensical.toml")
+    settings = (HERE / "zensical.toml").read_text(encoding="utf-8")
+    if address():
+        settings = settings.replace(
+            "\n[project]\n", f"\n[project]\nsite_url = {json.dumps(address())}\n"
+        )
+    (STAGED / "zensical.toml").write_text(settings, encoding="utf-8")
     for line in read_state.changed(pages, root):
         print(f"note to read again: {line}")
     return staging
@@ -234,6 +246,10 @@ def build() -> None:
     said = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
     if done.returncode:
         raise DocsError(f"zensical ended with status {done.returncode}:\n{said[-2000:]}")
+    if not address():
+        # Both are for servers, and wrong without it.
+        for name in ("404.html", "sitemap.xml"):
+            (SITE / name).unlink()
     for page in SITE.rglob("*.html"):
         page.write_text(staged.put_in(page.read_text(encoding="utf-8")), encoding="utf-8")
     for index in (SITE / "search.json", SITE / "search.js"):
