@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import memspan
-from memspan.data.corpora import HELD_OUT
+from memspan.data.named import HELD_OUT
 from memspan.evaluation import score_tokens
 
 RUNS = ("shakespeare-gated-delta-net", "shakespeare-fast-weights")

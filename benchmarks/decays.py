@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import memspan
-from memspan.data.corpora import HELD_OUT
+from memspan.data.named import HELD_OUT
 from memspan.models.gated_delta_net import layer as gated_delta_net
 
 LENGTH, SEGMENT = 16_384, 256

@@ -20,8 +20,7 @@ import torch
 import plots
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.config_files import preset_file, read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, preset_file, read_config
 from shakespeare import add_text, parts
 from sides import Side
 from timing import machine

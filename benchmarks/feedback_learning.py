@@ -30,8 +30,7 @@ import plots
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import run as runs
-from memspan.runs.config_files import preset_file, read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, preset_file, read_config
 from memspan.training.warm_start import initialise_from
 from shakespeare import add_text, parts
 from sides import Side, n_parameters

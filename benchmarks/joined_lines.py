@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import memspan
-from memspan.data.corpora import HELD_OUT
+from memspan.data.named import HELD_OUT
 from memspan.models import LanguageModel
 from memspan.runs.places import SHIPPED
 

@@ -24,8 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import plots
-from memspan.runs.config_files import preset_file, read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, preset_file, read_config
 from peers.gpt import GPT
 from shakespeare import add_text, parts
 from sides import Side

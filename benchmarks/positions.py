@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from memspan.runs.config_files import read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, read_config
 from shakespeare import PRESETS, add_text, parts
 from sides import Side
 from timing import machine

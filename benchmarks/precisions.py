@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from memspan.precision.products import multiplies_bfloat16
+from memspan.precision import multiplies_bfloat16
 
 PRECISIONS = ("float32", "medium", "bfloat16")
 

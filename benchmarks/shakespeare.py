@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from memspan.models.relative.options import RelativeConfig
-from memspan.runs.config_files import PRESETS as ALL_PRESETS
-from memspan.runs.config_files import read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import PRESETS as ALL_PRESETS
+from memspan.runs.options import RunConfig, read_config
 
 PRESETS = {
     read_config(file).architecture: file

@@ -30,17 +30,16 @@ import torch
 from rich.console import Console
 
 import memspan
-from memspan.data.corpora import HELD_OUT, SHAKESPEARE
+from memspan.data.named import HELD_OUT, SHAKESPEARE
 from memspan.data.prepared import prepare
 from memspan.data.token_files import identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.measurement.report import Report
 from memspan.runs import checkpoints
-from memspan.runs.config_files import load_config, read_config, to_toml
-from memspan.runs.options import RunConfig
+from memspan.runs.checkpoint_files import WEIGHTS
+from memspan.runs.options import RunConfig, load_config, read_config, to_toml
 from memspan.runs.run_lock import BOUND
-from memspan.runs.weights import WEIGHTS
 from shakespeare import PRESETS, add_text
 from timing import machine
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import io
 import os
 import sys
@@ -35,12 +34,15 @@ def calls() -> list[str]:
     from memspan import cli
 
     entered: list[str] = []
+    importing = 0
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal importing
         code = frame.f_code
+        if code.co_name == "<module>":
+            importing += {"call": 1, "return": -1}.get(event, 0)
         inside = event == "call" and code.co_filename.startswith(f"{PACKAGE}{os.sep}")
-        # Bodies of classes and modules have no locals of their own.
-        if inside and code.co_flags & inspect.CO_NEWLOCALS:
+        if inside and not importing:
             place = Path(code.co_filename).relative_to(PACKAGE).as_posix()
             entered.append(f"{place}:{code.co_qualname}")
 

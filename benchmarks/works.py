@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from memspan.precision.products import automatic
+from memspan.precision import automatic
 from peers.side import VOCAB_SIZE, Side, Size
 from precisions import autocast, products_in
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import memspan
 import transfo_xl_folder as peers
-from memspan.commands.beginning import new_folder as new_run
+from memspan.commands.train import new_folder as new_run
 from memspan.converters import authors, torch_files, transfo_xl
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.corpora import load_corpus
@@ -44,11 +44,10 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
-from memspan.runs.config_files import read_config, to_toml
-from memspan.runs.options import RunConfig
+from memspan.runs.checkpoint_files import check_fit
+from memspan.runs.options import RunConfig, read_config, to_toml
 from memspan.runs.run_lock import lock_run
 from memspan.runs.shards import save_shards
-from memspan.runs.weights import check_fit
 from memspan.training import metrics, start
 from memspan.training.options import TrainConfig
 from memspan.training.state import TrainingState

@@ -21,7 +21,7 @@ from memspan.errors import MemspanError
 from memspan.nn import NOT_SCORED
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.runs.config_files import read_config
+from memspan.runs.options import read_config
 from memspan.training import metrics, start, trainer, updates
 from memspan.training.optimisers import Groups, MakeOptimiser
 from odd_optimiser import Odd

@@ -15,7 +15,7 @@ from rich.console import Console
 import throughput
 import timing
 import works
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 from peers import registry
 from precisions import (
     PRECISIONS,

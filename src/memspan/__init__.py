@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memspan.memory import Memory
     from memspan.models import LanguageModel
     from memspan.models.options import EmbeddingConfig
-    from memspan.precision.products import Precision
+    from memspan.precision import Precision
     from memspan.runs.options import RunConfig
     from memspan.runs.run import Run, load
     from memspan.sampling import Sampling

@@ -1,4 +1,5 @@
-"""Options of the right type, checked against the type hints of the dataclass that declares them."""
+"""What options have in common: their types, checked against the hints of the dataclass that declares
+them, and ranges; the names of precisions. No torch here."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from memspan.errors import MemspanError
 
@@ -111,3 +112,19 @@ def probability(config: object, *names: str) -> None:
         value = getattr(config, name)
         if not 0 <= value < 1:
             raise MemspanError(f"{name} is a probability in [0, 1), not {value}")
+
+
+Products = Literal["auto", "float32", "bfloat16"]
+MatmulPrecision = Literal["auto", "highest", "high", "medium"]
+
+
+def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
+    """Raise :class:`MemspanError` if both options would round products.
+
+    Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded.
+    """
+    if precision == "bfloat16" and matmul_precision in ("high", "medium"):
+        raise MemspanError(
+            f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "
+            "float32: use precision float32, or matmul_precision highest"
+        )

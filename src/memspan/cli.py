@@ -11,7 +11,7 @@ import sys
 import traceback
 
 from memspan import __version__
-from memspan.commands.output import settle_output
+from memspan.commands.standard_streams import settle_output
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 

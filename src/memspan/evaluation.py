@@ -21,7 +21,7 @@ from memspan.memory import Memory
 from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
 from memspan.per_token import Losses, losses_to
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.runs.texts import text_of
 

@@ -15,7 +15,7 @@ from memspan import cli
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.runs import run as runs
-from memspan.runs.config_files import load_config
+from memspan.runs.options import load_config
 from memspan.runs.texts import text_of
 
 pytestmark = pytest.mark.usefixtures("text_file")

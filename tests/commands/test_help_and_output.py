@@ -17,7 +17,7 @@ import pytest
 from command_line import SMALL, TEXT
 from memspan import cli
 from memspan.models.registry import MODELS
-from memspan.runs.config_files import PRESETS, read_config
+from memspan.runs.options import PRESETS, read_config
 
 pytestmark = pytest.mark.usefixtures("text_file")
 

@@ -15,7 +15,7 @@ from memspan.data.token_files import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.generation import Writer, generate
-from memspan.generation.samples import Sample
+from memspan.generation.writer import Sample
 from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,

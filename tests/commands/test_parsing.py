@@ -10,9 +10,9 @@ from typing import Annotated, Literal, get_type_hints
 import pytest
 import tyro
 
-from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.evaluate import EvaluateArguments
 from memspan.commands.parsing import import_modules, parsed, peek_flags
+from memspan.commands.shared import given_to, memory_and_reader, with_architectures
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
 

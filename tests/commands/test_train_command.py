@@ -20,12 +20,11 @@ from rich.console import Console
 import memspan
 from command_line import SMALL, TEXT, pipe, refused
 from memspan import cli
-from memspan.commands import beginning
+from memspan.commands.train import new_folder
 from memspan.data.options import DataConfig
 from memspan.invocation import command
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.config_files import read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, read_config
 from memspan.training import terminal
 
 pytestmark = pytest.mark.usefixtures("text_file")
@@ -156,7 +155,7 @@ def test_flags_override_a_preset() -> None:
 )
 def test_a_runs_folder_is_named_after_its_text(corpus: str, name: str) -> None:
     config = RunConfig(model=TransformerXLConfig(), data=DataConfig(corpus=corpus))
-    assert beginning.new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
+    assert new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
 
 
 UNCHANGEABLE = [

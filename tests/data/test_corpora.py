@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memspan.data import corpora, hugging_face
-from memspan.data.corpora import CORPORA, list_corpora, load_corpus
+from memspan.data import corpora, hugging_face, named
+from memspan.data.corpora import load_corpus
+from memspan.data.named import CORPORA, list_corpora
 from memspan.data.texts import Text, by_position, encoding_of
 from memspan.errors import MemspanError
 
@@ -124,9 +125,9 @@ def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
     enwik8 = rows["enwik8"]
     assert str(tmp_path / "cache") in str(enwik8)
     assert "downloaded on first use" in str(enwik8)
-    assert corpora.ENWIK8.url in str(enwik8)
-    corpora.ENWIK8.path.parent.mkdir(parents=True)
-    corpora.ENWIK8.path.write_bytes(b"")
+    assert named.ENWIK8.url in str(enwik8)
+    named.ENWIK8.path.parent.mkdir(parents=True)
+    named.ENWIK8.path.write_bytes(b"")
     assert "downloaded: " in {row.name: str(row) for row in list_corpora()}["enwik8"]
 
 
@@ -137,15 +138,15 @@ def test_downloads_stay_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_wikitext_has_the_splits_of_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = corpora.WIKITEXT_103.path
+    path = named.WIKITEXT_103.path
     path.parent.mkdir(parents=True)
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("train", "valid", "test"):
             archive.writestr(f"wikitext-103/wiki.{name}.tokens", f" = {name} = \n")
-    source = corpora.Source(
-        corpora.WIKITEXT_103.url, hashlib.sha256(path.read_bytes()).hexdigest(), 10**6
+    source = named.Source(
+        named.WIKITEXT_103.url, hashlib.sha256(path.read_bytes()).hexdigest(), 10**6
     )
-    monkeypatch.setattr(corpora, "WIKITEXT_103", source)
+    monkeypatch.setattr(named, "WIKITEXT_103", source)
     corpus = load_corpus("wikitext-103")
     assert {name: [t.read() for t in texts] for name, texts in corpus.splits.items()} == {
         "train": [b" = train = \n"],
@@ -157,9 +158,9 @@ def test_wikitext_has_the_splits_of_its_archive(monkeypatch: pytest.MonkeyPatch)
 
 def test_enwik8_is_cut_at_its_official_places(monkeypatch: pytest.MonkeyPatch) -> None:
     text = bytes(90_000_000) + b"\1" * 5_000_000 + b"\2" * 5_000_000
-    monkeypatch.setattr(corpora.Source, "fetch", lambda self: self.path)
+    monkeypatch.setattr(named.Source, "fetch", lambda self: self.path)
     monkeypatch.setattr(corpora, "read_member", lambda path, member, limit: text)
-    splits = corpora._hundred_million(corpora.ENWIK8, "enwik8")
+    splits = named._hundred_million(named.ENWIK8, "enwik8")
     assert [len(t) for (t,) in splits.values()] == [90_000_000, 5_000_000, 5_000_000]
     assert [(t.read()[0], t.read()[-1]) for (t,) in splits.values()] == [(0, 0), (1, 1), (2, 2)]
 
@@ -242,8 +243,8 @@ def test_without_a_network_it_says_what_to_put_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "http://127.0.0.1:9/input.txt"
-    source = corpora.Source(url, corpora.SHAKESPEARE.sha256, 10**7)
-    monkeypatch.setattr(corpora, "SHAKESPEARE", source)
+    source = named.Source(url, named.SHAKESPEARE.sha256, 10**7)
+    monkeypatch.setattr(named, "SHAKESPEARE", source)
     with pytest.raises(MemspanError, match="put it at") as refusal:
         load_corpus("tiny-shakespeare")
     assert str(source.path) in str(refusal.value)
@@ -251,10 +252,10 @@ def test_without_a_network_it_says_what_to_put_where(
 
 def test_a_named_corpus_has_its_official_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"To be, or not to be" * 100
-    source = corpora.Source("http://127.0.0.1:9/i.txt", hashlib.sha256(text).hexdigest(), 10**7)
+    source = named.Source("http://127.0.0.1:9/i.txt", hashlib.sha256(text).hexdigest(), 10**7)
     source.path.parent.mkdir(parents=True)
     source.path.write_bytes(text)
-    monkeypatch.setattr(corpora, "SHAKESPEARE", source)
+    monkeypatch.setattr(named, "SHAKESPEARE", source)
     splits = load_corpus("tiny-shakespeare").splits
     assert [t.read() for t in splits["train"]] == [text[:1710]]
     assert [t.read() for t in splits["validation"]] == [text[1710:]]

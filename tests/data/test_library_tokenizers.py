@@ -18,7 +18,7 @@ from memspan.data.prepared import prepare
 from memspan.data.tokenizers.library import SPACE
 from memspan.data.tokenizers.registry import load_tokenizer, read_tokenizer
 from memspan.errors import MemspanError
-from memspan.runs.config_files import load_config
+from memspan.runs.options import load_config
 from memspan.training.start import resume, train
 from tiny_runs import OPTIONS
 

@@ -16,7 +16,7 @@ from memspan.data.corpora import load_corpus, located, missing
 from memspan.data.options import DataConfig, Texts
 from memspan.data.texts import Text
 from memspan.errors import MemspanError
-from memspan.runs.config_files import load_config
+from memspan.runs.options import load_config
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 OWN = ["--data.train", "a.txt", "--data.validation", "v/*.txt"]

@@ -14,8 +14,7 @@ from texts import prose
 
 import memspan
 import transfo_xl_folder
-from memspan.runs.config_files import PRESETS, read_config, to_toml
-from memspan.runs.options import RunConfig
+from memspan.runs.options import PRESETS, RunConfig, read_config, to_toml
 from memspan.runs.places import SHIPPED
 
 SEGMENT_LENGTH = 16

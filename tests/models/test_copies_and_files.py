@@ -17,7 +17,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.ties import tied_names
-from memspan.runs.weights import weights_of
+from memspan.runs.checkpoint_files import weights_of
 from readings import (
     assert_memories_equal,
     every_case,

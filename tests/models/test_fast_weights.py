@@ -23,8 +23,7 @@ from memspan.models import FastWeights, LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.fast_weights.reader import FastWeightsReader
 from memspan.ops.fast_weights import compiled as delta_rule_loop
-from memspan.runs.config_files import load_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, load_config
 from memspan.training import start, updates
 from memspan.training.options import OptimConfig, TrainConfig
 from readings import text

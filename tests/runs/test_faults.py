@@ -30,7 +30,8 @@ from memspan.errors import MemspanError
 from memspan.files import disk
 from memspan.files.disk import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
-from memspan.runs import checkpoints, config_files
+from memspan.runs import checkpoints
+from memspan.runs import options as run_options
 from memspan.runs.run_lock import lock_run
 from memspan.training import checkpointer, metrics, start, updates, validation
 from memspan.training.options import OptimConfig
@@ -437,5 +438,5 @@ def test_any_name_of_a_corpus_is_trained_on_and_resumed(name: str) -> None:
 
 
 def _preset() -> str:
-    Path("p.toml").write_text(config_files.to_toml(OPTIONS))
+    Path("p.toml").write_text(run_options.to_toml(OPTIONS))
     return "p.toml"

@@ -28,7 +28,7 @@ from memspan.files.disk import read_limited, write_atomically
 from memspan.files.tensors import load_tensors
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import config_files
+from memspan.runs import options as run_options
 from memspan.runs.options import RunConfig
 from memspan.training import metrics
 from memspan.training.loggers import JsonLines, loggers
@@ -306,10 +306,10 @@ def test_a_preset_sets_options_and_nothing_else(line: str, tmp_path: Path) -> No
     path = tmp_path / "p.toml"
     path.write_text(line)
     if "--out=/elsewhere" in line and "cutoffs" not in line:
-        assert config_files.read_config(path).data.corpus == "--out=/elsewhere"
+        assert run_options.read_config(path).data.corpus == "--out=/elsewhere"
         return
     with pytest.raises(MemspanError, match=r"p\.toml"):
-        config_files.read_config(path)
+        run_options.read_config(path)
 
 
 @given(corpus=st.text(max_size=300))
@@ -333,8 +333,8 @@ def test_config_toml_holds_any_name(corpus: str, tmp_path_factory: pytest.TempPa
     except MemspanError:
         return
     path = tmp_path_factory.mktemp("toml") / "config.toml"
-    path.write_bytes(config_files.to_toml(options).encode())
-    assert config_files.read_config(path) == options
+    path.write_bytes(run_options.to_toml(options).encode())
+    assert run_options.read_config(path) == options
 
 
 def test_names_that_are_no_text_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -395,7 +395,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "config.toml").symlink_to("/dev/zero")
     with pytest.raises(MemspanError, match="has no config"):
-        config_files.load_config(tmp_path)
+        run_options.load_config(tmp_path)
     (tmp_path / "large").write_bytes(bytes(11))
     with pytest.raises(OSError, match="larger than 10 bytes"):
         read_limited(tmp_path / "large", 10)

@@ -21,8 +21,7 @@ from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import State
-from memspan.runs.config_files import load_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, load_config
 from memspan.runs.run_lock import RunLock
 from memspan.training import metrics, start, updates
 from memspan.training.options import OptimConfig

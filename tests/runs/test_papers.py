@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memspan.models import LanguageModel
-from memspan.runs.config_files import PRESETS, read_config
+from memspan.runs.options import PRESETS, read_config
 
 PAPERS = [name for name in PRESETS if name.startswith("papers/")]
 PUBLISHED = {

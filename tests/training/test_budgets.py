@@ -16,8 +16,7 @@ from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.runs import checkpoints, history
-from memspan.runs.config_files import load_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, load_config
 from memspan.training import start, updates
 from memspan.training.options import TrainConfig
 from tiny_runs import OPTIONS, TEXT

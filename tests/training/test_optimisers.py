@@ -16,7 +16,7 @@ from memspan.commands.train import train as train_command
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints
-from memspan.runs.config_files import read_config
+from memspan.runs.options import read_config
 from memspan.training import metrics, updates
 from memspan.training.optimisers import (
     OPTIMISERS,

@@ -16,18 +16,15 @@ from rich.console import Console
 from torch import Tensor
 
 from architectures import CASES
-from memspan import cli
+from memspan import cli, precision
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
-from memspan.precision import products as precision
-from memspan.precision.products import AUTOMATIC, Precision, resolve
+from memspan.precision import AUTOMATIC, Precision, resolve
 from memspan.runs import checkpoints
-from memspan.runs.config_files import load_config, to_toml
-from memspan.runs.options import RunConfig
-from memspan.training import precision as training_precision
+from memspan.runs.options import RunConfig, load_config, to_toml
 from memspan.training import start, trainer, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
@@ -279,7 +276,7 @@ def test_a_run_goes_on_in_its_own_precision(
     sealed = load_config(Path("r")).train
     assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
     # On a machine where new runs would take another.
-    monkeypatch.setattr(training_precision, "automatic", lambda device: Precision("bfloat16"))
+    monkeypatch.setattr("memspan.training.state.automatic", lambda device: Precision("bfloat16"))
     for more in ("--train.steps=4", "--train.precision=auto"):
         flags = ["--train.steps", "5", more] if "auto" in more else [more]
         cli.main(["train", "--resume", "r", *flags])
@@ -304,7 +301,7 @@ def test_runs_from_before_the_option(
     assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
     assert "matmul" not in Path("r/config.toml").read_text()
     cli.main(["generate", "r", "--tokens", "2"])
-    monkeypatch.setattr(training_precision, "automatic", lambda device: Precision("bfloat16"))
+    monkeypatch.setattr("memspan.training.state.automatic", lambda device: Precision("bfloat16"))
     start.resume(Path("r"), console=Console(width=1000))
     out = capsys.readouterr().out
     assert "on cpu in float32 (matmul precision highest)\n" in out

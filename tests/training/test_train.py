@@ -27,8 +27,7 @@ from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
-from memspan.runs.config_files import read_config
-from memspan.runs.options import RunConfig
+from memspan.runs.options import RunConfig, read_config
 from memspan.runs.run import create
 from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, start, updates, validation

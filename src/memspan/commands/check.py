@@ -12,7 +12,7 @@ import tyro
 
 from memspan.checks import check_types
 from memspan.commands.parsing import Modules, parsed
-from memspan.commands.reading import TARGET_HELP
+from memspan.commands.shared import TARGET_HELP
 from memspan.errors import MemspanError
 
 

@@ -79,7 +79,7 @@ def data(arguments: list[str]) -> None:
 
 
 def _list(options: ListArguments) -> None:
-    from memspan.data.corpora import list_corpora
+    from memspan.data.named import list_corpora
 
     rows = list_corpora()
     if options.json:

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memspan.checks import at_least
-from memspan.commands.architectures import given_to, memory_and_reader, with_architectures
 from memspan.commands.parsing import parsed
-from memspan.commands.reading import ReadingArguments
-from memspan.commands.standard_input import STDIN, Split, readable, split_to_read
+from memspan.commands.shared import (
+    ReadingArguments,
+    given_to,
+    memory_and_reader,
+    with_architectures,
+)
+from memspan.commands.standard_streams import STDIN, Split, readable, split_to_read
 from memspan.errors import counted
-from memspan.runs.config_files import load_config
+from memspan.runs.options import load_config
 
 if TYPE_CHECKING:
     from memspan.evaluation import Evaluation
@@ -89,7 +93,7 @@ def evaluate(arguments: list[str]) -> None:
 
 def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     from memspan.evaluation import percent
-    from memspan.precision.products import Precision
+    from memspan.precision import Precision
 
     sizes = {
         option.name: scores.memory.get(option.name, getattr(run.config.model, option.name))

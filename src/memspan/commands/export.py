@@ -10,7 +10,7 @@ import tyro
 
 from memspan.commands.parsing import parsed
 from memspan.errors import MemspanError
-from memspan.runs.config_files import load_config
+from memspan.runs.options import load_config
 from memspan.runs.places import run_alone
 
 

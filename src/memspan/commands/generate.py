@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import tyro
 
 from memspan.checks import at_least
-from memspan.commands.architectures import given_to, reader_only, with_architectures
 from memspan.commands.parsing import parsed
-from memspan.commands.reading import ReadingArguments
-from memspan.data.tokenizers.utf8 import bytes_of
+from memspan.commands.shared import ReadingArguments, given_to, reader_only, with_architectures
+from memspan.data.tokenizers.base import bytes_of
 from memspan.errors import MemspanError, counted
-from memspan.runs.config_files import load_config
+from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
 
 if TYPE_CHECKING:

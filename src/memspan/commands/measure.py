@@ -11,8 +11,8 @@ import tyro
 
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
-from memspan.commands.reading import TARGET_HELP, DeviceArguments
-from memspan.commands.standard_input import STDIN, Split, readable, split_to_read
+from memspan.commands.shared import TARGET_HELP, DeviceArguments
+from memspan.commands.standard_streams import STDIN, Split, readable, split_to_read
 from memspan.errors import MemspanError
 from memspan.runs.places import is_shipped, place_of
 

@@ -18,9 +18,8 @@ from memspan.models import LanguageModel
 from memspan.runs import checkpoints
 from memspan.runs import run as runs
 from memspan.runs.checkpoint_files import Checkpoint as SavedCheckpoint
-from memspan.runs.checkpoint_files import State
+from memspan.runs.checkpoint_files import State, weights_of
 from memspan.runs.run_lock import lock_run
-from memspan.runs.weights import weights_of
 
 
 def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Corpora: named ones with their official splits, data sets, or any file, folder or glob."""
+"""Corpora by name, path or glob: found, read and split."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import hashlib
 import itertools
 import os
 import platform
-import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from memspan.data import hugging_face
-from memspan.data.download import fetch, read_member
+from memspan.data.named import CORPORA
 from memspan.data.options import Texts, title
 from memspan.data.texts import Splits, Text, by_document, by_file, by_position, encoding_of
 from memspan.data.unpacked import MissingFieldError, documents_in, holds_records
 from memspan.errors import MemspanError
-from memspan.files.disk import cache_folder
 
 
 @dataclass(frozen=True)
@@ -48,80 +45,6 @@ class Corpus:
     encoding: str | None = None
     """The encoding that the text seems to have if it is not UTF-8: only the byte tokeniser can encode
     it."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file on the network."""
-
-    url: str
-    sha256: str
-    limit: int
-    """Maximum size in bytes, of the file and of what an archive holds."""
-
-    @property
-    def path(self) -> Path:
-        """Where it is in the cache."""
-        return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
-
-    def fetch(self) -> Path:
-        """Download it unless it is there; its path."""
-        return fetch(self.url, self.path, self.sha256, self.limit)
-
-
-@dataclass(frozen=True)
-class Named:
-    """A named corpus."""
-
-    about: str
-    read: Callable[[], Splits]
-    source: Source | None = None
-    splits: tuple[str, ...] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class CorpusRow:
-    """A named corpus as ``memspan data list`` shows it."""
-
-    name: str
-    about: str
-    splits: tuple[str, ...]
-    state: str
-    """Where it is, or how to get it."""
-
-    def __str__(self) -> str:
-        width = max(map(len, CORPORA))
-        return (
-            f"{self.name:<{width}}  {self.about}\n{'':<{width}}  {', '.join(self.splits)}\n"
-            f"{'':<{width}}  {self.state}"
-        )
-
-
-SHAKESPEARE = Source(
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    2_000_000,
-)
-ENWIK8 = Source(
-    "http://mattmahoney.net/dc/enwik8.zip",
-    "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-    100_000_000,
-)
-TEXT8 = Source(
-    "http://mattmahoney.net/dc/text8.zip",
-    "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-    100_000_000,
-)
-WIKITEXT_103 = Source(
-    "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
-    "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    600_000_000,
-)
-
-HELD_OUT = Path(
-    str(resources.files("memspan").joinpath("trained", "tiny-shakespeare-held-out.txt"))
-)
-"""The last tenth of Tiny Shakespeare."""
 
 
 def load_corpus(texts: Texts, field: str = "text") -> Corpus:
@@ -218,105 +141,6 @@ def _of_split(name: str) -> tuple[str, str]:
     source, _, split = name.rpartition("#")
     hub = name.startswith(hugging_face.PREFIX)
     return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
-
-
-def list_corpora() -> list[CorpusRow]:
-    """A row per named corpus."""
-    rows = []
-    for name, corpus in CORPORA.items():
-        source = corpus.source
-        if source is None:
-            state = "no download needed"
-        elif source.path.exists():
-            state = f"downloaded: {source.path}"
-        else:
-            state = f"downloaded on first use, or put {source.url} at {source.path}"
-        rows.append(CorpusRow(name, corpus.about, corpus.splits, state))
-    return rows
-
-
-def _python_stdlib() -> Splits:
-    """The standard library's sources, sorted by path, tests excluded, split by file."""
-    root = Path(sysconfig.get_path("stdlib"))
-    excluded = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    files = sorted(
-        (p.relative_to(root).as_posix(), p)
-        for p in root.rglob("*.py")
-        if not excluded & set(p.relative_to(root).parts)
-    )
-    if not files:
-        raise MemspanError(
-            f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
-        )
-    # Each file's split depends only on its own name: a new file moves no other.
-    return by_file([(name, [Text.of(path)]) for name, path in files])
-
-
-def _tiny_shakespeare() -> Splits:
-    text = Text.of(SHAKESPEARE.fetch())
-    cut = len(text) * 9 // 10
-    return {"train": [text.part(0, cut)], "validation": [text.part(cut, len(text))]}
-
-
-def _hundred_million(source: Source, member: str) -> Splits:
-    text = Text.of(read_member(source.fetch(), member, source.limit))
-    edges = (0, 90_000_000, 95_000_000, len(text))
-    names = ("train", "validation", "test")
-    return {name: [text.part(edges[n], edges[n + 1])] for n, name in enumerate(names)}
-
-
-def _wikitext_103() -> Splits:
-    archive = WIKITEXT_103.fetch()
-    names = {"train": "train", "validation": "valid", "test": "test"}
-    return {
-        split: [
-            Text.of(read_member(archive, f"wikitext-103/wiki.{name}.tokens", WIKITEXT_103.limit))
-        ]
-        for split, name in names.items()
-    }
-
-
-def _held_out() -> Splits:
-    return {"validation": [Text.of(HELD_OUT)]}
-
-
-def _two_plays() -> Splits:
-    return by_position([Text.of(HELD_OUT)])
-
-
-CORPORA = {
-    "two-plays": Named(
-        "112 KB of Shakespeare that come with memspan (the default): that last tenth, for a first run",
-        _two_plays,
-    ),
-    "python-stdlib": Named(
-        "the Python standard library's own sources, about 12 MB", _python_stdlib
-    ),
-    "tiny-shakespeare": Named(
-        "1.1 MB of plays, last tenth for validation",
-        _tiny_shakespeare,
-        SHAKESPEARE,
-        ("train", "validation"),
-    ),
-    "tiny-shakespeare-held-out": Named(
-        "its last tenth, 112 KB, which comes with memspan: for scoring its runs, not for training",
-        _held_out,
-        splits=("validation",),
-    ),
-    "enwik8": Named(
-        "100 MB of Wikipedia with mark-up, 90M/5M/5M bytes",
-        lambda: _hundred_million(ENWIK8, "enwik8"),
-        ENWIK8,
-    ),
-    "text8": Named(
-        "100 MB of Wikipedia as a-z and space, 90M/5M/5M",
-        lambda: _hundred_million(TEXT8, "text8"),
-        TEXT8,
-    ),
-    "wikitext-103": Named(
-        "103M words of Wikipedia articles, tokenised; official splits", _wikitext_103, WIKITEXT_103
-    ),
-}
 
 
 def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
@@ -426,8 +250,15 @@ def _is_dataset(name: str) -> bool:
         return bool(name)
     # What no path can be is refused where files are looked for.
     with contextlib.suppress(OSError):
-        return hugging_face.is_saved(Path(os.path.expanduser(name)))
+        return _is_saved(Path(os.path.expanduser(name)))
     return False
+
+
+def _is_saved(folder: Path) -> bool:
+    """Whether ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote a folder."""
+    return (folder / "dataset_dict.json").is_file() or (
+        (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
+    )
 
 
 def has_fields(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from memspan.data.texts import Text
@@ -32,18 +31,11 @@ TEXT = ("string", "large_string", "string_view", "null")
 """Its types of columns that may hold text. Of the last, which has no values, a row is refused."""
 
 
-def is_saved(folder: Path) -> bool:
-    """Whether ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote a folder."""
-    return (folder / "dataset_dict.json").is_file() or (
-        (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
-    )
-
-
 def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
     """A data set's documents by split, under its own splits' names; one of no splits is ``train``.
 
     Args:
-        name: ``hf:...``, or a folder where :func:`is_saved`.
+        name: ``hf:...``, or a folder that the library saved.
         field: its column of texts.
 
     Raises:

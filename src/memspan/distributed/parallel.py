@@ -13,7 +13,7 @@ from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
 from memspan.models.protocol import MemoryReader, TokenModel
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

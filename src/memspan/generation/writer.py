@@ -10,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.utf8 import bytes_of
+from memspan.data.tokenizers.base import StreamDecoder, Tokenizer, bytes_of
 from memspan.errors import MemspanError, counted
 from memspan.generation.drawing import draw_tokens
 from memspan.generation.prompts import read_prompt, read_prompts
-from memspan.generation.samples import Sample
 from memspan.memory import Memory, concatenate
 from memspan.models.protocol import TokenReader
 from memspan.models.sizes import refuse_oversized
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.sampling import DEFAULT, Sampling
 
@@ -279,3 +277,43 @@ def _noting_the_last(pieces: Iterable[np.ndarray], last: list[int]) -> Iterator[
         if piece.size:
             last[:] = [int(piece[-1])]
         yield piece
+
+
+class Sample:
+    """One continuation: its tokens, and its text up to a stop string."""
+
+    def __init__(self, decoder: StreamDecoder, stop: Sequence[str]) -> None:
+        self.tokens: list[int] = []
+        self.log_probabilities: list[float] = []
+        self.text = ""
+        """As far as it is certain: without what may yet become a stop string."""
+        self.stopped = False
+        self._decoder, self._stop, self._held = decoder, stop, ""
+
+    def push(self, token: int, last: bool = False) -> str:
+        """Add a token, unless the sample has stopped. The text that became certain; with the ``last``
+        token all of it is."""
+        if self.stopped:
+            return ""
+        self.tokens.append(token)
+        piece = self._decoder.push(token)
+        if self._stop:
+            piece = self._certain(self._held + piece, last)
+        self.text += piece
+        return piece
+
+    def _certain(self, text: str, last: bool) -> str:
+        """The part of ``text`` before a stop string, or before what may become one."""
+        n = len(text)
+        if ends := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
+            self.stopped, n = True, min(ends)
+        elif not last:
+            n -= max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[n:]
+        return text[:n]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` with which ``stop`` begins."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -16,7 +16,7 @@ from memspan.measurement.retention import Retention
 from memspan.measurement.span import Span
 from memspan.measurement.stateful import TEXT, name_of, subject_of
 from memspan.measurement.subject import Budget, RunSubject, Subject
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 from memspan.runs.run import opened, precision_for
 from memspan.runs.texts import ALL, text_of
 from memspan.targets import is_run

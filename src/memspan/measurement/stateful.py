@@ -23,8 +23,8 @@ from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
 from memspan.runs.places import run_folder
 from memspan.runs.texts import ALL, check_field, split_of
+from memspan.stateful.case import device_of
 from memspan.stateful.protocol import Stateful, tensors_of
-from memspan.stateful.reading import device_of
 from memspan.targets import as_stateful, named
 
 SEGMENT = 256

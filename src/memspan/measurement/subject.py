@@ -18,7 +18,7 @@ from memspan.errors import NonFiniteError
 from memspan.memory import Memory
 from memspan.models import LanguageModel, Reader
 from memspan.nn import NOT_SCORED
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 
 Cuts = tuple[tuple[int, int], ...]
 SEED = 1

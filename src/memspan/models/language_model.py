@@ -32,7 +32,7 @@ from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.ties import expand_ties, tie, tied_names
 from memspan.nn import NOT_SCORED, dropout_layer, known
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 
 
 @known

@@ -25,7 +25,7 @@ from memspan.models.packing import Schema, Watch, is_exactly
 from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 from memspan.trees import constant
 
 M = TypeVar("M", bound=Memory)

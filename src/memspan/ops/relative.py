@@ -410,7 +410,7 @@ def sdpa_is_fast(like: Tensor) -> bool:
     if like.device.type != "cpu" or like.dtype != torch.float32 or torch.compiler.is_compiling():
         # A graph of torch.compile is used under any setting: it may be slower, but not wrong.
         return True
-    from memspan.precision.products import float32_matmul_precision
+    from memspan.precision import float32_matmul_precision
 
     return float32_matmul_precision() == "highest"
 

@@ -5,10 +5,10 @@
 | the folder itself, ``.lock``                         | ``places``: by its path or the name of a run  |
 |                                                      | that comes with memspan; ``run_lock``: one    |
 |                                                      | trainer at a time                             |
-| ``config.toml``                                      | ``options``; ``config_files``: as TOML        |
+| ``config.toml``                                      | ``options``                                   |
 | ``history.jsonl``                                    | ``history``: options changed on resuming      |
 | ``tokenizer.json``                                   | ``memspan.data.tokenizers``                   |
-| ``model.safetensors``                                | ``weights``; ``run``: a trained model, used   |
+| ``model.safetensors``                                | ``checkpoint_files``; ``run``: loaded        |
 | ``metrics.jsonl``, ``loss.png``                      | ``memspan.training.metrics``                  |
 | ``checkpoints/``                                     | ``checkpoints``: saved, found, dropped        |
 | ``…/step-N/{state.json,*.safetensors}``              | ``checkpoint_files``                          |

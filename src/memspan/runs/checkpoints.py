@@ -27,6 +27,7 @@ from memspan.files.tensors import checked_header, save_tensors
 from memspan.invocation import command
 from memspan.runs import shards
 from memspan.runs.checkpoint_files import (
+    WEIGHTS,
     Checkpoint,
     State,
     bound_files,
@@ -41,7 +42,6 @@ from memspan.runs.checkpoint_files import (
 from memspan.runs.places import BEST, CHECKPOINTS, folder_name
 from memspan.runs.run_lock import RunLock
 from memspan.runs.shards import SHARDS, Target
-from memspan.runs.weights import WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memspan.checks import MatmulPrecision, Products
 from memspan.data.token_files import Identity, recorded
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
@@ -20,15 +21,12 @@ from memspan.invocation import command
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.precision.options import MatmulPrecision, Products
-from memspan.precision.products import Precision, resolve
+from memspan.precision import Precision, resolve
 from memspan.runs import checkpoints, history
-from memspan.runs.checkpoint_files import refuse_changes
-from memspan.runs.config_files import load_config, to_toml
-from memspan.runs.options import RunConfig
+from memspan.runs.checkpoint_files import WEIGHTS, check_fit, load_weights, refuse_changes, widened
+from memspan.runs.options import RunConfig, load_config, to_toml
 from memspan.runs.places import Place, place_of, run_folder
 from memspan.runs.run_lock import RunLock
-from memspan.runs.weights import WEIGHTS, check_fit, load_weights, widened
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from memspan.stateful.case import device_of
 from memspan.stateful.protocol import (
     MADE,
     Claims,
@@ -20,7 +21,6 @@ from memspan.stateful.protocol import (
     RefusedError,
     tensors_of,
 )
-from memspan.stateful.reading import device_of
 from memspan.stateful.recurrent import copied, mapped
 
 CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from memspan.stateful.case import Case, Named, Reading, device_of, join, script
 from memspan.stateful.floor import (
     POWER,
     Reference,
@@ -30,8 +31,6 @@ from memspan.stateful.floor import (
 from memspan.stateful.growth import EARLY, SCRIPT, growth
 from memspan.stateful.laws import LAWS, ROWS, Law, length_of
 from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
-from memspan.stateful.reading import Case, Named, Reading, device_of, join
-from memspan.stateful.script import script
 
 Outcome = Literal["holds", "broken", "inconclusive", "refused", "not-offered"]
 

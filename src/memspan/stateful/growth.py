@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from memspan.stateful.case import Reading
 from memspan.stateful.protocol import leaves_of
-from memspan.stateful.reading import Reading
 
 EARLY, MIDDLE, LATE = 10, 500, 1000
 """Segments after which the size is taken."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from memspan.stateful.case import Case, Named, Reading, join
 from memspan.stateful.protocol import (
     Claims,
     ReadsPacked,
@@ -24,7 +25,6 @@ from memspan.stateful.protocol import (
     Stateful,
     Truncates,
 )
-from memspan.stateful.reading import Case, Named, Reading, join
 
 ROWS = 3
 

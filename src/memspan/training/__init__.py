@@ -6,7 +6,7 @@ state.py        everything that the next step depends on, to and from a checkpoi
 updates.py      one update: gradients accumulated, clipped, and applied or skipped
 optimisers.py   the optimisers, which parameters decay, and the learning rate of every update
 validation.py   score, sample and statistics                       health.py     what is not finite
-metric_logger.py  records while training     loggers.py   where they go      metrics.py  metrics.jsonl
+loggers.py      records while training, and where they go          metrics.py    metrics.jsonl
 checkpointer.py   checkpoints while training     changes.py   what may differ on resuming
 summary.py      what is printed before and at the end
 sizes.py        the memory that a run takes, from a few of its layers

@@ -14,7 +14,7 @@ from memspan.data.options import TEXTS
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.precision.products import Precision
+from memspan.precision import Precision
 from memspan.runs.options import RunConfig
 
 Changes = dict[str, list[object]]

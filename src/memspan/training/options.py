@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from memspan.checks import MOST, at_least, check_types
+from memspan.checks import (
+    MOST,
+    MatmulPrecision,
+    Products,
+    at_least,
+    check_types,
+    refuse_contradictory_precision,
+)
 from memspan.errors import MemspanError
-from memspan.precision.options import MatmulPrecision, Products, refuse_contradictory_precision
 
 
 @dataclass(frozen=True)

@@ -22,24 +22,21 @@ from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
-from memspan.precision.products import recorded_precision
+from memspan.precision import recorded_precision
 from memspan.runs import checkpoints, history
-from memspan.runs.checkpoint_files import Checkpoint, State
-from memspan.runs.config_files import load_config, to_toml
-from memspan.runs.options import RunConfig
+from memspan.runs.checkpoint_files import Checkpoint, State, check_fit
+from memspan.runs.options import RunConfig, load_config, to_toml
 from memspan.runs.places import run_alone
 from memspan.runs.run import create, load
 from memspan.runs.run_lock import RunLock, lock_run
-from memspan.runs.weights import check_fit
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
 from memspan.training.checkpointer import Checkpointer
 from memspan.training.loggers import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, learning_rate, with_optimiser
-from memspan.training.options import BUDGETS
-from memspan.training.precision import precision_of, without_auto
+from memspan.training.options import BUDGETS, TrainConfig
 from memspan.training.sizes import Plan, refuse_oversized_training
-from memspan.training.state import TrainingState, refuse_sharing, streams_of
+from memspan.training.state import TrainingState, precision_of, refuse_sharing, streams_of
 from memspan.training.trainer import Trainer
 
 
@@ -103,7 +100,7 @@ def train(
     sized = config.model.for_segments(config.train.segment_length)
     config = dataclasses.replace(config, model=sized)
     precision = precision_of(config.train, device)
-    options = without_auto(config.train, precision.products, precision.matmul)
+    options = _without_auto(config.train, precision.products, precision.matmul)
     config = dataclasses.replace(config, train=options)
     _refuse_sizes(config, prepared, device, processes, optimiser)
     state = TrainingState(config, prepared, device, processes, source, optimiser)
@@ -192,7 +189,7 @@ def _resume(
     if saved is not None:
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
     if (used := recorded_precision(state.get("environment"))) is not None:
-        options = without_auto(config.train, used.products, used.matmul)
+        options = _without_auto(config.train, used.products, used.matmul)
         config = dataclasses.replace(config, train=options)
     _refuse_sizes(config, prepared, device, processes, optimiser)
     training = TrainingState(config, prepared, device, processes, optimiser=optimiser)
@@ -223,7 +220,7 @@ def _merged(
     before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
 ) -> RunConfig[BackboneConfig]:
     """``wanted`` with absolute paths, and the run's own precision where it says ``auto``."""
-    options = without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
+    options = _without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
     return dataclasses.replace(_with_absolute_paths(wanted, before.data), train=options)
 
 
@@ -334,6 +331,13 @@ def refuse_fsdp_alone(config: RunConfig[BackboneConfig], n_processes: int) -> No
             "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
             "2 or more, or drop it"
         )
+
+
+def _without_auto(options: TrainConfig, precision: str, matmul_precision: str) -> TrainConfig:
+    """The options with ``auto`` replaced by what the run uses, so that it resumes the same anywhere."""
+    used: dict[str, Any] = {"precision": precision, "matmul_precision": matmul_precision}
+    left_open = {name: used[name] for name in used if getattr(options, name) == "auto"}
+    return dataclasses.replace(options, **left_open)
 
 
 def _with_absolute_paths(

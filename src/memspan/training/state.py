@@ -20,15 +20,15 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.runs.checkpoint_files import Checkpoint, State
+from memspan.precision import Precision, automatic, resolve
+from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weights_of
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
-from memspan.runs.weights import load_weights, weights_of
 from memspan.training import metrics
 from memspan.training.changes import environment
 from memspan.training.health import Health, without_non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
-from memspan.training.precision import precision_of
+from memspan.training.options import TrainConfig
 from memspan.training.warm_start import WarmStart, initialise_from
 
 
@@ -48,6 +48,15 @@ def streams_of(config: RunConfig[BackboneConfig], prepared: TokenizedCorpus) -> 
     text = prepared.splits["train"]
     starts = text.document_starts if config.data.document_reset else None
     return Streams(text.tokens, config.train.batch_size, config.train.segment_length, starts)
+
+
+def precision_of(options: TrainConfig, device: torch.device) -> Precision:
+    """The precision of a run with these options on ``device``.
+
+    Raises:
+        MemspanError: as :func:`resolve`.
+    """
+    return resolve(options.precision, options.matmul_precision, automatic(device), device)
 
 
 class TrainingState:

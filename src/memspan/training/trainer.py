@@ -11,8 +11,7 @@ from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
 from memspan.training.checkpointer import Checkpointer
-from memspan.training.loggers import loggers
-from memspan.training.metric_logger import MetricLogger
+from memspan.training.loggers import MetricLogger, loggers
 from memspan.training.state import TrainingState
 from memspan.training.summary import conclude, introduce
 from memspan.training.terminal import progress, stoppable

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.utf8 import decoded, utf8
+from memspan.data.tokenizers.base import Tokenizer, decoded, utf8
 from memspan.errors import MemspanError
 
 NO_ID = (1 << 32) - 1

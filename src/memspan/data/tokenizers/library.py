@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from memspan.data.options import refuse_oversized_vocabulary, refuse_sentence_piece
-from memspan.data.tokenizers.base import LIMIT, Tokenizer
+from memspan.data.tokenizers.base import LIMIT, Tokenizer, cut_at_gaps, decoded, utf8
 from memspan.data.tokenizers.subwords import (
     SubwordTokenizer,
     byte_level_bytes,
     is_failure,
     subword_library,
 )
-from memspan.data.tokenizers.utf8 import cut_at_gaps, decoded, utf8
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 

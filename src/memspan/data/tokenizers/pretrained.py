@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.utf8 import utf8
+from memspan.data.tokenizers.base import Tokenizer, utf8
 from memspan.errors import MemspanError
 from memspan.installed import require
 

@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memspan.data.options import refuse_oversized_vocabulary
-from memspan.data.tokenizers.base import LIMIT, Tokenizer
+from memspan.data.tokenizers.base import LIMIT, Tokenizer, utf8
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.data.tokenizers.library import LibraryTokenizer, read_library_tokenizer
 from memspan.data.tokenizers.subwords import SubwordTokenizer, is_failure, train_subwords
-from memspan.data.tokenizers.utf8 import utf8
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.utf8 import utf8
+from memspan.data.tokenizers.base import Tokenizer, utf8
 from memspan.errors import MemspanError
 
 UNKNOWN = "<unk>"

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from memspan.data.streams import START
-from memspan.data.tokenizers.utf8 import bytes_of
+from memspan.data.tokenizers.base import bytes_of
 from memspan.devices import device_for
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.generation import generate

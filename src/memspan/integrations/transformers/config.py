@@ -10,8 +10,7 @@ from transformers import PreTrainedConfig
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
-from memspan.runs.config_files import section
-from memspan.runs.options import DEFAULT_ARCHITECTURE
+from memspan.runs.options import DEFAULT_ARCHITECTURE, section
 
 
 class MemspanConfig(PreTrainedConfig):

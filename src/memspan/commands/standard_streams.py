@@ -1,8 +1,9 @@
-"""A corpus from standard input."""
+"""Standard input as a corpus; standard output and standard error, which may fail."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -64,3 +65,12 @@ def readable(corpus: str | None) -> Iterator[str | None]:
     if corpus is not None and missing(corpus):
         load_corpus(corpus)
     yield corpus
+
+
+def settle_output() -> None:
+    """Drop output that cannot be written, so that the interpreter does not complain at its exit."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

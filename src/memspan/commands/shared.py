@@ -1,4 +1,4 @@
-"""Options of evaluate and generate that come from the architectures.
+"""Options that several verbs share: a run, how it is read, and those of the architectures.
 
 Only the run's folder says which architecture it has, so the parser takes the options of all of them and
 refuses afterwards those that the run's own does not have.
@@ -11,14 +11,69 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
+from memspan.checks import MatmulPrecision, Products, check_types, refuse_contradictory_precision
+from memspan.commands.parsing import Modules
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
+from memspan.runs.places import SHIPPED
+
+if TYPE_CHECKING:
+    from memspan.precision import Precision
+    from memspan.runs.run import Run
+
+RUN_HELP = (
+    "Run folder, for its best weights; one of its checkpoints, such as RUN/checkpoints/step-750; or, "
+    f"where there is none, a run that comes with memspan: {', '.join(SHIPPED)}."
+)
+TARGET_HELP = (
+    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
+    "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
+    "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function that "
+    "makes one."
+)
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """Where and how precisely trained models are read."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    precision: Products = "auto"
+    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except
+    for single tokens of transformer-xl and compressive, which are faster if the model is large."""
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed (auto: as in training). See memspan train --help."""
+
+    modules: Modules = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        refuse_contradictory_precision(self.precision, self.matmul_precision)
+
+
+@dataclass(frozen=True)
+class ReadingArguments(DeviceArguments):
+    """A run and how it is read."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help=RUN_HELP)] = field(kw_only=True)
+
+    def opened(self) -> tuple[Run, Precision]:
+        """The run, and the precision to read in. Imports torch."""
+        from memspan.devices import device_for
+        from memspan.runs.run import load, precision_for
+
+        run = load(self.run, str(device_for(self.device)))
+        return run, precision_for(run, self.precision, self.matmul_precision)
+
 
 T = TypeVar("T")
 Kinds = Callable[[type[BackboneConfig]], list[type]]
@@ -58,8 +113,8 @@ def _help(kind: type, name: str) -> str:
     for base in kind.__mro__[:-1]:
         (statement,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(statement, ast.ClassDef)
-        for field, below in pairwise(statement.body):
-            match field, below:
+        for line, below in pairwise(statement.body):
+            match line, below:
                 case (
                     ast.AnnAssign(target=ast.Name(id=found)),
                     ast.Expr(value=ast.Constant(value=str(text))),

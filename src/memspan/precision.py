@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from memspan.checks import check_types
+from memspan.checks import check_types, refuse_contradictory_precision
 from memspan.errors import MemspanError
-from memspan.precision.options import refuse_contradictory_precision
 
 
 @dataclass(frozen=True)
