@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-
-from memspan.stateful.recurrent import mapped
 
 # About width ** -0.5: from the usual 0.02 such narrow models begin to learn late.
 _SHARED: dict[str, Any] = {
@@ -63,7 +63,18 @@ class Carried:
 
     def detach(self) -> Carried:
         """The same state without its graph, in a cache of its own: caches change in place."""
-        return Carried(mapped(Tensor.detach, self.cache))
+        # A copy takes for its parts what it is told that it has copied.
+        return Carried(copy.deepcopy(self.cache, {id(t): t.detach() for t in tensors(self.cache)}))
+
+
+def tensors(part: Any) -> Iterator[Tensor]:
+    """The tensors in a cache: in its layers, their attributes, and lists and dictionaries there."""
+    if isinstance(part, Tensor):
+        yield part
+        return
+    inner = part if isinstance(part, dict) else getattr(part, "__dict__", {})
+    for each in part if isinstance(part, list | tuple) else inner.values():
+        yield from tensors(each)
 
 
 @dataclass

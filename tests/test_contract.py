@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import memspan
+from memspan.models.registry import MODELS
 
 PLANTED = {
     "ops/relative.py": "memspan.models.output",
@@ -28,6 +30,28 @@ PLANTED = {
     "stateful/protocol.py": "memspan.errors",
 }
 """Files and what they must not import."""
+
+
+NAMING = ("models/", "ops/", "converters/", "integrations/transformers/", "layers.py")
+"""What may name an architecture: what it is made of, others' models as ours, the list of layers."""
+LIBRARIES = ("stateful/recurrent.py", "stateful/recipes.py")
+"""Of models of torch and transformers, some of which have the same names."""
+
+
+def test_only_models_name_architectures() -> None:
+    """Names of the registry in any spelling, and their modules. ``transformer`` is a word, too."""
+    package = Path(memspan.__file__).parent
+    names = "|".join(name.replace("-", "[-_ ]?") for name in MODELS if name != "transformer")
+    naming = re.compile(rf"\b({names})|models\.transformer\b|TransformerConfig", re.IGNORECASE)
+    places = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}
+    found = {
+        place: said
+        for place, file in places.items()
+        if not place.startswith((*NAMING, *LIBRARIES))
+        and (said := naming.search(file.read_text(encoding="utf-8")))
+    }
+    assert not found
+    assert all(any(place.startswith(part) for place in places) for part in (*NAMING, *LIBRARIES))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import subprocess
@@ -94,6 +95,20 @@ def test_the_harness_that_is_not_installed_is_one_line(
     assert capsys.readouterr().err == (
         "memspan: lm-eval is not installed: pip install 'lm-eval>=0.4.13'\n"
     )
+
+
+def test_examples_import_public_names_only() -> None:
+    folder = Path(__file__).parents[1] / "examples"
+    public = {module.__name__: dir(module) for module in MODULES}
+    private = [
+        (file.name, name)
+        for file in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "memspan"
+        for name in (f"{node.module}.{each.name}" for each in node.names)
+        if name.rpartition(".")[2] not in public.get(node.module or "", [])
+    ]
+    assert not private
 
 
 def test_nothing_says_to_install_memspan_from_an_index() -> None:

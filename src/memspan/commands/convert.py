@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from memspan.commands.parsing import parsed
-from memspan.converters.kinds import KindName, kind_of
+from memspan.converters.kinds import KIND_HELP, KindName, kind_of
 from memspan.invocation import command
 
 
@@ -21,10 +21,7 @@ class ConvertArguments:
     """Folder of the checkpoint."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """Run folder to write."""
-    kind: Annotated[KindName | None, tyro.conf.arg(name="from")] = None
-    """Whose checkpoint it is (None: recognised by the folder's files). transformers: a folder such as
-    transfo-xl-wt103. authors: from the PyTorch code of Transformer-XL's authors. labml: a run of
-    labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights."""
+    kind: Annotated[KindName | None, tyro.conf.arg(name="from", help=KIND_HELP)] = None
 
 
 def convert(arguments: list[str]) -> None:

@@ -41,15 +41,20 @@ TARGET_HELP = (
 )
 
 
+PRECISION_HELP = (
+    "Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except "
+    f"for single tokens of {' and '.join(n for n, kind in MODELS.items() if kind.bfloat16_tokens)}, "
+    "which are faster if the model is large."
+)
+
+
 @dataclass(frozen=True)
 class DeviceArguments:
     """Where and how precisely trained models are read."""
 
     device: str = "auto"
     """auto, cpu, cuda, ..."""
-    precision: Products = "auto"
-    """Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except
-    for single tokens of transformer-xl and compressive, which are faster if the model is large."""
+    precision: Annotated[Products, tyro.conf.arg(help=PRECISION_HELP)] = "auto"
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed (auto: as in training). See memspan train --help."""
 

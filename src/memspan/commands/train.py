@@ -52,8 +52,8 @@ class TrainArguments(Generic[M]):
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
-    """Start from the weights of this run or checkpoint where they fit, for instance a Feedback
-    Transformer from a Transformer-XL of the same width. Prints which were taken."""
+    """Start from the weights of this run or checkpoint where they fit: of the same architecture or, of
+    the same width, another whose parts mean the same. Prints which were taken."""
     resume: Path | None = None
     """Run folder to continue, bit for bit. Options of training and of the optimiser given with it, such
     as --train.steps, replace the run's from here on."""

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from memspan.converters.checkpoint import Read
 
 KindName = Literal["transformers", "authors", "labml"]
+KIND_HELP = (
+    "Whose checkpoint it is (None: recognised by the folder's files). transformers: a folder such as "
+    "transfo-xl-wt103. authors: from the PyTorch code of Transformer-XL's authors. labml: a run of "
+    "labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights."
+)
 
 
 @dataclass(frozen=True)

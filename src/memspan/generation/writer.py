@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,19 +156,7 @@ class Writer:
             return model.reader(memory, precision=precision, **reading)
 
         segment_length = segment_for(run, memory, sizes, reading)
-        last: list[int] = []
-        if len(prompts) == 1:
-            # As it comes, in constant memory.
-            one = reader(memory)
-            ids = _noting_the_last(_encoded(tokenizer, prompts[0]), last)
-            logits, memory = read_prompt(one, ids, segment_length), one.memory
-        else:
-            nothing = np.empty(0, tokenizer.dtype)
-            all_ids = [np.concatenate([nothing, *_encoded(tokenizer, each)]) for each in prompts]
-            if not all(map(len, all_ids)):
-                raise MemspanError("a prompt is empty: give each at least one token")
-            last = [int(ids[-1]) for ids in all_ids]
-            logits, memory = read_prompts(reader, memory, all_ids, segment_length)
+        logits, memory, last = _read(tokenizer, prompts, reader, memory, segment_length)
         # Prompts are read once. The samples continue from there, each in its own row.
         of = torch.arange(len(prompts)).repeat_interleave(samples)
         self._reader = reader(memory.select(of.to(empty.tokens_seen.device)))
@@ -256,6 +244,27 @@ def _memory(run: Run, given: Memory | str | Path | None, empty: Memory, n_prompt
     return given.select([0] * n_prompts)
 
 
+def _read(
+    tokenizer: Tokenizer,
+    prompts: list[Prompt],
+    reader: Callable[[Memory], TokenReader],
+    memory: Memory,
+    segment_length: int,
+) -> tuple[Tensor, Memory, list[int]]:
+    """Logits ``[P, V]`` and memory after P prompts, and the last token of each."""
+    if len(prompts) == 1:
+        # As it comes, in constant memory.
+        one, last = reader(memory), [0]
+        ids = _noting_the_last(_encoded(tokenizer, prompts[0]), last)
+        return read_prompt(one, ids, segment_length), one.memory, last
+    nothing = np.empty(0, tokenizer.dtype)
+    all_ids = [np.concatenate([nothing, *_encoded(tokenizer, each)]) for each in prompts]
+    if not all(map(len, all_ids)):
+        raise MemspanError("a prompt is empty: give each at least one token")
+    logits, memory = read_prompts(reader, memory, all_ids, segment_length)
+    return logits, memory, [int(ids[-1]) for ids in all_ids]
+
+
 def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
     """The prompt's ids, in pieces; those of the tokenizer's opening if it is empty."""
     chunks = [bytes_of(prompt)] if isinstance(prompt, str) else prompt
@@ -275,7 +284,7 @@ def _noting_the_last(pieces: Iterable[np.ndarray], last: list[int]) -> Iterator[
     """The same pieces of tokens; ``last`` then holds the last token of all, if there is any."""
     for piece in pieces:
         if piece.size:
-            last[:] = [int(piece[-1])]
+            last[0] = int(piece[-1])
         yield piece
 
 

@@ -93,7 +93,7 @@ class Report:
         """Everything that was measured."""
         found = [self._overview()]
         for name, m in zip(self.names, self.measurements, strict=True):
-            found += _tables(name, m)
+            found += [*_losses(name, m), *_inside(name, m)]
         if self.effective_context:
             shares = self.effective_context[0].tokens
             rows = [
@@ -139,8 +139,8 @@ def _at_least(tokens: int, beyond: bool) -> str:
     return f"{'at least ' if beyond else ''}{tokens:,}"
 
 
-def _tables(name: str, m: Measurement) -> Iterator[Table]:
-    """Of one run."""
+def _losses(name: str, m: Measurement) -> Iterator[Table]:
+    """What history, memory and repetition do for one run's loss."""
     if m.span is not None:
         yield Table(
             f"{name}: loss against history, from an empty memory",
@@ -177,6 +177,10 @@ def _tables(name: str, m: Measurement) -> Iterator[Table]:
             ],
             f"{counted(m.repeats.strings, 'string')} in every row.",
         )
+
+
+def _inside(name: str, m: Measurement) -> Iterator[Table]:
+    """Where it attends, and what its matrices keep."""
     if m.attention is not None:
         kinds = list(m.attention.layers[0].by_kind)
         yield Table(

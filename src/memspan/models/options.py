@@ -81,6 +81,10 @@ class BackboneConfig(Protocol):
     """Pictures to draw beside the loss."""
     has_auxiliary_parameters: ClassVar[bool] = False
     """Whether an auxiliary loss may have parameters of its own, with a learning rate of their own."""
+    starts_from: ClassVar[str] = "a run of the same architecture"
+    """The runs whose weights it can begin with, in words; see ``Backbone.taken_from``."""
+    bfloat16_tokens: ClassVar[bool] = False
+    """Whether single tokens are read fast in bfloat16 on every CPU."""
     same_function: ClassVar[frozenset[str]] = frozenset(
         {"initialisation", "dropout", "attention_dropout"}
     )

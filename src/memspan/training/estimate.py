@@ -98,9 +98,7 @@ def estimate(
 
     Example::
 
-        from memspan.models.transformer_xl.config import TransformerXLConfig
-
-        found = memspan.estimate(memspan.RunConfig(model=TransformerXLConfig()))
+        found = memspan.estimate(memspan.load("shakespeare").config)
         print(found.parameters, found.needs.total, found.seconds)
     """
     if type(n_processes) is not int or n_processes < 1:

@@ -49,8 +49,8 @@ class OptimConfig:
     clip_norm: float = 1.0
     """Clip the gradient to this norm (0: off)."""
     compression_learning_rate: float = 1.0
-    """Compressive Transformer: learning rate of the compression functions, as a multiple of
-    learning_rate. 0: they keep their initial values."""
+    """Learning rate of the parameters that an auxiliary loss trains, compression functions, as a
+    multiple of learning_rate. 0: they keep their initial values."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -105,8 +105,8 @@ class TrainConfig:
     recompute: bool = False
     """Activation checkpointing: each layer keeps only its inputs for the backward pass, and is computed
     again there. It takes less memory and a third to a half more time, and changes no numbers; a run may
-    be resumed with it or without. For Feedback it saves nothing within a segment, only with
-    gradient_segments over 1."""
+    be resumed with it or without. Where layers read token by token it saves nothing within a segment,
+    only with gradient_segments over 1."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
@@ -217,6 +217,16 @@ class TrainConfig:
         check_types(self)
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")
         object.__setattr__(self, "tracker", tuple(trackers))
+        at_least(
+            0, self, "evaluate_every", "evaluate_tokens", "save_every", "keep", "sample_tokens"
+        )
+        at_least(0, self, "seed")
+        refuse_contradictory_precision(self.precision, self.matmul_precision)
+        self._check_segments()
+        self._check_budget()
+        self._check_early_stopping()
+
+    def _check_budget(self) -> None:
         budgets = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(budgets) > 1:
             raise MemspanError(
@@ -225,16 +235,25 @@ class TrainConfig:
             )
         if not budgets:
             object.__setattr__(self, "steps", 1000)
-        at_least(1, self, "steps", "batch_size", "segment_length", "accumulate")
-        at_least(1, self, "gradient_segments", "accumulate_later")
+        at_least(1, self, "steps")
+        if self.epochs is not None and self.epochs <= 0:
+            raise MemspanError(f"epochs must be more than 0, not {self.epochs}")
+        first = self.batch_size * self.tokens_read(1)
+        if self.max_tokens is not None and self.max_tokens < first:
+            raise MemspanError(
+                f"max_tokens {self.max_tokens} is less than one update reads, {first:,}: raise it"
+            )
+
+    def _check_segments(self) -> None:
+        at_least(1, self, "batch_size", "segment_length", "first_segment_length")
+        at_least(1, self, "accumulate", "accumulate_later", "gradient_segments")
+        at_least(0, self, "curriculum_steps", "accumulate_from")
         for name in ("accumulate", "accumulate_later"):
             # Their losses are kept until the update.
             if (getattr(self, name) or 0) > MOST_SEGMENTS:
                 raise MemspanError(
                     f"{name} must be at most {MOST_SEGMENTS:,} segments to an update: lower it"
                 )
-        at_least(0, self, "curriculum_steps", "accumulate_from")
-        at_least(1, self, "first_segment_length")
         if (self.first_segment_length or 0) > self.segment_length:
             raise MemspanError(
                 f"a curriculum grows: first_segment_length {self.first_segment_length} is over "
@@ -255,17 +274,8 @@ class TrainConfig:
                 f"gradient_segments {self.gradient_segments} is over accumulate {most}: gradients "
                 "flow within one update; raise accumulate, or lower gradient_segments"
             )
-        at_least(
-            0,
-            self,
-            "evaluate_every",
-            "evaluate_tokens",
-            "save_every",
-            "keep",
-            "sample_tokens",
-            "seed",
-        )
-        refuse_contradictory_precision(self.precision, self.matmul_precision)
+
+    def _check_early_stopping(self) -> None:
         at_least(1, self, "early_stopping_patience")
         at_least(0, self, "early_stopping_threshold")
         if self.early_stopping_patience is None and self.early_stopping_threshold:
@@ -277,11 +287,4 @@ class TrainConfig:
             raise MemspanError(
                 "early_stopping_patience counts validations, and evaluate_every 0 makes none: "
                 "raise it, or drop early_stopping_patience"
-            )
-        if self.epochs is not None and self.epochs <= 0:
-            raise MemspanError(f"epochs must be more than 0, not {self.epochs}")
-        first = self.batch_size * self.tokens_read(1)
-        if self.max_tokens is not None and self.max_tokens < first:
-            raise MemspanError(
-                f"max_tokens {self.max_tokens} is less than one update reads, {first:,}: raise it"
             )

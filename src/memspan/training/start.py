@@ -78,10 +78,8 @@ def train(
 
     Example::
 
-        from memspan.models.transformer_xl.config import TransformerXLConfig
-        from memspan.runs.options import RunConfig
-
-        folder = train(RunConfig(model=TransformerXLConfig()), "runs/first")
+        config = memspan.load("shakespeare").config
+        folder = memspan.train(config, "runs/first")
         model = memspan.load(folder).model
     """
     folder, console = Path(folder), console or Console(quiet=True)

@@ -64,8 +64,7 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
         if taken is None:
             raise MemspanError(
                 f"{source.folder} is a {source.config.architecture}, which has nothing that means the "
-                "same in this architecture: --init-from takes a run of the same architecture, or for "
-                "feedback one with softmax attention, such as a transformer-xl"
+                f"same in this architecture: --init-from takes {ours.starts_from}"
             )
         found = {n: t for n, t in source.model.state_dict().items() if "backbone." not in n}
         found |= {f"backbone.{n}": t for n, t in taken.items()}

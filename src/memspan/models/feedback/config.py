@@ -55,6 +55,9 @@ class FeedbackConfig(HeadsConfig):
     """Dropout probability on attention weights."""
 
     memory_options: ClassVar[type] = MemoryLength
+    starts_from: ClassVar[str] = (
+        f"{HeadsConfig.starts_from}, or one with softmax attention, such as a transformer-xl"
+    )
     # Learned spans are fractions of memory_length, so that it counts.
     same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
         "max_distance",

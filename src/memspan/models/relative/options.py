@@ -61,6 +61,7 @@ class RelativeConfig(HeadsConfig):
     """Dropout probability on attention weights."""
 
     reader_options: ClassVar[type] = RelativeReaderOptions
+    bfloat16_tokens: ClassVar[bool] = True
     same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
         "memory_length",
         "tie_position_biases",
