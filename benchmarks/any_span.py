@@ -26,7 +26,7 @@ from torch import nn
 import memspan
 import plots
 from memspan.measurement.measure import Measurement
-from memspan.runs.places import SHIPPED
+from memspan.runs.folder import SHIPPED
 from shakespeare import add_text, parts
 from timing import write
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import memspan
 from memspan.data.named import HELD_OUT
 from memspan.models import LanguageModel
-from memspan.runs.places import SHIPPED
+from memspan.runs.folder import SHIPPED
 
 ROWS, LENGTH, STEP = 16, 1217, 64
 EDGES = (0, 64, 256, 512, LENGTH - 1)

@@ -38,8 +38,8 @@ from memspan.files.tensors import load_tensors, save_tensors
 from memspan.measurement.report import Report
 from memspan.runs import checkpoints
 from memspan.runs.checkpoint_files import WEIGHTS
+from memspan.runs.folder import BOUND
 from memspan.runs.options import RunConfig, load_config, read_config, to_toml
-from memspan.runs.run_lock import BOUND
 from shakespeare import PRESETS, add_text
 from timing import machine
 

@@ -45,8 +45,8 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
 from memspan.runs.checkpoint_files import check_fit
+from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig, read_config, to_toml
-from memspan.runs.run_lock import lock_run
 from memspan.runs.shards import save_shards
 from memspan.training import metrics, start
 from memspan.training.options import TrainConfig

@@ -17,8 +17,8 @@ from memspan.errors import MemspanError
 from memspan.installed import require
 from memspan.models import Backbone, LanguageModel
 from memspan.models.stateful import CarriesMemory
+from memspan.runs.folder import SHIPPED, place_of, run_folder
 from memspan.runs.options import PRESETS, read_config
-from memspan.runs.places import SHIPPED, place_of, run_folder
 from memspan.runs.run import Run, load
 from memspan.stateful.caches import Causal
 from memspan.stateful.check import Report

@@ -26,7 +26,7 @@ from memspan.converters.kinds import KINDS, KindName
 from memspan.converters.torch_files import OLD, read
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints
-from memspan.runs.run_lock import RunLock, lock_run
+from memspan.runs.folder import RunLock, lock_run
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 pytestmark = pytest.mark.hardening

@@ -35,8 +35,8 @@ from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints
+from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig, to_toml
-from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState

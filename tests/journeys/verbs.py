@@ -22,7 +22,7 @@ from twins import CONVERTED, OF_WORDS, options_of
 
 import memspan
 from memspan import cli
-from memspan.runs.places import SHIPPED
+from memspan.runs.folder import SHIPPED
 
 LEARNS = {"train", "resume", "plans"}
 SHORT = {"60-characters", "107-characters"}

@@ -32,7 +32,7 @@ from memspan.files.disk import write_atomically
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.runs import checkpoints
 from memspan.runs import options as run_options
-from memspan.runs.run_lock import lock_run
+from memspan.runs.folder import lock_run
 from memspan.training import checkpointer, metrics, start, updates, validation
 from memspan.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, PowerCut

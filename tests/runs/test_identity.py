@@ -21,8 +21,8 @@ from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import State
+from memspan.runs.folder import RunLock
 from memspan.runs.options import RunConfig, load_config
-from memspan.runs.run_lock import RunLock
 from memspan.training import metrics, start, updates
 from memspan.training.options import OptimConfig
 from memspan.training.state import TrainingState

@@ -14,8 +14,7 @@ import memspan
 from memspan import MemspanError, cli
 from memspan.measurement import report
 from memspan.runs.checkpoint_files import WEIGHTS
-from memspan.runs.places import SHIPPED
-from memspan.runs.run_lock import lock_run
+from memspan.runs.folder import SHIPPED, lock_run
 from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, joined, table
 
 ROWS = json.loads(RESULTS.read_text())

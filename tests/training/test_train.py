@@ -27,9 +27,9 @@ from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
+from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig, read_config
 from memspan.runs.run import create
-from memspan.runs.run_lock import lock_run
 from memspan.training import metrics, start, updates, validation
 from memspan.training.checkpointer import Checkpointer
 from memspan.training.loggers import Record, Wandb, loggers

@@ -10,8 +10,8 @@ import tyro
 
 from memspan.commands.parsing import parsed
 from memspan.errors import MemspanError
+from memspan.runs.folder import run_alone
 from memspan.runs.options import load_config
-from memspan.runs.places import run_alone
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def export(arguments: list[str]) -> None:
 
 def _plain_checkpoints(run: Path, keep: int) -> None:
     from memspan.runs import checkpoints
-    from memspan.runs.run_lock import lock_run
+    from memspan.runs.folder import lock_run
 
     folder = run_alone(run, "without --to all of a run's are made plain")
     with lock_run(folder):

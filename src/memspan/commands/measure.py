@@ -14,7 +14,7 @@ from memspan.commands.parsing import parsed
 from memspan.commands.shared import TARGET_HELP, DeviceArguments
 from memspan.commands.standard_streams import STDIN, Split, readable, split_to_read
 from memspan.errors import MemspanError
-from memspan.runs.places import is_shipped, place_of
+from memspan.runs.folder import is_shipped, place_of
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from memspan.commands.parsing import Modules
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
-from memspan.runs.places import SHIPPED
+from memspan.runs.folder import SHIPPED
 
 if TYPE_CHECKING:
     from memspan.precision import Precision

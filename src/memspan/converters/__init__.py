@@ -1,7 +1,7 @@
 """Checkpoints of others as runs: ``memspan convert``.
 
 kinds.py            the kinds, by name and by the file that a folder is known by
-convert.py          a checkpoint as a run                 checkpoint.py   what a kind's ``read`` returns
+convert.py          what a kind's ``read`` returns, as a run
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
 labml.py            runs of labml_nn
 transformer_xl.py   options and names that Transformer-XL checkpoints share

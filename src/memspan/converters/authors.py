@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.convert import Checkpoint
 from memspan.converters.pickles import Inert
 from memspan.converters.tensors import as_tensors, read_json, shape_of
 from memspan.converters.torch_files import Stored
@@ -66,7 +66,7 @@ LONGEST = 200
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.checkpoint.Read`."""
+    """See :data:`~memspan.converters.convert.Read`."""
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
         raise MemspanError(

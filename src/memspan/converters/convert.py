@@ -6,20 +6,47 @@ import contextlib
 import hashlib
 import logging
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from memspan.converters import names
-from memspan.converters.checkpoint import Checkpoint
 from memspan.converters.kinds import KindName, kind_of
+from memspan.converters.names import Names
+from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
 from memspan.runs import checkpoints
 from memspan.runs import run as runs
 from memspan.runs.checkpoint_files import Checkpoint as SavedCheckpoint
 from memspan.runs.checkpoint_files import State, weights_of
-from memspan.runs.run_lock import lock_run
+from memspan.runs.folder import lock_run
+from memspan.runs.options import RunConfig
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Someone else's model, described as a run of ours."""
+
+    config: RunConfig[BackboneConfig]
+    tokenizer: Tokenizer
+    tensors: dict[str, Tensor]
+    """By their peer's names."""
+    names: Callable[[LanguageModel], Names]
+    """Those names, in terms of a model with these options."""
+    where: Path
+    """The file with the tensors, for messages."""
+    notices: tuple[str, ...] = ()
+    """Lines for the user: what differs from the original."""
+
+
+Read = Callable[[Path], Checkpoint]
+"""The function ``read`` in the module of each kind: the checkpoint in a folder. It raises
+:class:`MemspanError` where a file is missing, damaged, or of a model that memspan does not have."""
 
 
 def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:

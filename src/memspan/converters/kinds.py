@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from memspan.errors import MemspanError, refuse_unknown
 
 if TYPE_CHECKING:
-    from memspan.converters.checkpoint import Read
+    from memspan.converters.convert import Read
 
 KindName = Literal["transformers", "authors", "labml"]
 KIND_HELP = (

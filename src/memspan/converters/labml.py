@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.convert import Checkpoint
 from memspan.converters.names import Names, distance_table, item, linear, one, upside_down
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
@@ -47,7 +47,7 @@ Sizes = dict[str, Any]
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.checkpoint.Read`."""
+    """See :data:`~memspan.converters.convert.Read`."""
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memspan.converters.checkpoint import Checkpoint
+from memspan.converters.convert import Checkpoint
 from memspan.converters.tensors import load_weights, read_json, shape_of
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.checkpoint.Read`."""
+    """See :data:`~memspan.converters.convert.Read`."""
     path = folder / "config.json"
     values = with_defaults(read_json(path), path)
     config, notices = run_config(values, str(path), start="zeros")

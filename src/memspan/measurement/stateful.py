@@ -21,7 +21,7 @@ from memspan.devices import device_for
 from memspan.errors import MemspanError
 from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
-from memspan.runs.places import run_folder
+from memspan.runs.folder import run_folder
 from memspan.runs.texts import ALL, check_field, split_of
 from memspan.stateful.case import device_of
 from memspan.stateful.protocol import Stateful, tensors_of

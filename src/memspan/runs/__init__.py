@@ -2,13 +2,11 @@
 
 | file in the folder                                   | module                                        |
 | ---------------------------------------------------- | --------------------------------------------- |
-| the folder itself, ``.lock``                         | ``places``: by its path or the name of a run  |
-|                                                      | that comes with memspan; ``run_lock``: one    |
-|                                                      | trainer at a time                             |
+| the folder itself, ``.lock``                         | ``folder``: found by its path or name, locked |
 | ``config.toml``                                      | ``options``                                   |
 | ``history.jsonl``                                    | ``history``: options changed on resuming      |
 | ``tokenizer.json``                                   | ``memspan.data.tokenizers``                   |
-| ``model.safetensors``                                | ``checkpoint_files``; ``run``: loaded        |
+| ``model.safetensors``                                | ``checkpoint_files``; ``run``: loaded         |
 | ``metrics.jsonl``, ``loss.png``                      | ``memspan.training.metrics``                  |
 | ``checkpoints/``                                     | ``checkpoints``: saved, found, dropped        |
 | ``…/step-N/{state.json,*.safetensors}``              | ``checkpoint_files``                          |

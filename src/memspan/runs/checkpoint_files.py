@@ -25,9 +25,8 @@ from memspan.files.tensors import SEAL, load_tensors, save_tensors
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs import history
+from memspan.runs.folder import BOUND, folder_name
 from memspan.runs.options import RunConfig
-from memspan.runs.places import folder_name
-from memspan.runs.run_lock import BOUND
 
 STATE = "state.json"
 WEIGHTS = "model.safetensors"
@@ -159,7 +158,7 @@ def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor],
 def header(state: State, bound: Mapping[str, str]) -> dict[str, str]:
     """The header of a file of tensors, which can be understood without its checkpoint.
 
-    ``bound``: checksums of the files in :data:`~memspan.runs.run_lock.BOUND`.
+    ``bound``: checksums of the files in :data:`~memspan.runs.folder.BOUND`.
     """
     corpus = json.dumps(state["corpus"], sort_keys=True)
     return {"step": str(state["step"]), "corpus": corpus, **bound}

@@ -39,8 +39,7 @@ from memspan.runs.checkpoint_files import (
     write_state,
     write_tensors,
 )
-from memspan.runs.places import BEST, CHECKPOINTS, folder_name
-from memspan.runs.run_lock import RunLock
+from memspan.runs.folder import BEST, CHECKPOINTS, RunLock, folder_name
 from memspan.runs.shards import SHARDS, Target
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
-from memspan.runs.run_lock import RunLock
+from memspan.runs.folder import RunLock
 
 NAME = "history.jsonl"
 LIMIT = 1 << 24

@@ -24,7 +24,7 @@ from memspan.files.disk import read_limited
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
-from memspan.runs.places import SHIPPED, place_of
+from memspan.runs.folder import SHIPPED, place_of
 from memspan.training.options import OptimConfig, TrainConfig
 
 ModelConfig = TypeVar("ModelConfig", bound=BackboneConfig, covariant=True)

@@ -24,9 +24,8 @@ from memspan.models.options import BackboneConfig
 from memspan.precision import Precision, resolve
 from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import WEIGHTS, check_fit, load_weights, refuse_changes, widened
+from memspan.runs.folder import Place, RunLock, place_of, run_folder
 from memspan.runs.options import RunConfig, load_config, to_toml
-from memspan.runs.places import Place, place_of, run_folder
-from memspan.runs.run_lock import RunLock
 
 
 @dataclass(frozen=True)

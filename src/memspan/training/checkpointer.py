@@ -12,7 +12,7 @@ from rich.console import Console
 from memspan.distributed.processes import LostProcessError, is_loss
 from memspan.runs import checkpoints
 from memspan.runs.checkpoint_files import Checkpoint, State
-from memspan.runs.run_lock import RunLock
+from memspan.runs.folder import RunLock
 from memspan.runs.shards import save_shards
 from memspan.training.state import TrainingState
 

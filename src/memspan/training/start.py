@@ -25,10 +25,9 @@ from memspan.models.options import BackboneConfig
 from memspan.precision import recorded_precision
 from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import Checkpoint, State, check_fit
+from memspan.runs.folder import RunLock, lock_run, run_alone
 from memspan.runs.options import RunConfig, load_config, to_toml
-from memspan.runs.places import run_alone
 from memspan.runs.run import create, load
-from memspan.runs.run_lock import RunLock, lock_run
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
 from memspan.training.checkpointer import Checkpointer

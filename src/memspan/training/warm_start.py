@@ -11,7 +11,7 @@ from torch import Tensor
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
-from memspan.runs.places import place_of
+from memspan.runs.folder import place_of
 from memspan.runs.run import Run
 
 
