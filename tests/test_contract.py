@@ -34,8 +34,8 @@ PLANTED = {
 
 NAMING = ("models/", "ops/", "converters/", "integrations/transformers/", "layers.py")
 """What may name an architecture: what it is made of, others' models as ours, the list of layers."""
-LIBRARIES = ("stateful/recurrent.py", "stateful/recipes.py")
-"""Of models of torch and transformers, some of which have the same names."""
+LIBRARIES = ("stateful/recurrent.py", "stateful/recipes.py", "integrations/torchrl.py")
+"""Of models of other libraries, some of which have the same names."""
 
 
 def test_only_models_name_architectures() -> None:

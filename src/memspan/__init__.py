@@ -75,7 +75,7 @@ _HOMES = {
     "Measurement": "measurement.measure",
     "Memory": "memory",
     "OptimConfig": "training.options",
-    "Precision": "precision.products",
+    "Precision": "precision",
     "Run": "runs.run",
     "RunConfig": "runs.options",
     "Sampling": "sampling",
