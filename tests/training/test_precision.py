@@ -294,7 +294,7 @@ def test_runs_from_before_the_option(
         return "".join(line for line in lines if not line.startswith("matmul_precision"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(start, "without_auto", lambda options, *_: options)
+        patch.setattr(start, "_without_auto", lambda options, *_: options)
         patch.setattr("memspan.runs.run.to_toml", old_toml)
         patch.setattr(trainer.Trainer, "_is_stopping", lambda self: self.state.step == 2)
         start.train(options(save_every=1), Path("r"))
