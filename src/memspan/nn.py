@@ -20,21 +20,29 @@ Kind = TypeVar("Kind", bound=type[nn.Module])
 METHODS: dict[type[nn.Module], dict[str, object]] = {}
 """Of each class that a kernel knows, as they were when it was defined."""
 NAMES: dict[type[nn.Module], frozenset[str]] = {}
+ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {}
+"""What its methods read beside its parameters and modules."""
 
 
-def known(kind: Kind) -> Kind:
-    """Remember the methods of a class, so that one that is replaced later is noticed: a decorator of
-    every class in a :class:`memspan.models.packing.Schema`."""
-    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module]
-    names = {
-        name
-        for base in bases
-        for name, value in vars(base).items()
-        if isinstance(value, FunctionType | property | staticmethod)
-    }
-    NAMES[kind] = frozenset({*names, "forward", "__call__"})
-    METHODS[kind] = {name: getattr(kind, name) for name in NAMES[kind]}
-    return kind
+def known(*attributes: str) -> Callable[[Kind], Kind]:
+    """Decorate a class that kernels compute for: its methods are remembered, so that one that is
+    replaced later is noticed, and the names of the ``attributes`` whose values kernels assume."""
+
+    def remember(kind: Kind) -> Kind:
+        bases = [base for base in kind.__mro__ if issubclass(base, nn.Module)]
+        names = {
+            name
+            for base in bases
+            if base is not nn.Module
+            for name, value in vars(base).items()
+            if isinstance(value, FunctionType | property | staticmethod)
+        }
+        NAMES[kind] = frozenset({*names, "forward", "__call__"})
+        METHODS[kind] = {name: getattr(kind, name) for name in NAMES[kind]}
+        ATTRIBUTES[kind] = attributes
+        return kind
+
+    return remember
 
 
 def dropout_layer(probability: float) -> nn.Module:

@@ -32,9 +32,10 @@ from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
+from memspan.models.feedback.model import PARTS
 from memspan.models.options import EmbeddingConfig
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.packing import Schema, is_exactly
+from memspan.models.packing import Schema, is_exactly, schema_of
 from memspan.models.protocol import PassReader
 from readings import assert_memories_equal, seeds, text
 
@@ -337,6 +338,15 @@ def test_schemas_name_all_that_there_is(case: Case) -> None:
     assert names >= {name for name, _ in backbone.named_parameters()}
     for name, less in without_one(backbone.schema):
         assert not is_exactly(backbone, less), name
+
+
+@pytest.mark.parametrize("part", [nn.Linear(2, 2), nn.Dropout(), nn.Parameter(torch.zeros(2))])
+def test_a_part_that_kernels_do_not_name(part: nn.Module | nn.Parameter) -> None:
+    """As when a layer has got a new part in its class: there is no schema then."""
+    backbone = feedback().model().backbone
+    assert schema_of(backbone, PARTS) == backbone.schema
+    backbone.layers[0].new = part
+    assert schema_of(backbone, PARTS) is None
 
 
 def attributes(schema: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:

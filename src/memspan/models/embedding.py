@@ -79,7 +79,7 @@ class Embedding(nn.Module):
         return x * self.scale
 
 
-@known
+@known()
 class Head(nn.Module):
     """Output layer, plain or adaptive softmax (Grave et al. 2017, arXiv 1609.04309).
 

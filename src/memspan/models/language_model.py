@@ -35,7 +35,7 @@ from memspan.nn import NOT_SCORED, dropout_layer, known
 from memspan.precision import Precision
 
 
-@known
+@known()
 class LanguageModel(nn.Module):
     """``model(tokens, memory) -> output``, pure: the memory passed in is not changed.
 

@@ -9,6 +9,7 @@ an adapter, a hook, a parametrisation. Then modules are called one by one, as th
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,17 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from memspan.errors import StaleReaderError
-from memspan.nn import METHODS, NAMES, FeedForward, known
+from memspan.nn import ATTRIBUTES, METHODS, NAMES, FeedForward, known
 
-NORM_EPSILON = nn.LayerNorm(0).eps
-"""Where an architecture has no option for it."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Two that count in reading, and two that count only where there are gradients."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
@@ -37,17 +35,24 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") fo
 LOOKED_AT, PARTS = 256, 32
 """Words of each tensor whose values a reader compares, about; and in how many looks."""
 
-for _kind in (
-    nn.Linear,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.Identity,
-    nn.Dropout,
-    nn.ModuleList,
-    nn.LSTM,
-    FeedForward,
-):
-    known(_kind)
+for _kind, _attributes in {
+    nn.Linear: (),
+    nn.LayerNorm: ("eps", "normalized_shape"),
+    nn.RMSNorm: ("eps", "normalized_shape"),
+    nn.Identity: (),
+    nn.Dropout: (),
+    nn.ModuleList: (),
+    nn.LSTM: ("num_layers", "bidirectional", "proj_size", "batch_first"),
+    FeedForward: ("activation",),
+}.items():
+    known(*_attributes)(_kind)
+
+STACK = r"""
+    dropout | final_norm(.weight|.bias)?
+    | layers.\d+.(dropout | feed_forward.dropout | attention_norm)
+    | layers.\d+.(\w+_norm | feed_forward.(inner|outer)).(weight|bias)
+"""
+"""Names in a stack of layers, see :func:`schema_of`."""
 
 
 @dataclass(frozen=True)
@@ -72,48 +77,43 @@ class Schema:
         return self
 
 
-def linear(inputs: int, outputs: int, bias: bool = True) -> Schema:
-    """An ``nn.Linear``."""
-    weight = {"weight": (outputs, inputs)}
-    return Schema(nn.Linear, weight | ({"bias": (outputs,)} if bias else {}))
+def schema_of(module: nn.Module, names: str) -> Schema | None:
+    """The schema of ``module``, which has just been made.
+
+    None if kernels cannot know it: a class in it is not :func:`memspan.nn.known`, or a part of it has a
+    name that is not among ``names``.
+
+    Args:
+        names: those of all parameters and buffers that kernels know, and of modules without either: a
+            regular expression, in which spaces do not count.
+    """
+    parts = dict(module.named_modules())
+    if not {type(part) for part in parts.values()} <= METHODS.keys():
+        return None
+    found = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    found += [name for name, part in parts.items() if not [*part.parameters(), *part.buffers()]]
+    expected = re.compile(names, re.VERBOSE)
+    return _as_made(module) if all(map(expected.fullmatch, found)) else None
+
+
+def _as_made(module: nn.Module) -> Schema:
+    tensors, buffers = (
+        {name: tensor.shape for name, tensor in _present(table).items()}
+        for table in (module._parameters, module._buffers)
+    )
+    kind = type(module)
+    attributes = {name: getattr(module, name) for name in ATTRIBUTES[kind]}
+    modules = {name: _as_made(part) for name, part in _present(module._modules).items()}
+    return Schema(kind, tensors, attributes, modules, buffers)
 
 
 def are_joined(parts: Sequence[nn.Module]) -> bool:
     """Whether all are torch's own products without a bias, whose weights may then be one matrix."""
     return all(
         type(part) is nn.Linear
-        and is_exactly(part, linear(part.in_features, part.out_features, bias=False))
+        and is_exactly(part, Schema(nn.Linear, {"weight": (part.out_features, part.in_features)}))
         for part in parts
     )
-
-
-def layer_norm(width: int, epsilon: float = NORM_EPSILON) -> Schema:
-    """An ``nn.LayerNorm`` with gain and bias."""
-    sizes = {"weight": (width,), "bias": (width,)}
-    return Schema(nn.LayerNorm, sizes, {"eps": epsilon, "normalized_shape": (width,)})
-
-
-def dropout(probability: float) -> Schema:
-    """What :func:`memspan.nn.dropout_layer` makes; its probability does not count in evaluation."""
-    return Schema(nn.Dropout if probability else nn.Identity)
-
-
-def feed_forward(d_model: int, d_ff: int, activation: str, probability: float) -> Schema:
-    """A :class:`memspan.nn.FeedForward` of these arguments."""
-    return Schema(
-        FeedForward,
-        attributes={"activation": torch.relu_ if activation == "relu" else F.gelu},
-        modules={
-            "inner": linear(d_model, d_ff),
-            "outer": linear(d_ff, d_model),
-            "dropout": dropout(probability),
-        },
-    )
-
-
-def module_list(schemas: Iterable[Schema]) -> Schema:
-    """An ``nn.ModuleList``."""
-    return Schema(nn.ModuleList, modules={str(n): schema for n, schema in enumerate(schemas)})
 
 
 def is_exactly(module: nn.Module, schema: Schema) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memspan.models.segments import Documents
 
 
-@known
+@known("kind", "rate")
 class Compression(nn.Module):
     """A layer's compression function ``f_c`` and, for auto-encoding, its decoder ``g``."""
 

@@ -9,7 +9,6 @@ Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression func
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,10 +29,9 @@ from memspan.models.compressive.layer import (
     in_one_row,
 )
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import NORM_EPSILON, Schema
+from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
-from memspan.models.relative.backbone import RelativeBackbone
-from memspan.models.relative.schema import backbone_schema, layer_schema
+from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
 from memspan.models.segments import (
     Documents,
@@ -44,6 +42,10 @@ from memspan.models.segments import (
     padding_mask,
 )
 from memspan.nn import in_use, known
+
+COMPRESSIVE_PARTS = rf"""{PARTS}
+    | layers.\d+.compression(.(decoder_)?(weight|bias))?
+"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +70,7 @@ class CompressiveMemory(Memory):
         return {"length": self.hidden.shape[2], "compressed_length": self.compressed.shape[2]}
 
 
-@known
+@known("pre")
 class StackedLayer(RelativeLayer):
     """Attention over both memories and the segment, the feed-forward sub-layer, the compression."""
 
@@ -148,7 +150,7 @@ class StackedLayer(RelativeLayer):
         )
 
 
-@known
+@known("config")
 class Compressive(RelativeBackbone[CompressiveMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -170,7 +172,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         for layer in self.stack():
             if layer.compression is not None:
                 layer.compression.initialise()
-        self.schema = _schema(config)
+        self.schema = schema_of(self, COMPRESSIVE_PARTS)
 
     def stack(self) -> Iterator[StackedLayer]:
         """The layers, first to last, as :class:`StackedLayer`."""
@@ -366,24 +368,6 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         wanted = self.needs_received or counts_shares
         received = x.new_zeros(len(x), memory.shape[1] + x.shape[1]) if wanted else None
         return *layer(x, memory, *others, received), received
-
-
-def _schema(config: CompressiveConfig) -> Schema:
-    d, rate = config.d_model, config.compression_rate
-    tensors: dict[str, tuple[int, ...]] = {}
-    if config.compression == "convolution":
-        tensors = {"weight": (d, d, rate), "bias": (d,)}
-    elif config.compression == "dilated-convolution":
-        levels = math.ceil(math.log2(rate))
-        tensors = {"weight": (levels, d, d, 2), "bias": (levels, d)}
-    if config.auxiliary_loss == "auto-encoding":
-        tensors |= {"decoder_weight": (d, d, rate), "decoder_bias": (d,)}
-    kind = {"kind": config.compression, "rate": rate}
-    compression = {"compression": Schema(Compression, tensors, kind)}
-    if not config.compressed_length:
-        compression = {}
-    layer = layer_schema(StackedLayer, config, NORM_EPSILON, **compression)
-    return backbone_schema(Compressive, config, layer, NORM_EPSILON)
 
 
 def _statistics(losses: Tensor, shares: list[Tensor]) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ class FastWeightsLayerMemory(LayerMemory):
     """``z``, the sum of all keys, ``[B, H, F]`` with normalisation attention; else ``F`` is 0."""
 
 
-@known
+@known("config", "n_heads")
 class FastWeightsAttention(nn.Module):
     """Projections, feature map and one of the update rules: attention without a residual or a norm.
 
@@ -251,7 +251,7 @@ class FastWeightsAttention(nn.Module):
         return torch.where(z_k <= self.config.epsilon, 1.0, z_k)
 
 
-@known
+@known("post")
 class FastWeightsLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with a residual; ``config.norm`` places the norms.
 

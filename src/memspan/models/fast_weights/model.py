@@ -19,23 +19,12 @@ from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.fast_weights.layer import (
-    FastWeightsAttention,
-    FastWeightsLayer,
-    FastWeightsLayerMemory,
-)
+from memspan.models.fast_weights.layer import FastWeightsLayer, FastWeightsLayerMemory
 from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import listed
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import (
-    Schema,
-    dropout,
-    feed_forward,
-    layer_norm,
-    linear,
-    module_list,
-)
+from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import BYTES, refuse_oversized
@@ -47,6 +36,11 @@ from memspan.ops.implementations import refuse_unknown_implementation
 FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
 """Initialisation of the parameters that write and read, where it differs from other architectures'.
 Found by trial, see docs/initialisation.md."""
+
+PARTS = rf"""{STACK} | feature_id
+    | layers.\d+.attention.((query|key|value|beta).weight | output.(weight|bias) | projection)
+"""
+"""What the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +62,7 @@ class FastWeightsMemory(Memory):
         return [FastWeightsLayerMemory(*own) for own in zip(*fields, strict=True)]
 
 
-@known
+@known("config")
 class FastWeights(Backbone[FastWeightsMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -91,7 +85,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         self.final_norm = nn.LayerNorm(config.d_model) if normalises else nn.Identity()
         self.register_buffer("feature_id", self._feature_id(self._draws()))
         initialise(self, config.initialisation, config.n_layers, FACTORS)
-        self.schema = _schema(config)
+        self.schema = schema_of(self, PARTS)
 
     def stack(self) -> Iterator[FastWeightsLayer]:
         """The layers, first to last, as :class:`FastWeightsLayer`."""
@@ -276,49 +270,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 f"model's {self.config.feature_map}, or with other options or random projections: "
                 "reset those rows, or use the model that wrote them"
             )
-
-
-def _schema(config: FastWeightsConfig) -> Schema:
-    d, inner = config.d_model, config.n_heads * config.head_width
-    identity, norm = Schema(nn.Identity), layer_norm(d)
-    favor = config.feature_map == "favor"
-    projection = {"projection": (config.head_width, config.n_projections)} if favor else {}
-    layer = Schema(
-        FastWeightsLayer,
-        attributes={"post": config.norm == "post"},
-        modules={
-            "attention": Schema(
-                FastWeightsAttention,
-                attributes={"config": config, "n_heads": config.n_heads},
-                modules=_products(config) | {"output": linear(inner, d)},
-                buffers=projection,
-            ),
-            "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
-            "attention_norm": identity if config.norm == "feed-forward" else norm,
-            "feed_forward_norm": norm,
-            "dropout": dropout(config.dropout),
-        },
-    )
-    normalises = config.final_norm and config.norm != "post"
-    return Schema(
-        FastWeights,
-        attributes={"config": config},
-        modules={
-            "dropout": dropout(config.dropout),
-            "layers": module_list([layer] * config.n_layers),
-            "final_norm": norm if normalises else identity,
-        },
-        buffers={"feature_id": ()},
-    )
-
-
-def _products(config: FastWeightsConfig) -> dict[str, Schema]:
-    """Those of the input."""
-    inner = linear(config.d_model, config.n_heads * config.head_width, bias=False)
-    beta = linear(config.d_model, config.n_heads, bias=False)
-    named = {"query": inner, "key": inner, "value": inner, "beta": beta}
-    missing = {"outer-product": ("query", "beta"), "sum": ("beta",)}.get(config.rule, ())
-    return {name: schema for name, schema in named.items() if name not in missing}
 
 
 def _refuse_oversized_features(config: FastWeightsConfig) -> None:

@@ -23,14 +23,7 @@ from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import (
-    Schema,
-    dropout,
-    feed_forward,
-    layer_norm,
-    linear,
-    module_list,
-)
+from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader, PassReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import FeedForward, dropout_layer, known
@@ -40,6 +33,12 @@ from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, Sizes, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
+
+PARTS = rf"""{STACK} | layer_weights | key.\d+.weight | value.\d+.(weight|bias)
+    | memory_norm(.weight|.bias)? | layers.\d+.(query.weight | output.(weight|bias))
+    | layers.\d+.(content_bias | position_(keys|scores) | span_ratio)
+"""
+"""What the loops and the reader know, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +54,7 @@ class FeedbackMemory(Memory):
         return {"length": self.vectors.shape[1]}
 
 
-@known
+@known("pre", "head_width", "longest_span", "span_ramp")
 class FeedbackLayer(nn.Module):
     """Attention to memory vectors and feed-forward, each with its residual and norm."""
 
@@ -138,7 +137,7 @@ class FeedbackLayer(nn.Module):
         return self.feed_forward(z, factor)  # type: ignore[no-any-return]
 
 
-@known
+@known("config")
 class Feedback(Backbone[FeedbackMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -182,7 +181,7 @@ class Feedback(Backbone[FeedbackMemory]):
             else nn.Identity()
         )
         initialise(self, config.initialisation, config.n_layers)
-        self.schema = _schema(config)
+        self.schema = schema_of(self, PARTS)
 
     def stack(self) -> Iterator[FeedbackLayer]:
         """The layers, first to last, as :class:`FeedbackLayer`."""
@@ -538,49 +537,6 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"{self.config.table_rows} rows: set memory_length to at most "
                 f"{self.config.table_rows}"
             )
-
-
-def _schema(config: FeedbackConfig) -> Schema:
-    d, heads, rows = config.d_model, (config.n_heads, config.head_width), config.table_rows
-    inner, norm, identity = heads[0] * heads[1], layer_norm(d), Schema(nn.Identity)
-    spans = {} if config.adaptive_span is None else {"span_ratio": heads[:1]}
-    layer = Schema(
-        FeedbackLayer,
-        {
-            "content_bias": heads,
-            "position_keys": (rows, *heads),
-            "position_scores": (rows, heads[0]),
-            **spans,
-        },
-        {
-            "pre": config.normalisation == "pre",
-            "head_width": heads[1],
-            "longest_span": config.memory_length,
-            "span_ramp": config.span_ramp,
-        },
-        {
-            "query": linear(d, inner, bias=False),
-            "output": linear(inner, d, config.attention_bias),
-            "feed_forward": feed_forward(d, config.d_ff, config.activation, 0.0),
-            "attention_norm": norm,
-            "feed_forward_norm": norm,
-        },
-    )
-    groups, pre = 1 if config.projections == "shared" else config.n_layers, layer.attributes["pre"]
-    mixed = {"layer_weights": (config.n_layers + 1,)} if config.memory_vector == "learned" else {}
-    return Schema(
-        Feedback,
-        mixed,
-        {"config": config},
-        {
-            "dropout": dropout(config.dropout),
-            "layers": module_list([layer] * config.n_layers),
-            "key": module_list([linear(d, inner, bias=False)] * groups),
-            "value": module_list([linear(d, inner, config.has_value_bias)] * groups),
-            "memory_norm": norm if pre and config.memory_norm else identity,
-            "final_norm": norm if pre and config.final_norm else identity,
-        },
-    )
 
 
 def _first_layer_weights(config: FeedbackConfig) -> Tensor:

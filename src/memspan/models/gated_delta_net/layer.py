@@ -40,7 +40,7 @@ class GatedDeltaNetLayerMemory(LayerMemory):
     ``[B, W - 1, C]``."""
 
 
-@known
+@known("config")
 class GatedDeltaRule(nn.Module):
     """One layer's token mixing (section 3.4 and figure 1 of the paper), without a residual or a norm.
 
@@ -160,7 +160,7 @@ def unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
 
 
-@known
+@known()
 class GatedDeltaNetLayer(nn.Module):
     """Token mixing and a feed-forward sub-layer, each after a norm and with a residual.
 

@@ -16,30 +16,22 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
-from memspan.models.gated_delta_net.layer import (
-    EPSILON,
-    PRODUCTS,
-    GatedDeltaNetLayer,
-    GatedDeltaNetLayerMemory,
-    GatedDeltaRule,
-)
+from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer, GatedDeltaNetLayerMemory
 from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import (
-    Schema,
-    dropout,
-    feed_forward,
-    layer_norm,
-    linear,
-    module_list,
-)
+from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import dropout_layer, known
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.ops.implementations import refuse_unknown_implementation
+
+PARTS = rf"""{STACK} | layers.\d+.mixer.(convolution | A_log | dt_bias)
+    | layers.\d+.mixer.(query|key|value|output_gate|beta|step|norm|output).weight
+"""
+"""What the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +51,7 @@ class GatedDeltaNetMemory(Memory):
         return [GatedDeltaNetLayerMemory(*own) for own in zip(*fields, strict=True)]
 
 
-@known
+@known("config")
 class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -84,7 +76,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
             # No bias of a product: zeros would forget within a few tokens.
             for parameter, value in kept:
                 parameter.copy_(value)
-        self.schema = _schema(config)
+        self.schema = schema_of(self, PARTS)
 
     def stack(self) -> Iterator[GatedDeltaNetLayer]:
         """The layers, first to last, as :class:`GatedDeltaNetLayer`."""
@@ -165,47 +157,3 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     def float32_part(self) -> str:
         """All between the products, see :meth:`Backbone.float32_part`."""
         return "matrices are decayed, written and read"
-
-
-def _schema(config: GatedDeltaNetConfig) -> Schema:
-    d, heads = config.d_model, config.value_heads
-    queries, keys, values = config.widths
-    outputs = (queries, keys, values, values, heads, heads)
-    products = {
-        name: linear(d, width, bias=False) for name, width in zip(PRODUCTS, outputs, strict=True)
-    }
-    gain = {"weight": (config.value_width,)}
-    known_norm = {"eps": EPSILON, "normalized_shape": (config.value_width,)}
-    mixer = Schema(
-        GatedDeltaRule,
-        {
-            "convolution": (sum(config.widths), config.convolution),
-            "A_log": (heads,),
-            "dt_bias": (heads,),
-        },
-        {"config": config},
-        products
-        | {
-            "norm": Schema(nn.RMSNorm, gain, known_norm),
-            "output": linear(values, d, bias=False),
-        },
-    )
-    layer = Schema(
-        GatedDeltaNetLayer,
-        modules={
-            "mixer": mixer,
-            "feed_forward": feed_forward(d, config.d_ff, config.activation, config.dropout),
-            "mixer_norm": layer_norm(d),
-            "feed_forward_norm": layer_norm(d),
-            "dropout": dropout(config.dropout),
-        },
-    )
-    return Schema(
-        GatedDeltaNet,
-        attributes={"config": config},
-        modules={
-            "dropout": dropout(config.dropout),
-            "layers": module_list([layer] * config.n_layers),
-            "final_norm": layer_norm(d),
-        },
-    )

@@ -13,7 +13,7 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import Schema, dropout, module_list
+from memspan.models.packing import schema_of
 from memspan.models.protocol import Backbone, PassReader, WatchedReader
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import dropout_layer, known
@@ -33,7 +33,7 @@ class LSTMMemory(Memory):
     """``c``, ``[B, L, D]``."""
 
 
-@known
+@known("config")
 class LSTM(Backbone[LSTMMemory]):
     """The stack over vectors. Reading does not depend on how a text is cut."""
 
@@ -50,15 +50,7 @@ class LSTM(Backbone[LSTMMemory]):
             for layer in self.layers:
                 # The forget gates begin open (Jozefowicz et al. 2015); torch's order is i, f, g, o.
                 nn.init.ones_(layer.get_parameter("bias_ih_l0")[d : 2 * d])
-        matrices = dict.fromkeys(("weight_ih_l0", "weight_hh_l0"), (4 * d, d))
-        biases = dict.fromkeys(("bias_ih_l0", "bias_hh_l0"), (4 * d,))
-        options = {"num_layers": 1, "bidirectional": False, "proj_size": 0, "batch_first": True}
-        layers = module_list([Schema(nn.LSTM, {**matrices, **biases}, options)] * config.n_layers)
-        self.schema = Schema(
-            LSTM,
-            attributes={"config": config},
-            modules={"dropout": dropout(config.dropout), "layers": layers},
-        )
+        self.schema = schema_of(self, r"dropout | layers.\d+.(weight|bias)_(ih|hh)_l0")
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
+from memspan.models.packing import STACK
 from memspan.models.protocol import Backbone, M, TransferableWeights
 from memspan.models.relative.gate import GRUGate
 from memspan.models.relative.options import RelativeConfig
@@ -25,6 +26,13 @@ from memspan.models.segments import Documents
 from memspan.nn import dropout_layer, sinusoids
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.ops.relative import IMPLEMENTATIONS
+
+PARTS = rf"""{STACK} | (content|position)_bias
+    | layers.\d+.attention.((query|key|position).weight | (value|output).(weight|bias))
+    | layers.\d+.attention.position_(keys|scores)
+    | layers.\d+.(attention|feed_forward)_gate.(of_(branch|stream|reset_stream).weight | bias)
+"""
+"""What the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 class RelativeBackbone(Backbone[M]):

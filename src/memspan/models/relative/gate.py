@@ -11,7 +11,7 @@ FIRST_BIAS = 2.0
 """``b`` at the start: ``z`` is then about 0.12, and a layer nearly the identity."""
 
 
-@known
+@known()
 class GRUGate(nn.Module):
     """A GRU whose state is the residual stream ``x`` and whose input is ``y = relu(branch)``, a
     sub-layer's output (section 3.2, "Gated-Recurrent-Unit-type gating"):

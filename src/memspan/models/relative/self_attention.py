@@ -90,7 +90,7 @@ class AttentionPass:
     """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
 
 
-@known
+@known("n_heads", "head_width")
 class RelativeSelfAttention(nn.Module):
     """Queries from the segment, keys and values from memory and segment (Dai et al. 2019, section 3.3).
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
+from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
-from memspan.models.relative.backbone import RelativeBackbone
-from memspan.models.relative.schema import backbone_schema, layer_schema
+from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
 from memspan.models.segments import Documents, Padding, count_after, documents_of
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -40,7 +40,7 @@ class TransformerXLMemory(Memory):
         return {"length": self.hidden.shape[2]}
 
 
-@known
+@known("pre")
 class StackedLayer(RelativeLayer):
     """Attention over memory and segment, then the feed-forward sub-layer."""
 
@@ -57,7 +57,7 @@ class StackedLayer(RelativeLayer):
         return self.residual(x, attended)
 
 
-@known
+@known("config")
 class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
@@ -75,8 +75,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         epsilon = config.norm_epsilon
         layers = (StackedLayer(config, epsilon) for _ in range(config.n_layers))
         super().__init__(config, layers, epsilon)
-        layer = layer_schema(StackedLayer, config, epsilon)
-        self.schema = backbone_schema(TransformerXL, config, layer, epsilon)
+        self.schema = schema_of(self, PARTS)
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots."""
