@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -291,9 +291,11 @@ def score_tokens(
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
+    # Options of the architecture's own, which no type names.
+    of_its_own: Any = model
     if before is None:
-        before = _empty(model, rows.stop - rows.start, memory)
-    reader = _reader(model, before, reading, precision)
+        before = of_its_own.initial_memory(rows.stop - rows.start, **memory)
+    reader = of_its_own.reader(before, precision=precision, **reading)
     start = time.perf_counter()
     nats, scored = _read_all(reader, segments, rows, batch_size, each, progress, processes)
     text = tokenizer.decode(tokens)
@@ -312,20 +314,6 @@ def score_tokens(
         reading=reading,
         seconds=time.perf_counter() - start,
     )
-
-
-def _empty(model: TokenModel, rows: int, sizes: dict[str, object]) -> Memory:
-    """An empty memory with sizes of the architecture's own, which no type names."""
-    make_memory: Callable[..., Memory] = model.initial_memory
-    return make_memory(rows, **sizes)
-
-
-def _reader(
-    model: TokenModel, memory: Memory, reading: dict[str, object], precision: Precision | None
-) -> TokenReader:
-    """A reader from ``memory``, likewise."""
-    make_reader: Callable[..., TokenReader] = model.reader
-    return make_reader(memory, precision=precision, **reading)
 
 
 def _read_all(

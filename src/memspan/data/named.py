@@ -132,18 +132,10 @@ def _wikitext_103() -> Splits:
     }
 
 
-def _held_out() -> Splits:
-    return {"validation": [Text.of(HELD_OUT)]}
-
-
-def _two_plays() -> Splits:
-    return by_position([Text.of(HELD_OUT)])
-
-
 CORPORA = {
     "two-plays": Named(
         "112 KB of Shakespeare that come with memspan (the default): that last tenth, for a first run",
-        _two_plays,
+        lambda: by_position([Text.of(HELD_OUT)]),
     ),
     "python-stdlib": Named(
         "the Python standard library's own sources, about 12 MB", _python_stdlib
@@ -156,7 +148,7 @@ CORPORA = {
     ),
     "tiny-shakespeare-held-out": Named(
         "its last tenth, 112 KB, which comes with memspan: for scoring its runs, not for training",
-        _held_out,
+        lambda: {"validation": [Text.of(HELD_OUT)]},
         splits=("validation",),
     ),
     "enwik8": Named(

@@ -159,13 +159,8 @@ def _suffix(path: Path) -> str:
 
 
 def _gzip(path: Path, field: str) -> Documents:
-    yield _inflated(path)
-
-
-def _inflated(path: Path) -> Iterator[bytes]:
     with gzip.open(path, "rb") as file:
-        while chunk := _reported(path, lambda: file.read(CHUNK)):
-            yield chunk
+        yield iter(lambda: _reported(path, lambda: file.read(CHUNK)), b"")
 
 
 def _bounded(path: Path, documents: Documents) -> Documents:

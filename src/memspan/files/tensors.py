@@ -47,7 +47,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and values, sorted by name."""
     total = hashlib.sha256()
     for name in sorted(tensors):
-        _add(total, name, tensors[name])
+        tensor = tensors[name]
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        total.update(_bytes(tensor))
     return total.hexdigest()
 
 
@@ -154,11 +156,6 @@ def _check_list(path: Path) -> None:
         raise ValueError(f"it lists more than {MOST_TENSORS:,} tensors")
     if len(listed) == HEADER_LIMIT:
         raise ValueError(f"its list of tensors is longer than {HEADER_LIMIT:,} bytes")
-
-
-def _add(total: Any, name: str, tensor: Tensor) -> None:
-    total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-    total.update(_bytes(tensor))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -317,12 +317,7 @@ class Sample:
         if ends := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
             self.stopped, n = True, min(ends)
         elif not last:
-            n -= max(_overlap(text, stop) for stop in self._stop)
+            # Characters at the end with which a stop string begins.
+            n -= max(k for s in self._stop for k in range(len(s)) if text.endswith(s[:k]))
         self._held = text[n:]
         return text[:n]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of ``text`` with which ``stop`` begins."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

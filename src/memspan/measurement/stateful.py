@@ -205,7 +205,8 @@ def tokenizer_for(
     """
     folder = Path(given) if given is not None else run_folder(target)
     tokenizer: Tokenizer
-    if given == "bytes" or (given is None and not _has_tokenizer(folder)):
+    has_none = not any((folder / name).is_file() for name in FILES)
+    if given == "bytes" or (given is None and has_none):
         # Some have special tokens, too; many more are those of another tokeniser.
         if given is None and not 256 <= vocab_size < 512:
             raise MemspanError(
@@ -218,7 +219,3 @@ def tokenizer_for(
     else:
         tokenizer = read_tokenizer(folder)
     return tokenizer
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in FILES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,8 @@ def segment_for(
     """
     own = run.config.train.segment_length
     memory = run.model.initial_memory(1, **sizes) if memory is None else memory
-    longest_of: Callable[..., int | None] = run.model.backbone.longest_segment
-    longest = longest_of(memory, **reading)
+    backbone: Any = run.model.backbone
+    longest: int | None = backbone.longest_segment(memory, **reading)
     # Where not even one token fits, the reader says what does.
     return own if longest is None else max(min(own, longest), 1)
 

@@ -341,19 +341,12 @@ def _with_absolute_paths(
     config: RunConfig[BackboneConfig], but: DataConfig | None = None
 ) -> RunConfig[BackboneConfig]:
     """``config`` with the paths of its texts and tokeniser absolute, except those that ``but`` has."""
-    found: dict[str, Any] = {}
-    for name, absolute in {**dict.fromkeys(TEXTS, located), "tokenizer": _absolute}.items():
-        path = getattr(config.data, name)
-        if path is not None and (but is None or path != getattr(but, name)):
-            found[name] = absolute(path)
+    data: Any = config.data
+    found = {name: located(path) for name in TEXTS if (path := getattr(data, name)) is not None}
+    if data.tokenizer.endswith(".json"):
+        found["tokenizer"] = os.path.abspath(os.path.expanduser(data.tokenizer))
+    found = {n: path for n, path in found.items() if getattr(data, n) != getattr(but, n, None)}
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
-
-
-def _absolute(tokenizer: str) -> str:
-    """The path of a ``tokenizer.json`` as an absolute one; a kind of tokeniser unchanged."""
-    if not tokenizer.endswith(".json"):
-        return tokenizer
-    return os.path.abspath(os.path.expanduser(tokenizer))
 
 
 def _prepared(
