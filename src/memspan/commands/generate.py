@@ -18,7 +18,6 @@ import tyro
 from memspan.checks import at_least
 from memspan.commands.parsing import parsed
 from memspan.commands.shared import ReadingArguments, given_to, reader_only, with_architectures
-from memspan.data.tokenizers.base import bytes_of
 from memspan.errors import MemspanError, counted
 from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -177,6 +176,7 @@ def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
     """The file's text, then the prompt."""
     from memspan.data.prepared import encoding_hint
     from memspan.data.texts import encoding_of
+    from memspan.data.tokenizers.base import bytes_of
     from memspan.training.terminal import counting
 
     n_bytes = 0

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from memspan.data.texts import CHUNK
 from memspan.errors import MemspanError
-from memspan.files.disk import write_atomically
 
 STDIN = "-"
 """The corpus that comes from standard input."""
@@ -38,6 +35,10 @@ def keep_input(path: Path, option: str) -> None:
         FileExistsError: there is such a file, even one made meanwhile.
         MemspanError: standard input is closed or empty, or the file cannot be written.
     """
+    # Not above: the command line imports this module first.
+    from memspan.data.texts import CHUNK
+    from memspan.files.disk import write_atomically
+
     if sys.stdin is None:
         raise MemspanError(f"standard input is closed: give {option} a file")
     read = sys.stdin.buffer.read
@@ -54,6 +55,8 @@ def readable(corpus: str | None) -> Iterator[str | None]:
     Raises:
         MemspanError: there is no such corpus; raised before torch is imported.
     """
+    import tempfile
+
     from memspan.data.corpora import load_corpus, missing
 
     if corpus == STDIN:

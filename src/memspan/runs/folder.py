@@ -6,7 +6,6 @@ The trained runs that come with memspan are read by name, like any other, and ne
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -135,6 +134,9 @@ class RunLock:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the files in :data:`BOUND` as they were loaded, by name."""
+        # Loads OpenSSL, which help and other verbs do without.
+        import hashlib
+
         return {name: hashlib.sha256(self.loaded[name]).hexdigest() for name in BOUND}
 
     @property

@@ -341,8 +341,10 @@ def _with_absolute_paths(
     config: RunConfig[BackboneConfig], but: DataConfig | None = None
 ) -> RunConfig[BackboneConfig]:
     """``config`` with the paths of its texts and tokeniser absolute, except those that ``but`` has."""
-    data: Any = config.data
-    found = {name: located(path) for name in TEXTS if (path := getattr(data, name)) is not None}
+    data, found = config.data, dict[str, Any]()
+    for name in TEXTS:
+        if (path := getattr(data, name)) is not None:
+            found[name] = located(path)
     if data.tokenizer.endswith(".json"):
         found["tokenizer"] = os.path.abspath(os.path.expanduser(data.tokenizer))
     found = {n: path for n, path in found.items() if getattr(data, n) != getattr(but, n, None)}
