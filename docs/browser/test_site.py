@@ -76,6 +76,11 @@ def test_on_a_phone(page: Page) -> None:
         visit(page, name, PHONE)
         if page.evaluate("document.documentElement.scrollWidth") > PHONE:
             wide.append(name)
+        # A picture that has to be scrolled looks complete.
+        wide += page.eval_on_selector_all(
+            ".md-content p:has(> img)",
+            "all => all.filter(p => p.scrollWidth > p.clientWidth + 1).map(p => p.innerHTML)",
+        )
     assert not wide
     visit(page, ANNOTATED[0], PHONE)
     for passage in page.query_selector_all(".passage"):
