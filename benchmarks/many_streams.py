@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.generation import Writer
+from memspan.generation.writer import Writer
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS

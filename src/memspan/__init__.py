@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memspan.converters.convert import convert
     from memspan.data.options import DataConfig
     from memspan.evaluation import Evaluation, evaluate
-    from memspan.generation import Generation, Writer, generate
+    from memspan.generation.writer import Generation, Writer, generate
     from memspan.measurement.measure import Measurement, measure
     from memspan.memory import Memory
     from memspan.models import LanguageModel
@@ -70,7 +70,7 @@ _HOMES = {
     "EmbeddingConfig": "models.options",
     "Estimate": "training.estimate",
     "Evaluation": "evaluation",
-    "Generation": "generation",
+    "Generation": "generation.writer",
     "LanguageModel": "models",
     "Measurement": "measurement.measure",
     "Memory": "memory",
@@ -80,13 +80,13 @@ _HOMES = {
     "RunConfig": "runs.options",
     "Sampling": "sampling",
     "TrainConfig": "training.options",
-    "Writer": "generation",
+    "Writer": "generation.writer",
     "check": "targets",
     "concatenate": "memory",
     "convert": "converters.convert",
     "estimate": "training.estimate",
     "evaluate": "evaluation",
-    "generate": "generation",
+    "generate": "generation.writer",
     "load": "runs.run",
     "measure": "measurement.measure",
     "resume": "training.start",

@@ -19,9 +19,9 @@ from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
-from memspan.generation import Writer, generate
 from memspan.generation.drawing import draw, draw_tokens, probabilities
 from memspan.generation.prompts import read_prompt
+from memspan.generation.writer import Writer, generate
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig

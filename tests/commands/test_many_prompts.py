@@ -14,8 +14,7 @@ from memspan import concatenate
 from memspan.data.token_files import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.generation import Writer, generate
-from memspan.generation.writer import Sample
+from memspan.generation.writer import Sample, Writer, generate
 from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,

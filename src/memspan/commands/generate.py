@@ -23,7 +23,7 @@ from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
 
 if TYPE_CHECKING:
-    from memspan.generation import Writer
+    from memspan.generation.writer import Writer
 
 CHUNK = 1 << 14
 """Bytes of --prompt-file in memory at a time."""
@@ -90,7 +90,7 @@ def generate(arguments: list[str]) -> None:
     trained = load_config(options.run).model
     own: dict[str, Any] = given_to(trained, options, GenerateArguments, reader_only)
     # Torch, which takes seconds to import, only after the cheap checks.
-    from memspan.generation import Writer
+    from memspan.generation.writer import Writer
     from memspan.memory import refuse_to_overwrite
 
     if options.save_memory is not None:

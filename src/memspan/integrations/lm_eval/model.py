@@ -23,7 +23,7 @@ from memspan.data.streams import START
 from memspan.data.tokenizers.base import bytes_of
 from memspan.devices import device_for
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.generation import generate
+from memspan.generation.writer import generate
 from memspan.memory import Memory
 from memspan.models import Reader
 from memspan.nn import NOT_SCORED
