@@ -263,6 +263,9 @@ def to_device(
     tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> Tensor:
     """``tensor`` on the device. From the CPU to CUDA nothing waits for the device."""
+    device = torch.device(device)
+    if tensor.device == device and dtype in (None, tensor.dtype):
+        return tensor
     # CUDA has read pageable memory when the call returns; other devices may read it later.
-    at_once = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
+    at_once = tensor.device.type == "cpu" and device.type == "cuda"
     return tensor.to(device, dtype, non_blocking=at_once)

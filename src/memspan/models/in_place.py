@@ -12,7 +12,7 @@ from torch import Tensor
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
-from memspan.models.protocol import Backbone, M, PassReader, WatchedReader
+from memspan.models.protocol import Backbone, M, PassReader, WatchedReader, without_gradients
 from memspan.models.segments import cuts
 from memspan.trees import to_device
 
@@ -74,12 +74,13 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
     def _read(self, x: Tensor) -> Tensor:
         """Read a segment in which no document begins; without gradients."""
 
-    @torch.no_grad()
+    @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
-        rows = self._rows.mask(mask).nonzero().flatten()
+        rows = self._rows.mask(mask).nonzero()
         if not len(rows):
             return
+        rows = rows.squeeze(1)
         self.watch.refuse_changes(whole=False)
         at = to_device(rows, self._device)
         self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}

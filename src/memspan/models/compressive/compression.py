@@ -97,7 +97,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         weight: ``[D, D, c]``: output, input, position within the run, as in ``torch.nn.Conv1d``.
         bias: ``[D]``.
     """
-    runs = x.unflatten(1, (-1, weight.shape[2])).flatten(2)
+    rate = weight.shape[2]
+    runs = x.reshape(len(x), x.shape[1] // rate, rate * x.shape[2])
     return F.linear(runs, weight.transpose(1, 2).flatten(1), bias)
 
 

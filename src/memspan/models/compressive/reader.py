@@ -95,22 +95,13 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
     ) -> None:
         """Compress in the rows that are due: ``runs`` runs at most, one with ``step``."""
         rows = after.n_compressed.nonzero().flatten()
-        at, n_compressed, total, length = (
-            to_device(t, self._device)
-            for t in (rows, *(t[rows] for t in (after.n_compressed, after.total, after.length)))
-        )
-        # Columns: the oldest tokens, what they become, and the compressed slots before and after. Of
-        # slots that a row does not have they may be any that were written to.
+        at, length = (to_device(t, self._device) for t in (rows, after.length[rows]))
+        # Columns of the oldest tokens. Of slots that a row does not have they may be any that were
+        # written to.
         end = (self._end - length)[:, None]
-        back = torch.arange(
-            max(runs * self.rate, self.compressed_slots), 0, -1, device=self._device
-        )
-        sources = (end - back[-runs * self.rate :]).clamp(min=0)
-        new = end - back[-runs:]
-        slots = back[-self.compressed_slots :]
-        older = ((self._end - total)[:, None] - slots).clamp(min=0)
-        moved = end - n_compressed[:, None] - slots
-        old = self._hidden.flatten(0, 2)[self._places(at, sources, 1)]
+        back = torch.arange(runs * self.rate, 0, -1, device=self._device)
+        sources = (end - back).clamp(min=0)
+        old = self._hidden[:, at[:, None], sources]
         compressed = []
         for n, compression in enumerate(self._compressions):
             use = None
@@ -118,7 +109,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
                 # Counted from the first column that was attended.
                 attended = self._end - received[n].shape[1]
                 use = ops.pick(received[n][at], (sources - attended).clamp(min=0))
-            compressed.append(compression(old[n].flatten(0, 1), use))
+            compressed.append(compression(old[n], use))
         hidden = torch.stack(compressed)
         if step is not None:
             column = self._end - after.length - 1
@@ -127,6 +118,14 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
             buffers = self._hidden, self._keys, self._values
             step.insert(hidden.squeeze(2), buffers, rows, *(t[rows] for t in (column, older, kept)))
             return
+        # What they become, and the compressed slots before and after.
+        new = end - back[-runs:]
+        slots = torch.arange(self.compressed_slots, 0, -1, device=self._device)
+        n_compressed, total = (
+            to_device(t[rows], self._device)[:, None] for t in (after.n_compressed, after.total)
+        )
+        older = (self._end - total - slots).clamp(min=0)
+        moved = end - n_compressed - slots
         keys, values = self._keys_and_values(hidden)
         _put_in_front(self._hidden, hidden, *(self._places(at, c, 1) for c in (older, new, moved)))
         n_heads = self.backbone.config.n_heads

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from memspan.memory import Memory, Rows
 from memspan.models.feedback.model import Feedback, FeedbackMemory
-from memspan.models.protocol import WatchedReader
+from memspan.models.protocol import WatchedReader, without_gradients
 from memspan.models.segments import cuts
 from memspan.ops.feedback.steps import new_slots
 from memspan.ops.feedback.streaming import StreamingLoop
@@ -76,12 +76,13 @@ class FeedbackReader(WatchedReader):
             pieces.append(self._read(x[:, start:end]))
         return torch.cat(pieces, 1)
 
-    @torch.no_grad()
+    @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
-        rows = self._rows.mask(mask).nonzero().flatten()
+        rows = self._rows.mask(mask).nonzero()
         if not len(rows):
             return
+        rows = rows.squeeze(1)
         self.watch.refuse_changes(whole=False)
         at = to_device(rows, self._device)
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memspan.memory import Memory, Rows
 from memspan.models.one_token import StepsInC, packed_stack
-from memspan.models.protocol import M, WatchedReader
+from memspan.models.protocol import M, WatchedReader, without_gradients
 from memspan.models.relative.backbone import RelativeBackbone
 from memspan.models.relative.self_attention import RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
@@ -220,12 +220,13 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         self._advance(1, None, [] if received is None else list(received))
         return h
 
-    @torch.no_grad()
+    @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
-        rows = self._rows.mask(mask).nonzero().flatten()
+        rows = self._rows.mask(mask).nonzero()
         if not len(rows):
             return
+        rows = rows.squeeze(1)
         self.watch.refuse_changes(whole=False)
         at = self._emptied(rows)
         self._seen_before = self._tokens_seen.index_fill(0, at, 0)
