@@ -1,0 +1,92 @@
+"""What a schema says: every tensor, module and attribute that a kernel knows, and nothing besides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from architectures import CASES, Case, feedback, transformer_xl
+from golden import assert_same
+from memspan.models.feedback.model import PARTS
+from memspan.models.packing import Schema, is_exactly, schema_of
+from memspan.models.protocol import PassReader
+from readings import text
+
+pytestmark = pytest.mark.hardening
+
+WITH_KERNELS = {
+    name: case for name, case in CASES.items() if name.split("-")[0] not in ("lstm", "transformer")
+}
+with_kernels = pytest.mark.parametrize("case", WITH_KERNELS.values(), ids=WITH_KERNELS)
+
+
+def without_one(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The schema without each of its names, of tensors and modules, in turn."""
+    for part in ("tensors", "buffers", "modules"):
+        for name in getattr(schema, part):
+            rest = {other: each for other, each in getattr(schema, part).items() if other != name}
+            yield name, dataclasses.replace(schema, **{part: rest})
+    for name, each in schema.modules.items():
+        for inner, less in without_one(each):
+            modules = {**schema.modules, name: less}
+            yield f"{name}.{inner}", dataclasses.replace(schema, modules=modules)
+
+
+@with_kernels
+def test_schemas_name_all_that_there_is(case: Case) -> None:
+    """Kernels run where nothing was changed; no name can be left out, and none is left over."""
+    backbone = case.shared_model().backbone
+    assert backbone.is_as_made()
+    assert not isinstance(backbone.reader(None, 1), PassReader)
+    names = {name for name, _ in without_one(backbone.schema)}
+    assert names >= {name for name, _ in backbone.named_parameters()}
+    for name, less in without_one(backbone.schema):
+        assert not is_exactly(backbone, less), name
+
+
+@pytest.mark.parametrize("part", [nn.Linear(2, 2), nn.Dropout(), nn.Parameter(torch.zeros(2))])
+def test_a_part_that_kernels_do_not_name(part: nn.Module | nn.Parameter) -> None:
+    """As when a layer has got a new part in its class: there is no schema then."""
+    backbone = feedback().model().backbone
+    assert schema_of(backbone, PARTS) == backbone.schema
+    backbone.layers[0].new = part
+    assert schema_of(backbone, PARTS) is None
+
+
+def attributes(schema: Schema, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name in schema.attributes:
+        yield prefix, name
+    for name, each in schema.modules.items():
+        yield from attributes(each, f"{prefix}.{name}".lstrip("."))
+
+
+@with_kernels
+def test_what_methods_read_is_looked_at(case: Case) -> None:
+    backbone = case.model().backbone
+    for place, name in attributes(backbone.schema):
+        part = backbone.get_submodule(place)
+        value = getattr(part, name)
+        setattr(part, name, None)
+        assert not backbone.is_as_made(), f"{name} of {place}"
+        setattr(part, name, value)
+    assert backbone.is_as_made()
+
+
+def test_methods_of_classes_and_hooks_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = transformer_xl().model().backbone
+    layer = type(backbone.layers[0])
+    original = layer.residual
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "residual", lambda *given: 0.7 * original(*given))
+        model, tokens = transformer_xl().model(), text(1, 3)
+        expected = model(tokens, implementation="reference").logits
+        assert_same(model.reader().read(tokens), expected, 1e-10, "logits")
+        assert not backbone.is_as_made()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not backbone.is_as_made()
+    handle.remove()
+    assert backbone.is_as_made()
