@@ -5,12 +5,18 @@ Each is like a fresh ``python -m memspan`` but for the two seconds that importin
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import multiprocessing
 import os
 import signal
+import struct
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +96,34 @@ def _call(
         os.dup2(handle, number)
         os.close(handle)
     function(*arguments)
+
+
+def workers(launcher: int) -> list[int]:
+    done = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+def listeners(pid: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses at which a process takes connections."""
+    found = []
+    open_files = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            open_files.add(os.readlink(path))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *others = line.split()
+            if state == "0A" and f"socket:[{others[5]}]" in open_files:
+                words = struct.iter_unpack(">I", bytes.fromhex(local.partition(":")[0]))
+                packed = b"".join(struct.pack("=I", *word) for word in words)
+                found.append(ipaddress.ip_address(packed))
+    return found
+
+
+def wait_for(condition: Any, process: Child | None) -> Any:
+    for _ in range(1200):
+        if found := condition():
+            return found
+        assert process is None or process.poll() is None
+        time.sleep(0.05)
+    raise AssertionError("nothing happened for a minute")

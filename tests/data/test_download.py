@@ -1,10 +1,11 @@
-"""Downloads from servers that break off, ignore ranges or talk nonsense."""
+"""Downloads from servers that break off or talk nonsense, and archives that unpack to other things."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
 import io
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -180,3 +181,47 @@ def test_archives_give_one_member_within_its_limit(tmp_path: Path) -> None:
     with pytest.raises(MemspanError, match="damaged"):
         read_member(path, "good", 100)
     assert not (tmp_path.parent / "evil").exists()
+
+
+def bomb(path: Path, size: int) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("text", bytes(size))
+
+
+def test_an_archive_that_unpacks_to_more_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    bomb(path, 50_000_000)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(MemspanError, match="larger than 1,000 bytes"):
+        read_member(path, "text", 1000)
+    # The same with a declared size that is a lie.
+    content = path.read_bytes().replace(struct.pack("<L", 50_000_000), struct.pack("<L", 10))
+    path.write_bytes(content)
+    with pytest.raises(MemspanError):
+        read_member(path, "text", 1000)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_only_plain_compression_is_unpacked(tmp_path: Path, method: int) -> None:
+    """LZMA lets the archive say how much memory unpacking takes."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        archive.writestr("text", "x" * 100)
+    with pytest.raises(MemspanError, match="neither stored nor deflate"):
+        read_member(tmp_path / "a.zip", "text", 1000)
+
+
+def test_other_members_of_an_archive_are_not_touched(tmp_path: Path) -> None:
+    """Paths that climb, links, devices: only the one member is read, and nothing is unpacked."""
+    path = tmp_path / "in" / "a.zip"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("../../evil", "/etc/evil", "C:\\evil", "..\\evil"):
+            archive.writestr(name, "x")
+        link = zipfile.ZipInfo("link")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "../..")
+        archive.writestr("text", "good")
+    before = sorted(tmp_path.rglob("*"))
+    assert read_member(path, "text", 1000) == b"good"
+    assert read_member(path, "link", 1000) == b"../.."
+    assert sorted(tmp_path.rglob("*")) == before

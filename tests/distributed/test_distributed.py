@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import ipaddress
 import os
 import re
 import shutil
 import signal
 import socket
-import struct
-import subprocess
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,8 +20,7 @@ import memspan
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
-from memspan.distributed import reports
-from memspan.distributed.processes import Processes, is_loss
+from memspan.distributed.processes import Processes
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -41,7 +35,7 @@ from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
 from several_processes import OWN, run, together, wait_with_a_child
-from warm import Child
+from warm import Child, listeners, wait_for, workers
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=8)
@@ -382,37 +376,6 @@ def plant(*modules: str) -> None:
         Path(name).write_text("raise SystemExit('code of the current folder runs')")
 
 
-def workers(launcher: int) -> list[int]:
-    done = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True)
-    return [int(line) for line in done.stdout.split()]
-
-
-def listeners(pid: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """The addresses at which a process takes connections."""
-    found = []
-    open_files = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            open_files.add(os.readlink(path))
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *others = line.split()
-            if state == "0A" and f"socket:[{others[5]}]" in open_files:
-                words = struct.iter_unpack(">I", bytes.fromhex(local.partition(":")[0]))
-                packed = b"".join(struct.pack("=I", *word) for word in words)
-                found.append(ipaddress.ip_address(packed))
-    return found
-
-
-def wait_for(condition: Any, process: Child | None) -> Any:
-    for _ in range(1200):
-        if found := condition():
-            return found
-        assert process is None or process.poll() is None
-        time.sleep(0.05)
-    raise AssertionError("nothing happened for a minute")
-
-
 @several
 def test_processes_of_another_launcher_train_together() -> None:
     """They meet by the environment, as torchrun's do; apart, the second would find the folder taken."""
@@ -461,29 +424,3 @@ def test_features_that_are_drawn_anew_need_one_process() -> None:
     parts = (prepared, torch.device("cpu"))
     with pytest.raises(MemspanError, match="favor_redraw"):
         TrainingState(config("fast-weights", model=model), *parts, Processes(0, 2))
-
-
-def test_rows_are_contiguous_and_cover_the_batch() -> None:
-    shares = [Processes(rank, 4).rows(12) for rank in range(4)]
-    assert [row for share in shares for row in range(12)[share]] == list(range(12))
-    assert [Processes().rows(5)] == [slice(0, 5)]
-
-
-def test_the_loss_of_a_process_is_told_from_other_errors() -> None:
-    """gloo's errors are plain RuntimeErrors; a path may hold its name by chance."""
-    gone = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer"
-    assert is_loss(RuntimeError(gone))
-    assert is_loss(torch.distributed.DistNetworkError("the store has gone"))
-    assert not is_loss(RuntimeError("cannot read /data/igloo/text.txt"))
-    assert not is_loss(OSError(28, "No space left on device", "/data/gloo/run"))
-
-
-def test_a_process_is_a_launchers_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "1"}
-    for name, value in (variables | {"MASTER_ADDR": "localhost"}).items():
-        monkeypatch.setenv(name, value)
-    assert reports.is_worker()
-    for name, value in (("WORLD_SIZE", "1"), ("RANK", "x"), ("MASTER_ADDR", "")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert not reports.is_worker()

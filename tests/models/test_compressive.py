@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from architectures import VOCABULARY, compressive, randomise
+from architectures import compressive, randomise
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
@@ -23,14 +23,10 @@ from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import Optimiser, set_learning_rate
 from memspan.training.options import OptimConfig
+from readings import text as tokens
 
 FUNCTIONS = ("convolution", "mean", "max", "dilated-convolution", "most-used")
 LEARNED = ("convolution", "dilated-convolution")
-
-
-def tokens(rows: int, length: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCABULARY, (rows, length), generator=generator)
 
 
 # ----- Layout

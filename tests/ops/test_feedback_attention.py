@@ -12,111 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import feedback, randomise
+from feedback_models import (
+    AFTER,
+    OPTIONS,
+    everything,
+    fast,
+    gradients,
+    memory_of,
+    model_of,
+    ordinary_model,
+    vectors,
+)
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.models import Feedback, FeedbackMemory, LanguageModel
+from memspan.models import Feedback, FeedbackMemory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.native import compiler, threads
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "no-memory-norm": {"memory_norm": False, "attention_bias": True},
-    "bias": {"attention_bias": True, "n_layers": 3},
-    "per-layer": {"projections": "per-layer", "attention_bias": True},
-    "gelu": {"activation": "gelu", "d_head": 3},
-    "last": {"memory_vector": "last", "n_layers": 1},
-    "mean": {"memory_vector": "mean", "n_layers": 1, "final_norm": False},
-    "short": {"memory_length": 3, "max_distance": 7},
-    "shortest": {"memory_length": 1},
-}
-# With a norm or dropout after the sub-layers.
-AFTER: dict[str, dict[str, Any]] = {
-    "post": {"normalisation": "post", "attention_bias": True},
-    "post-gelu": {"normalisation": "post", "activation": "gelu", "projections": "per-layer"},
-    "dropout": {"dropout": 0.3, "attention_dropout": 0.2, "memory_vector": "last"},
-    "dropout-post": {"dropout": 0.3, "attention_dropout": 0.2, "normalisation": "post"},
-    "dropout-gelu": {"dropout": 0.3, "activation": "gelu", "projections": "per-layer"},
-    "attention-dropout": {"attention_dropout": 0.4, "memory_length": 3, "memory_vector": "mean"},
-}
-
-
-fast = pytest.mark.parametrize(
-    "implementation",
-    [
-        "fused",
-        pytest.param(
-            "compiled",
-            marks=pytest.mark.skipif(
-                not feedback_loop.available(torch.zeros(())), reason="no C compiler"
-            ),
-        ),
-    ],
-)
-
-
-def model_of(**options: Any) -> Feedback:
-    small = {"n_layers": 2, "d_model": 6, "n_heads": 2, "d_ff": 8, "memory_length": 40}
-    model = Feedback(FeedbackConfig(**small | options))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            gain = name.endswith("weight") and "norm" in name
-            parameter.copy_(1 + 0.2 * noise if gain else 0.3 * noise)
-    return model.double()
-
-
-def ordinary_model(**options: Any) -> Feedback:
-    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 45}
-    return Feedback(FeedbackConfig(**sizes | options))
-
-
-def vectors(rows: int, length: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, length, 6, generator=generator, dtype=torch.float64)
-
-
-def memory_of(model: Feedback, kind: str, rows: int) -> FeedbackMemory:
-    """Empty; as long as the span; rows of different ages, one of which has none."""
-    if kind == "empty":
-        return model.initial_memory(rows)
-    with torch.no_grad():
-        if kind == "full":
-            return model(vectors(rows, model.config.memory_length + 3, 5)).memory
-        memory = model(vectors(rows, 5, 6)).memory.reset(torch.arange(rows) == 1)
-        return model(vectors(rows, 2, 7), memory).memory.reset(torch.arange(rows) == 2)
-
-
-def everything(
-    model: Feedback, x: Tensor, memory: FeedbackMemory, cuts: list[int], implementation: Any
-) -> dict[str, Tensor]:
-    """Outputs, the final memory, and the gradient of a random function of both, by name; dropout draws
-    the same in every call."""
-    x = x.clone().requires_grad_()
-    start = memory.vectors.clone().requires_grad_()
-    memory = FeedbackMemory(memory.tokens_seen, start, memory.length)
-    torch.manual_seed(3)
-    hidden = []
-    for segment in x.split(cuts, 1):
-        out = model(segment, memory, implementation=implementation)
-        hidden.append(out.hidden)
-        memory = out.memory
-    h = torch.cat(hidden, 1)
-    generator = torch.Generator().manual_seed(9)
-    loss = sum(
-        (t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum()
-        for t in (h, memory.vectors)
-    )
-    named = dict(model.named_parameters()) | {"x": x, "memory": start}
-    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    found = {"hidden": h, "vectors": memory.vectors, "length": memory.length}
-    return found | {
-        f"gradient of {name}": torch.zeros_like(p) if g is None else g
-        for (name, p), g in zip(named.items(), gradients, strict=True)
-    }
 
 
 def test_attention_is_the_equation() -> None:
@@ -231,10 +144,6 @@ def test_gradients_are_numeric_ones(options: dict[str, Any], implementation: Any
 
 
 # ----- What breaks where state is shared between calls
-
-
-def gradients(model: Feedback, loss: Tensor) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))
 
 
 def test_forwards_before_a_backward() -> None:
@@ -362,171 +271,6 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert torch.equal(model(x).hidden, model(x, implementation="fused").hidden)
             with pytest.raises(MemspanError, match=r"needs a CPU.* C compiler"):
                 model(x, implementation="compiled")
-
-
-def test_memory_vectors_are_the_mix_of_states() -> None:
-    """By learned weights, the last layer's, or the mean."""
-    x = vectors(2, 4)
-    for option in ("learned", "last", "mean"):
-        model = model_of(memory_vector=option, n_layers=2, final_norm=False)
-        states: list[Tensor] = []
-        for layer in model.layers:
-            layer.register_forward_hook(lambda _, args, out, s=states: s.append(out))
-        out = model(x, implementation="reference")
-        first, second = (torch.stack(states[n::2], 1) for n in range(2))
-        assert torch.equal(second, out.hidden)
-        weights = {"last": [0.0, 0.0, 1.0], "mean": [1 / 3] * 3}.get(option)
-        if weights is None:
-            weights = model.layer_weights.softmax(0).tolist()
-        mixed = weights[0] * x + weights[1] * first + weights[2] * second
-        assert_same(out.memory.vectors[:, -4:], mixed, 1e-12, option)
-
-
-def test_the_first_token_attends_to_nothing() -> None:
-    """Its output does not depend on the attention at all, biases included."""
-    model = model_of(attention_bias=True)
-    other = model_of(attention_bias=True)
-    with torch.no_grad():
-        for layer in other.layers:
-            for name, parameter in layer.named_parameters():
-                if not name.startswith("feed_forward"):
-                    parameter.add_(torch.randn_like(parameter))
-    x = vectors(2, 2)
-    for implementation in ("reference", "fused"):
-        a, b = (m(x, implementation=implementation).hidden for m in (model, other))
-        assert torch.equal(a[:, 0], b[:, 0])
-        assert not torch.allclose(a[:, 1], b[:, 1])
-
-
-def test_a_token_sees_exactly_the_span() -> None:
-    """One layer, memory of the embedding alone: a token S back matters, one S + 1 back does not."""
-    model = model_of(n_layers=1, memory_length=4, memory_vector="learned")
-    with torch.no_grad():
-        model.layer_weights.copy_(torch.tensor([0.0, -1e9]))
-    x = vectors(1, 12)
-    for back, matters in ((1, True), (4, True), (5, False)):
-        changed = x.clone()
-        changed[:, 11 - back] = vectors(1, 1, 8)[:, 0]
-        same = torch.allclose(model(x).hidden[:, 11], model(changed).hidden[:, 11])
-        assert same != matters, back
-
-
-def test_a_span_beyond_the_table_is_refused() -> None:
-    """In the config, in a new memory, and in a memory that another model made."""
-    with pytest.raises(MemspanError, match="exceeds the position table"):
-        FeedbackConfig(memory_length=9, max_distance=8)
-    model = model_of(memory_length=5, max_distance=8)
-    x = vectors(2, 3)
-    model(x, model.initial_memory(2, memory_length=8))
-    long = model_of(memory_length=9).initial_memory(2)
-    attempts = (
-        lambda: model.initial_memory(2, memory_length=9),
-        lambda: model(x, long),
-        lambda: model.reader(long, 2),
-    )
-    for attempt in attempts:
-        with pytest.raises(MemspanError, match="span") as caught:
-            attempt()
-        assert "\n" not in str(caught.value)
-    with pytest.raises(MemspanError, match="memory_length must be at least 1, not 0"):
-        model.initial_memory(2, memory_length=0)
-
-
-def test_span_may_change_at_evaluation() -> None:
-    """As a model made with that span, the weights being the same."""
-    wide = randomise(LanguageModel(11, feedback(memory_length=3, max_distance=9).backbone)).double()
-    own = randomise(LanguageModel(11, feedback(memory_length=7, max_distance=9).backbone)).double()
-    wide.eval(), own.eval()
-    tokens = torch.arange(20)[None] % 11
-    memory = wide.initial_memory(1, memory_length=7)
-    assert_same(wide(tokens, memory).logits, own(tokens).logits, 1e-12, "model")
-    assert_same(wide.reader(memory).read(tokens), own(tokens).logits, 1e-9, "reader")
-    assert not torch.allclose(wide(tokens).logits, own(tokens).logits)
-
-
-def test_zeros_are_attended() -> None:
-    """The start of the authors' code: S memory vectors that hold nothing but count."""
-    model = model_of()
-    zeros = model.initial_memory(2, start="zeros")
-    assert zeros.length.tolist() == [40, 40]
-    assert not zeros.vectors.any()
-    x = vectors(2, 3)
-    assert not torch.allclose(model(x, zeros).hidden, model(x).hidden)
-    for implementation in ("reference", "fused"):
-        out = model(x, zeros, implementation=implementation).hidden
-        assert_same(out, model.reader(zeros, 2).read(x), 1e-9, implementation)
-
-
-def test_a_reader_keeps_keys_and_values_once() -> None:
-    """Shared projections: their size does not depend on the number of layers."""
-    sizes = {}
-    for n_layers, projections in itertools.product((1, 4), ("shared", "per-layer")):
-        model = model_of(n_layers=n_layers, projections=projections).eval()
-        with torch.no_grad():
-            sizes[projections, n_layers] = model.reader(None, 1)._kv.numel()
-    assert sizes["shared", 4] == sizes["shared", 1] == sizes["per-layer", 1]
-    assert sizes["per-layer", 4] == 4 * sizes["shared", 1]
-
-
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
-@pytest.mark.parametrize(
-    ("kind", "normalisation"),
-    [("empty", "pre"), ("full", "pre"), ("rows", "pre"), ("rows", "post")],
-)
-def test_a_reader_reads_segments_and_tokens_alike(
-    kind: str, normalisation: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Long segments, short ones and single tokens, in turn: the model's outputs and memory."""
-    if not compiled:
-        monkeypatch.setattr(feedback_loop, "available", lambda like: False)
-    options = {"attention_bias": True, "normalisation": normalisation}
-    model = model_of(memory_length=12, dropout=0.1, **options).eval()
-    memory, x = memory_of(model, kind, 3), vectors(3, 90)
-    reader = model.reader(memory, 3)
-    at = 0
-    for n in (1, 20, 3, 1, 30, 8, 7, 20):
-        out = model(x[:, at : at + n], memory, implementation="reference")
-        assert_same(reader.read(x[:, at : at + n]), out.hidden, 1e-9, f"{n} tokens at {at}")
-        memory, at = out.memory, at + n
-        assert_same(reader.memory.vectors, memory.vectors, 1e-9, "vectors")
-        assert torch.equal(reader.memory.length, memory.length)
-        assert torch.equal(reader.memory.tokens_seen, memory.tokens_seen)
-
-
-@pytest.mark.parametrize("options", [{}, {"normalisation": "post"}], ids=["pre", "post"])
-@torch.no_grad()
-def test_nothing_to_read(options: dict[str, Any]) -> None:
-    """No tokens: an empty result and the same memory. No rows: as many columns as were given."""
-    model = model_of(memory_length=4, **options).eval()
-    starts = torch.zeros(3, 0, dtype=torch.bool)
-    for memory in (None, memory_of(model, "rows", 3)):
-        expected = model.initial_memory(3) if memory is None else memory
-        reader = model.reader(memory, 3)
-        out = model(vectors(3, 0), memory, starts=starts, lengths=torch.zeros(3, dtype=torch.long))
-        for hidden, after in (
-            (out.hidden, out.memory),
-            (reader.read(vectors(3, 0)), reader.memory),
-        ):
-            assert hidden.shape == (3, 0, 6)
-            assert all(map(torch.equal, vars(after).values(), vars(expected).values()))
-    memory = model.initial_memory(0)
-    out, reader = model(vectors(0, 5), memory), model.reader(memory, 0)
-    assert out.hidden.shape == reader.read(vectors(0, 5)).shape == (0, 5, 6)
-    assert out.memory.vectors.shape == reader.memory.vectors.shape == (0, 4, 6)
-
-
-def test_memory_does_not_grow_without_bound() -> None:
-    """Normalised before it is projected, a memory vector answers large weights with no more of them."""
-    for option, bounded in ((True, True), (False, False)):
-        model = model_of(memory_norm=option, memory_vector="last").eval()
-        with torch.no_grad():
-            for layer in model.layers:
-                layer.output.weight.mul_(5)
-            out, memory = model(vectors(1, 300)), model.initial_memory(1)
-            largest = out.memory.vectors.abs().max()
-            reader = model.reader(memory, 1)
-            assert_same(reader.read(vectors(1, 300)), out.hidden, 1e-6, "reader")
-        assert (largest < 1e3) == bounded, largest
 
 
 @pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from memspan.stateful.protocol import Claims
 
 BUGS: list[tuple[str, type[Twin]]] = []
+Side = Literal["right", "left"]
+Read = tuple[Tensor, State]
 
 
 def breaks(law: str) -> Any:
@@ -52,7 +54,7 @@ class WindowOneTooOld(Convolved):
 
 @breaks("cuts")
 class StateInHalfPrecision(Gated):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State) -> Read:
         y, state = super().mix(x, state)
         return y, {"h": state["h"].to(torch.bfloat16).to(self.dtype)}
 
@@ -78,14 +80,14 @@ class WindowOneTooShortInTheCache(Sliding):
 
 @breaks("cuts")
 class NormalisedOverTheSegmentSoFar(Gated):
-    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    def read(self, inputs: Tensor, state: State) -> Read:
         y, state = super().read(inputs, state)
         return y / y.abs().mean(2, keepdim=True).cummax(1).values, state
 
 
 @breaks("cuts")
 class FirstSegmentOfOneTokenIsNotRemembered(Gated):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State) -> Read:
         y, after = super().mix(x, state)
         first = x.shape[1] == 1 and not state["h"].any()
         return y, state if first else after
@@ -96,7 +98,7 @@ class FirstSegmentOfOneTokenIsNotRemembered(Gated):
 
 @breaks("causality")
 class MeanOverTheSegment(Convolved):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State) -> Read:
         return super().mix(x - 0.01 * x.mean(1, keepdim=True), state)
 
 
@@ -126,7 +128,7 @@ class StateSharedBetweenRows(Gated):
 class TwiceTheOutputsForSeveralRows(Gated):
     """What belongs to a row is spread over the tokens of a single one."""
 
-    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    def read(self, inputs: Tensor, state: State) -> Read:
         y, state = super().read(inputs, state)
         return y if inputs.shape[1] > 1 else y.expand(-1, len(y), -1), state
 
@@ -136,18 +138,16 @@ class BatchStatistics(Gated):
     def layers(self) -> dict[str, nn.Module]:
         return super().layers() | {"norm": nn.BatchNorm1d(WIDTH, track_running_stats=False)}
 
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State) -> Read:
         return super().mix(self.module["norm"](x.mT).mT if len(x) > 1 else x, state)
 
 
 @breaks("rows")
 class SelectForgetsAField(Convolved):
     def select(self, state: State, rows: Tensor) -> State:
-        return (
-            super().select(state, rows)
-            | {"window": state["window"][: len(rows)]}
-            | ({} if len(rows) <= len(state["s"]) else {"window": state["window"][rows]})
-        )
+        chosen = super().select(state, rows)
+        window = state["window"][: len(rows)]
+        return chosen | ({"window": window} if len(rows) <= len(state["s"]) else {})
 
 
 @breaks("rows")
@@ -158,7 +158,7 @@ class SelectIgnoresTheOrder(Gated):
 
 @breaks("rows")
 class ARowAloneIsReadDifferently(Attention):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State) -> Read:
         return super().mix(x if len(x) > 1 else x * 1.001, state)
 
 
@@ -180,7 +180,7 @@ class RepeatedRowsShareTheirState(Gated):
 
 @breaks("values")
 class StateChangedInPlace(Gated):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, state: State) -> Read:
         y, after = super().mix(x, state)
         state["h"].copy_(after["h"].detach())
         return y, state
@@ -203,7 +203,7 @@ class ShallowCopyOfWhatIsConsumed(StateChangedInPlace):
 
 @breaks("values")
 class OutputsInABufferOfTheModel(Gated):
-    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    def read(self, inputs: Tensor, state: State) -> Read:
         y, state = super().read(inputs, state)
         buffers = self.__dict__.setdefault("buffers", {})
         buffer = buffers.setdefault(y.shape[0], y.detach().new_zeros(y.shape[0], 999, y.shape[2]))
@@ -216,7 +216,7 @@ class InputsChangedInPlace(Gated):
     def __init__(self, dtype: torch.dtype = torch.float32, vectors: bool = True) -> None:
         super().__init__(dtype, vectors=True)
 
-    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    def read(self, inputs: Tensor, state: State) -> Read:
         result = super().read(inputs, state)
         inputs *= 0.5
         return result
@@ -250,71 +250,64 @@ class PositionsGoOnAfterAReset(Attention):
     def reset(self, state: State, rows: Tensor) -> State:
         return super().reset(state, rows) | {"position": state["position"]}
 
-    def attend(self, x: Tensor, state: State, real: Tensor) -> tuple[Tensor, State]:
+    def attend(self, x: Tensor, state: State, real: Tensor) -> Read:
         return super().attend(x + self.positions(state, real)[..., None].to(x) / 50, state, real)
 
 
 @breaks("fresh-start")
 class DocumentsOnlyAtTheFirstPlace(Gated):
-    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> Read:
         return self.read(inputs, self.reset(state, starts[:, 0]))
 
 
 @breaks("fresh-start")
 class AFirstPlaceIsNeverAStart(Convolved):
-    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        return super().read_packed(
-            inputs, state, torch.cat([starts[:, :1] & False, starts[:, 1:]], 1)
-        )
+    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> Read:
+        return super().read_packed(inputs, state, F.pad(starts[:, 1:], (1, 0)))
 
 
 # Padding.
 
 
-@breaks("padding-right")
-class PaddingOnTheRightIsRead(Gated):
-    def read_padded(
-        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
-    ) -> tuple[Tensor, State]:
-        if side == "right":
+class PaddingIsRead(Twin):
+    side: Side
+    rows: float = math.inf
+    """With so many rows at most."""
+
+    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
+        if side == self.side and len(inputs) <= self.rows:
             return self.read(inputs, state)
         return super().read_padded(inputs, state, lengths, side)
 
 
 @breaks("padding-right")
+class PaddingOnTheRightIsRead(PaddingIsRead, Gated):
+    side = "right"
+
+
+@breaks("padding-right")
 class WindowTakenFromThePadding(Convolved):
-    def read_padded(
-        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
-    ) -> tuple[Tensor, State]:
+    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
         y, after = super().read_padded(inputs, state, lengths, side)
         return y, after | {"window": self.read(inputs, state)[1]["window"]}
 
 
 @breaks("padding-right")
 class PaddingOnTheRightCountsAsPositions(Attention):
-    def attend(self, x: Tensor, state: State, real: Tensor) -> tuple[Tensor, State]:
+    def attend(self, x: Tensor, state: State, real: Tensor) -> Read:
         y, after = super().attend(x, state, real)
         return y, after | {"position": state["position"] + x.shape[1]}
 
 
 @breaks("padding-left")
-class PaddingOnTheLeftIsRead(Convolved):
-    def read_padded(
-        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
-    ) -> tuple[Tensor, State]:
-        if side == "left":
-            return self.read(inputs, state)
-        return super().read_padded(inputs, state, lengths, side)
+class PaddingOnTheLeftIsRead(PaddingIsRead, Convolved):
+    side = "left"
 
 
 @breaks("padding-left")
-class PaddingOfASingleRowIsRead(Convolved):
-    def read_padded(
-        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
-    ) -> tuple[Tensor, State]:
-        if side == "left" and len(inputs) == 1:
-            return self.read(inputs, state)
-        return super().read_padded(inputs, state, lengths, side)
+class PaddingOfASingleRowIsRead(PaddingIsRead, Convolved):
+    side = "left"
+    rows = 1
 
 
 @breaks("padding-left")
@@ -344,140 +337,3 @@ class RolledBackButForThePosition(Attention):
 class RollsBackByOneAtMost(Attention):
     def truncate(self, state: State, n: int) -> State:
         return super().truncate(state, min(n, 1))
-
-
-# Files.
-
-
-@breaks("files")
-class SaveDropsAField(Convolved):
-    def load(self, path: Path) -> State:
-        state = super().load(path)
-        return state | {"window": torch.zeros_like(state["window"])}
-
-
-@breaks("files")
-class SavedInHalfPrecision(Gated):
-    def save(self, state: State, path: Path) -> None:
-        super().save({"h": state["h"].half()}, path)
-
-    def load(self, path: Path) -> State:
-        return {"h": super().load(path)["h"].to(self.dtype)}
-
-
-# Gradients.
-
-
-@breaks("gradients")
-class StateDetachedAtACut(Gated):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return super().mix(x, {"h": state["h"].detach()})
-
-
-@breaks("gradients")
-class DetachedInsideASegment(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return super().step(x, h.detach() if t % 4 == 3 else h, t)
-
-
-class DetachedAtEveryToken(Gated):
-    """Not named by a law: a long call has no other gradients."""
-
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return super().step(x, h.detach(), t)
-
-
-@breaks("gradients")
-class WindowDetached(Convolved):
-    def window(self, before: Tensor, x: Tensor) -> Tensor:
-        return super().window(before, x).detach()
-
-
-# Growth.
-
-
-@breaks("bounded")
-class KeepsEveryToken(Gated):
-    def start(self, batch_size: int) -> State:
-        return super().start(batch_size) | {"seen": torch.zeros(batch_size, 0, WIDTH)}
-
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, after = super().mix(x, state)
-        return y, after | {"seen": torch.cat([state["seen"], x], 1)}
-
-
-@breaks("bounded")
-class KeepsEverySingleToken(KeepsEveryToken):
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, after = super().mix(x, state)
-        return y, after if x.shape[1] == 1 else after | {"seen": state["seen"]}
-
-
-@breaks("bounded")
-class ClaimsAWindowAndKeepsAll(Sliding):
-    def kept(self, state: State) -> State:
-        return state
-
-
-# Other calls.
-
-
-@breaks("repeatable")
-class DropoutLeftOn(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return F.dropout(super().step(x, h, t), 0.01, training=True)
-
-
-@breaks("repeatable")
-class NoiseFromElsewhere(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        self.calls = getattr(self, "calls", 0) + 1
-        return super().step(x, h, t) + 1e-4 * (self.calls % 7)
-
-
-@breaks("order-of-calls")
-class StateOfTheModelItself(Gated):
-    """A new stream goes on where the last one with as many rows was."""
-
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        last = getattr(self, "last", None)
-        if last is not None and len(last) == len(h) and not h.any():
-            h = h + 1e-3 * last
-        self.last = super().step(x, h, t).detach()
-        return self.last
-
-
-@breaks("order-of-calls")
-class OneStreamAtATime(Gated):
-    """The state is in the model, and that which is passed in only says whether it goes on."""
-
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        rows = len(x)
-        if not state["h"].any():
-            self.h: dict[int, Tensor] = {**getattr(self, "h", {}), rows: state["h"]}
-        y, after = super().mix(x, {"h": self.h.get(rows, state["h"])})
-        self.h[rows] = after["h"]
-        return y, after
-
-
-@breaks("order-of-calls")
-class PositionsScaledByTheLongestTextSoFar(Attention):
-    def positions(self, state: State, real: Tensor) -> Tensor:
-        position = super().positions(state, real)
-        self.longest = max(getattr(self, "longest", 0), int(position.max()))
-        return position / max(1, self.longest / 23)
-
-
-@breaks("order-of-calls")
-class RunningStatistics(Gated):
-    def layers(self) -> dict[str, nn.Module]:
-        return super().layers() | {"norm": nn.BatchNorm1d(WIDTH)}
-
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        return super().mix(self.module["norm"](x.mT).mT, state)
-
-
-@breaks("order-of-calls")
-class AnotherPathWithGradients(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return super().step(x, h, t) * (1.001 if torch.is_grad_enabled() else 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bugs import BUGS
+from lasting_bugs import BUGS
 from small_models import TWINS, Twin
 
 from memspan.stateful.check import NAMES, check

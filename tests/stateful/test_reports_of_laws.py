@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import bugs
+import lasting_bugs
 import pytest
 import torch
 from small_models import WIDTH, Attention, Convolved, Gated, State
@@ -53,7 +54,7 @@ def test_recurrent_modules_of_torch_break_no_law(kind: type[nn.RNNBase]) -> None
 
 
 def test_a_model_is_afterwards_as_it_was() -> None:
-    model = bugs.RunningStatistics()
+    model = lasting_bugs.RunningStatistics()
     model.module.train()
     model.module["head"].eval()
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
@@ -106,7 +107,7 @@ def test_float64_counts_only_where_all_is_float64() -> None:
     assert finding.difference is not None
     assert finding.difference > 1e-9
     # And where it is, a difference of that size is an error.
-    assert check(bugs.SavedInHalfPrecision(torch.float64), ["files"]).broken
+    assert check(lasting_bugs.SavedInHalfPrecision(torch.float64), ["files"]).broken
 
 
 class Forgetful(Gated):
@@ -136,7 +137,7 @@ def test_without_power_nothing_holds(kind: type[Gated]) -> None:
 
 
 def test_gradients_that_never_flow_do_not_hold() -> None:
-    finding = check(bugs.DetachedAtEveryToken(), ["gradients"])["gradients"]
+    finding = check(lasting_bugs.DetachedAtEveryToken(), ["gradients"])["gradients"]
     assert finding.outcome == "inconclusive"
     assert finding.detail.startswith("hardly any gradient flows through the state")
 

@@ -149,6 +149,32 @@ def test_sgd_has_beta1_as_momentum() -> None:
     assert {group["momentum"] for group in state.optimiser.optimizer.param_groups} == {0.7}
 
 
+def test_weight_decay_is_for_matrices_and_tables() -> None:
+    """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
+    model = state_of(options("adamw")).model
+    chosen = OptimConfig(learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95)
+    optimizer = Optimiser(model, chosen).optimizer
+    names = {id(p): name for name, p in model.named_parameters()}
+    decay = {
+        names[id(p)]: group["weight_decay"]
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert set(decay) == set(names.values())
+    assert (
+        decay["embedding.tables.0"] == decay["backbone.layers.0.feed_forward.inner.weight"] == 0.3
+    )
+    assert decay["backbone.content_bias"] == decay["head.biases.0"] == 0
+    assert decay["backbone.layers.0.attention_norm.weight"] == 0
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * decay[name]))
+
+
 @needs_muon
 def test_muon_is_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
     """Both with the learning rate, decay and factors of all groups."""

@@ -6,50 +6,39 @@ import dataclasses
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 import memspan
-from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
 from memspan.runs.folder import lock_run
-from memspan.runs.options import RunConfig, read_config
+from memspan.runs.options import RunConfig
 from memspan.runs.run import create
 from memspan.training import metrics, start, updates, validation
 from memspan.training.checkpointer import Checkpointer
-from memspan.training.loggers import Record, Wandb, loggers
-from memspan.training.optimisers import Optimiser
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
 from memspan.training.summary import prompt_from
 from warm import Child
 
-MODEL = XL(n_layers=2, d_model=16, n_heads=2, d_ff=32, memory_length=8, dropout=0.1)
-COMPRESSIVE = CompressiveConfig(
-    n_layers=2,
-    d_model=16,
-    n_heads=2,
-    d_ff=32,
-    memory_length=8,
-    compressed_length=3,
-    compression_rate=3,
-    dropout=0.1,
-)
+SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "dropout": 0.1}
+MODEL = XL(**SIZES, memory_length=8)
+COMPRESSIVE = CompressiveConfig(**SIZES, memory_length=8, compressed_length=3, compression_rate=3)
+FAVOR = FastWeightsConfig(**SIZES, feature_map="favor", favor_redraw=True)
 LOOP = TrainConfig(
     steps=24,
     batch_size=2,
@@ -103,6 +92,8 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         (MODEL, {"accumulate": 3}),
         (COMPRESSIVE, {}),
         (COMPRESSIVE, {"accumulate": 2, "accumulate_later": 4, "accumulate_from": 13}),
+        # Its features are drawn again in training.
+        (FAVOR, {}),
     ],
 )
 def test_resume_continues_bit_for_bit(
@@ -302,32 +293,6 @@ def test_a_run_is_saved_before_it_is_trained() -> None:
     assert memspan.load("run").step == 0
 
 
-def test_weight_decay_is_for_matrices_and_tables() -> None:
-    """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
-    updater = updater_of(config())
-    options = OptimConfig(learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95)
-    optimizer = Optimiser(updater.state.model, options).optimizer
-    names = {id(p): name for name, p in updater.state.model.named_parameters()}
-    decay = {
-        names[id(p)]: group["weight_decay"]
-        for group in optimizer.param_groups
-        for p in group["params"]
-    }
-    assert set(decay) == set(names.values())
-    assert (
-        decay["embedding.tables.0"] == decay["backbone.layers.0.feed_forward.inner.weight"] == 0.3
-    )
-    assert decay["backbone.content_bias"] == decay["head.biases.0"] == 0
-    assert decay["backbone.layers.1.attention_norm.weight"] == 0
-    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
-    before = {name: p.detach().clone() for name, p in updater.state.model.named_parameters()}
-    for p in updater.state.model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    for name, p in updater.state.model.named_parameters():
-        torch.testing.assert_close(p.detach(), before[name] * (1 - 0.1 * decay[name]))
-
-
 def test_effective_batches_grow() -> None:
     """The text is read on by what each update takes; the loss is a mean over all of it."""
     loop = {"accumulate": 2, "accumulate_later": 5, "accumulate_from": 3}
@@ -419,63 +384,6 @@ def test_training_learns() -> None:
     assert losses[-1] < losses[0] - 0.2
 
 
-def test_tensorboard_gets_the_metrics() -> None:
-    pytest.importorskip("tensorboard")
-    # A process of its own: what tensorboard warns of is not ours to fix.
-    program = (
-        "from pathlib import Path; from memspan.training.loggers import loggers\n"
-        "for logger in loggers(Path('r'), ['tensorboard'], 0):\n"
-        "    logger.log(1, {'loss': 2.0, 'bits': None}); logger.close()"
-    )
-    Path("r").mkdir()
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert list(Path("r/tensorboard").iterdir())
-    assert metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0, "bits": None}]
-
-
-def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(MemspanError, match="pip install trackio, or leave"):
-        loggers(Path(), ["trackio"], 0)
-    # Before the run's folder is made.
-    with pytest.raises(MemspanError, match="pip install trackio, or leave"):
-        start.train(config(tracker=("trackio",)), Path("r"))
-    assert not Path("r").exists()
-
-
-def test_weights_and_biases_gets_numbers_in_the_runs_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A stand-in for the package, which is no small one; see what it is asked to do."""
-    calls: list[object] = []
-    run = SimpleNamespace(
-        log=lambda record, step: calls.append((step, record)),
-        finish=lambda: calls.append("finish"),
-    )
-
-    class Refusal(Exception):
-        pass
-
-    def init(**options: object) -> SimpleNamespace:
-        calls.append(options)
-        if "WANDB_API_KEY" not in os.environ:
-            raise Refusal("No API key\nconfigured")
-        return run
-
-    module = SimpleNamespace(init=init, errors=SimpleNamespace(Error=Refusal))
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setenv("WANDB_API_KEY", "x")
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    tracker = Wandb(tmp_path)
-    tracker.log(3, {"loss": 2.0, "bits": None})
-    tracker.close()
-    options = {"project": "memspan", "name": tmp_path.name, "dir": str(tmp_path)}
-    assert calls == [options, (3, {"loss": 2.0}), "finish"]
-    monkeypatch.delenv("WANDB_API_KEY")
-    with pytest.raises(MemspanError, match=r"No API key configured\): .*WANDB_MODE=offline"):
-        Wandb(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "prompt"),
     [
@@ -503,46 +411,6 @@ def test_training_from_python_is_quiet_and_returns_the_folder(
     assert memspan.load(warm).step == 2
     assert checkpoints.latest(folder).state["step"] == 3
     assert capfd.readouterr() == ("", "")
-
-
-def test_several_trackers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets what metrics.jsonl gets; the options name them, and files of older versions one."""
-    logged: dict[str, list[tuple[int, Record]]] = {"tensorboard": [], "trackio": []}
-
-    class Tracker:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def log(self, step: int, record: Record) -> None:
-            logged[self.name].append((step, record))
-
-        def close(self) -> None:
-            logged[self.name].append((-1, {}))
-
-    made = {name: lambda folder, name=name: Tracker(name) for name in logged}
-    monkeypatch.setattr("memspan.training.loggers.TRACKERS", made)
-    for name in logged:
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-    sizes = ["--model.n-layers=1", "--model.d-model=8", "--model.n-heads=1", "--model.d-ff=8"]
-    loop = ["--train.steps=2", "--train.batch-size=2", "--train.segment-length=4"]
-    rest = ["--train.sample-tokens=0", "--train.evaluate-tokens=16", "--data.corpus=text.txt"]
-    trackers = ["--train.tracker", "tensorboard", "trackio"]
-    cli.main(["train", *sizes, *loop, *rest, *trackers, "--out", "r"])
-    records = metrics.read(Path("r/metrics.jsonl"))
-    assert len(records) == 2
-    for name in logged:
-        *written, closed = logged[name]
-        assert [{"step": step, **record} for step, record in written] == records
-        assert closed == (-1, {})
-    file = Path("r/config.toml")
-    assert read_config(file).train.tracker == ("tensorboard", "trackio")
-    new = file.read_text()
-    for old, names in (('"none"', ()), ('"trackio"', ("trackio",))):
-        file.write_text(new.replace('["tensorboard", "trackio"]', old))
-        assert read_config(file).train.tracker == names
-    file.write_text(new.replace('"trackio"]', '"--out=elsewhere"]'))
-    with pytest.raises(MemspanError, match="tracker"):
-        read_config(file)
 
 
 def test_a_state_comes_back_from_its_snapshot() -> None:

@@ -1,0 +1,116 @@
+"""Small Feedback Transformers, and all that a pass of one gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memspan.models import Feedback, FeedbackMemory
+from memspan.models.feedback.config import FeedbackConfig
+from memspan.ops.feedback import compiled as feedback_loop
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no-memory-norm": {"memory_norm": False, "attention_bias": True},
+    "bias": {"attention_bias": True, "n_layers": 3},
+    "per-layer": {"projections": "per-layer", "attention_bias": True},
+    "gelu": {"activation": "gelu", "d_head": 3},
+    "last": {"memory_vector": "last", "n_layers": 1},
+    "mean": {"memory_vector": "mean", "n_layers": 1, "final_norm": False},
+    "short": {"memory_length": 3, "max_distance": 7},
+    "shortest": {"memory_length": 1},
+}
+
+
+# With a norm or dropout after the sub-layers.
+AFTER: dict[str, dict[str, Any]] = {
+    "post": {"normalisation": "post", "attention_bias": True},
+    "post-gelu": {"normalisation": "post", "activation": "gelu", "projections": "per-layer"},
+    "dropout": {"dropout": 0.3, "attention_dropout": 0.2, "memory_vector": "last"},
+    "dropout-post": {"dropout": 0.3, "attention_dropout": 0.2, "normalisation": "post"},
+    "dropout-gelu": {"dropout": 0.3, "activation": "gelu", "projections": "per-layer"},
+    "attention-dropout": {"attention_dropout": 0.4, "memory_length": 3, "memory_vector": "mean"},
+}
+
+
+fast = pytest.mark.parametrize(
+    "implementation",
+    [
+        "fused",
+        pytest.param(
+            "compiled",
+            marks=pytest.mark.skipif(
+                not feedback_loop.available(torch.zeros(())), reason="no C compiler"
+            ),
+        ),
+    ],
+)
+
+
+def model_of(**options: Any) -> Feedback:
+    small = {"n_layers": 2, "d_model": 6, "n_heads": 2, "d_ff": 8, "memory_length": 40}
+    model = Feedback(FeedbackConfig(**small | options))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            gain = name.endswith("weight") and "norm" in name
+            parameter.copy_(1 + 0.2 * noise if gain else 0.3 * noise)
+    return model.double()
+
+
+def ordinary_model(**options: Any) -> Feedback:
+    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 45}
+    return Feedback(FeedbackConfig(**sizes | options))
+
+
+def vectors(rows: int, length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, length, 6, generator=generator, dtype=torch.float64)
+
+
+def memory_of(model: Feedback, kind: str, rows: int) -> FeedbackMemory:
+    """Empty; as long as the span; rows of different ages, one of which has none."""
+    if kind == "empty":
+        return model.initial_memory(rows)
+    with torch.no_grad():
+        if kind == "full":
+            return model(vectors(rows, model.config.memory_length + 3, 5)).memory
+        memory = model(vectors(rows, 5, 6)).memory.reset(torch.arange(rows) == 1)
+        return model(vectors(rows, 2, 7), memory).memory.reset(torch.arange(rows) == 2)
+
+
+def everything(
+    model: Feedback, x: Tensor, memory: FeedbackMemory, cuts: list[int], implementation: Any
+) -> dict[str, Tensor]:
+    """Outputs, the final memory, and the gradient of a random function of both, by name; dropout draws
+    the same in every call."""
+    x = x.clone().requires_grad_()
+    start = memory.vectors.clone().requires_grad_()
+    memory = FeedbackMemory(memory.tokens_seen, start, memory.length)
+    torch.manual_seed(3)
+    hidden = []
+    for segment in x.split(cuts, 1):
+        out = model(segment, memory, implementation=implementation)
+        hidden.append(out.hidden)
+        memory = out.memory
+    h = torch.cat(hidden, 1)
+    generator = torch.Generator().manual_seed(9)
+    loss = sum(
+        (t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum()
+        for t in (h, memory.vectors)
+    )
+    named = dict(model.named_parameters()) | {"x": x, "memory": start}
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    found = {"hidden": h, "vectors": memory.vectors, "length": memory.length}
+    return found | {
+        f"gradient of {name}": torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(named.items(), gradients, strict=True)
+    }
+
+
+def gradients(model: Feedback, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters()), retain_graph=True))

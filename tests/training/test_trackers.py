@@ -1,0 +1,122 @@
+"""Trackers get what metrics.jsonl gets, and are named where they are missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tiny_runs
+from memspan import cli
+from memspan.errors import MemspanError
+from memspan.runs.options import read_config
+from memspan.training import metrics, start
+from memspan.training.loggers import Record, Wandb, loggers
+
+
+@pytest.fixture(autouse=True)
+def _text(own_folders: Path) -> None:
+    Path("text.txt").write_text(tiny_runs.TEXT)
+
+
+def test_tensorboard_gets_the_metrics() -> None:
+    pytest.importorskip("tensorboard")
+    # A process of its own: what tensorboard warns of is not ours to fix.
+    program = (
+        "from pathlib import Path; from memspan.training.loggers import loggers\n"
+        "for logger in loggers(Path('r'), ['tensorboard'], 0):\n"
+        "    logger.log(1, {'loss': 2.0, 'bits': None}); logger.close()"
+    )
+    Path("r").mkdir()
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert list(Path("r/tensorboard").iterdir())
+    assert metrics.read(Path("r/metrics.jsonl")) == [{"step": 1, "loss": 2.0, "bits": None}]
+
+
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(MemspanError, match="pip install trackio, or leave"):
+        loggers(Path(), ["trackio"], 0)
+    # Before the run's folder is made.
+    loop = dataclasses.replace(tiny_runs.OPTIONS.train, tracker=("trackio",))
+    with pytest.raises(MemspanError, match="pip install trackio, or leave"):
+        start.train(dataclasses.replace(tiny_runs.OPTIONS, train=loop), Path("r"))
+    assert not Path("r").exists()
+
+
+def test_weights_and_biases_gets_numbers_in_the_runs_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A stand-in for the package, which is no small one; see what it is asked to do."""
+    calls: list[object] = []
+    run = SimpleNamespace(
+        log=lambda record, step: calls.append((step, record)),
+        finish=lambda: calls.append("finish"),
+    )
+
+    class Refusal(Exception):
+        pass
+
+    def init(**options: object) -> SimpleNamespace:
+        calls.append(options)
+        if "WANDB_API_KEY" not in os.environ:
+            raise Refusal("No API key\nconfigured")
+        return run
+
+    module = SimpleNamespace(init=init, errors=SimpleNamespace(Error=Refusal))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    tracker = Wandb(tmp_path)
+    tracker.log(3, {"loss": 2.0, "bits": None})
+    tracker.close()
+    options = {"project": "memspan", "name": tmp_path.name, "dir": str(tmp_path)}
+    assert calls == [options, (3, {"loss": 2.0}), "finish"]
+    monkeypatch.delenv("WANDB_API_KEY")
+    with pytest.raises(MemspanError, match=r"No API key configured\): .*WANDB_MODE=offline"):
+        Wandb(tmp_path)
+
+
+def test_several_trackers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets what metrics.jsonl gets; the options name them, and files of older versions one."""
+    logged: dict[str, list[tuple[int, Record]]] = {"tensorboard": [], "trackio": []}
+
+    class Tracker:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def log(self, step: int, record: Record) -> None:
+            logged[self.name].append((step, record))
+
+        def close(self) -> None:
+            logged[self.name].append((-1, {}))
+
+    made = {name: lambda folder, name=name: Tracker(name) for name in logged}
+    monkeypatch.setattr("memspan.training.loggers.TRACKERS", made)
+    for name in logged:
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    sizes = ["--model.n-layers=1", "--model.d-model=8", "--model.n-heads=1", "--model.d-ff=8"]
+    loop = ["--train.steps=2", "--train.batch-size=2", "--train.segment-length=4"]
+    rest = ["--train.sample-tokens=0", "--train.evaluate-tokens=16", "--data.corpus=text.txt"]
+    trackers = ["--train.tracker", "tensorboard", "trackio"]
+    cli.main(["train", *sizes, *loop, *rest, *trackers, "--out", "r"])
+    records = metrics.read(Path("r/metrics.jsonl"))
+    assert len(records) == 2
+    for name in logged:
+        *written, closed = logged[name]
+        assert [{"step": step, **record} for step, record in written] == records
+        assert closed == (-1, {})
+    file = Path("r/config.toml")
+    assert read_config(file).train.tracker == ("tensorboard", "trackio")
+    new = file.read_text()
+    for old, names in (('"none"', ()), ('"trackio"', ("trackio",))):
+        file.write_text(new.replace('["tensorboard", "trackio"]', old))
+        assert read_config(file).train.tracker == names
+    file.write_text(new.replace('"trackio"]', '"--out=elsewhere"]'))
+    with pytest.raises(MemspanError, match="tracker"):
+        read_config(file)
