@@ -135,6 +135,10 @@ class Staging:
         parts = re.split(r"(<pre.*?</pre>)", page, flags=re.S)
         parts[::2] = [re.sub(r"\n\s+", "\n", part) for part in parts[::2]]
         page = self.figures.put_in(self.formulas.put_in("".join(parts)))
+        if 'class="passage"' in page:
+            page = page.replace("<body", '<body class="annotated"', 1)
+        # The corner of a table is no heading of anything.
+        page = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", page)
         return re.sub(
             r'<div data-code="(\d+)"></div>', lambda match: self.code[int(match[1])], page
         )

@@ -440,6 +440,7 @@ function start(figure) {
       control.buttons ? `<button type="button" data-by="${by}">${words}</button>` : ""
     return `<div>${slider}<span>${button(-1, "Back")} ${button(1, "Next")}</span></div>`
   }).join("")
+  form.classList.toggle("many", controls.length > 2)
   const update = () => {
     for (const control of controls) {
       const input = form.elements[control.name]
