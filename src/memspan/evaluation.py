@@ -266,19 +266,16 @@ def score_tokens(
 
     Args:
         model: in evaluation mode.
-        tokens: integers, 1-D.
+        tokens: integers, 1-D. Here and below, what has the name of an option there is the same.
         tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
             the tokens of that document (None: memory is carried across documents).
         altered: whether decoding the tokens does not restore the text.
-        batch_size: parallel streams; 1 is the exact protocol.
-        segment_length: tokens per step, T.
         memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
             in training).
         before: the memory of what was read before, a row per stream (None: empty).
         reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
             "clamp_length": 400}`` (None: as in training).
-        precision: of matrix products (None: as torch is set).
         each: called with this process's rows of every segment and their losses (None: nothing is).
         progress: called with the number of tokens scored so far.
         processes: processes that share the streams; each returns the score of all streams.

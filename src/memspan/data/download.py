@@ -48,9 +48,7 @@ def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:
     except urllib.error.HTTPError as error:
         raise MemspanError(f"{url} answered {error.code}: {by_hand}") from None
     except (OSError, http.client.HTTPException) as error:
-        # The server's words are quoted, without line breaks or escape sequences.
-        reason = " ".join(str(getattr(error, "reason", None) or error).split())
-        reason = "".join(c for c in reason if c.isprintable())
+        reason = getattr(error, "reason", None) or error
         raise MemspanError(
             f"cannot download {url} ({reason}): try again to go on where it stopped, or {by_hand}"
         ) from None

@@ -103,5 +103,4 @@ def _from_hub(datasets: Any, name: str) -> Any:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return "".join(c for c in text if c.isprintable())[:200]
+    return str(error)[:200] or type(error).__name__

@@ -148,8 +148,7 @@ class Streams:
         mine = self.state_dict()
         # Not isinstance: bool is an int.
         complete = all(type(state.get(name)) is int for name in mine)
-        counts = ("position", "offset", "epoch", "tokens_read")
-        if not complete or min(state[name] for name in counts) < 0 or state["segment_length"] < 1:
+        if not complete or min(state[name] for name in mine) < 0 or not state["segment_length"]:
             raise MemspanError(
                 f"{state} is not a stream position: resume from a checkpoint that is whole"
             )

@@ -128,9 +128,8 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
         raise MemspanError(
-            f"{path} is damaged, or not a safetensors file ({reason}): restore it or write it again"
+            f"{path} is damaged, or not a safetensors file ({error}): restore it or write it again"
         ) from None
 
 

@@ -245,9 +245,8 @@ def load_weights(model: LanguageModel, weights: dict[str, Tensor], folder: Path)
 
 
 def _misfit(folder: Path, reason: object) -> MemspanError:
-    reason = " ".join(str(reason).split())[:200]
     return MemspanError(
-        f"the weights in {folder} do not fit its config.toml ({reason}): restore both"
+        f"the weights in {folder} do not fit its config.toml ({str(reason)[:200]}): restore both"
     )
 
 

@@ -185,8 +185,7 @@ def _naming(folder: Path) -> Iterator[None]:
         *(SafetensorError, CheckpointException, AssertionError, AttributeError),
         *(OSError, LookupError, TypeError, ValueError, RuntimeError),
     ) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise MemspanError(f"{folder} is damaged ({reason}): restore it") from None
+        raise MemspanError(f"{folder} is damaged ({str(error)[:200]}): restore it") from None
 
 
 def _complete(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

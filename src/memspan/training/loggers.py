@@ -131,9 +131,8 @@ class Wandb:
         try:
             self._run = wandb.init(project=project, name=folder.name, dir=str(folder))
         except wandb.errors.Error as error:
-            reason = " ".join(str(error).split())
             raise MemspanError(
-                f"wandb does not start ({reason}): log in with wandb login, set WANDB_MODE=offline, or "
+                f"wandb does not start ({error}): log in with wandb login, set WANDB_MODE=offline, or "
                 "leave it out of --train.tracker"
             ) from None
 

@@ -38,7 +38,7 @@ class PretrainedTokenizer(Tokenizer):
             )
         except Exception as error:
             # transformers has no errors of its own.
-            reason = " ".join(str(error).split())[:300]
+            reason = str(error)[:300]
             raise MemspanError(f"the tokeniser of {folder} cannot be loaded: {reason}") from error
         self.unknown = self._tokenizer.unk_token_id
         self._anchor = self.encode(b"a").tolist()
