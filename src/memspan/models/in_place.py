@@ -1,4 +1,4 @@
-"""What readers share whose memory has a constant size and is changed where it lies."""
+"""What readers share that write to the tensors in which they keep their memory."""
 
 from __future__ import annotations
 
@@ -17,52 +17,30 @@ from memspan.models.segments import cuts
 from memspan.trees import to_device
 
 
-class InPlaceReader(WatchedReader, ABC, Generic[M]):
-    """Reads a stream without gradients, with constant memory and time per token.
+class BufferedReader(WatchedReader, ABC, Generic[M]):
+    """Keeps the memory of its rows in tensors that it writes to."""
 
-    ``layered``: the memory's fields ``[B, L, ...]``, kept layer by layer and changed in place. The
-    others have a number per row, and are replaced.
-    """
-
-    def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
+    def __init__(self, backbone: Backbone[M], memory: M) -> None:
         super().__init__(backbone, memory.batch_size)
-        self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
-        self._final_norm: Any = backbone.final_norm
-        self._rows, self._kind = Rows.of(memory), type(memory)
-        tensors = memory.tensors()
-        # Copies, since they are changed in place.
-        self._layers = {
-            name: [t.detach().to(self._dtype, copy=True) for t in tensors.pop(name).unbind(1)]
-            for name in layered
-        }
-        self._counts = tensors
+        self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
 
     @property
     def memory(self) -> M:
         """The memory after the last token: a copy, which reading on does not change."""
-        return self._memory(slice(None))
+        return self._memory(slice(None), slice(None))
 
     def select(self, rows: Tensor | list[int]) -> M:
         """See :meth:`BackboneReader.select`."""
-        return self._memory(to_device(self._rows.numbers(rows), self._device))
+        numbers = self._rows.numbers(rows)
+        return self._memory(numbers, to_device(numbers, self._device))
 
-    @property
-    def _device(self) -> torch.device:
-        return self._counts["tokens_seen"].device
-
-    def _memory(self, at: Tensor | slice) -> M:
-        layered = {
-            name: torch.stack([t[at] for t in parts], 1) for name, parts in self._layers.items()
-        }
-        return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
+    @abstractmethod
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
+        """The memory of ``rows``, which are on the CPU, and ``at`` the same on the device."""
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        """Refuses an output that is not finite. On a GPU, where checking would wait for the device, it
-        is returned as it is."""
-        if not x.shape[1]:
-            return self._final_norm(x)  # type: ignore[no-any-return]
         self.watch.refuse_changes(x.shape[1] > 1)
-        if starts is None:
+        if starts is None or not starts.numel():
             return self._read(x)
         parts, starts = [], starts.cpu()
         for start, end in cuts(starts):
@@ -78,27 +56,65 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
     def reset(self, mask: Tensor | list[bool]) -> None:
         """See :meth:`BackboneReader.reset`."""
         rows = self._rows.mask(mask).nonzero()
-        if not len(rows):
-            return
-        rows = rows.squeeze(1)
-        self.watch.refuse_changes(whole=False)
-        at = to_device(rows, self._device)
-        self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
-        for parts in self._layers.values():
-            for tensor in parts:
-                tensor.index_fill_(0, at, 0)
+        if len(rows):
+            self.watch.refuse_changes(whole=False)
+            rows = rows.squeeze(1)
+            self._empty(rows, to_device(rows, self._device))
+
+    @abstractmethod
+    def _empty(self, rows: Tensor, at: Tensor) -> None:
+        """Begin anew in ``rows``; ``at``: as in :meth:`_memory`."""
 
     @torch.no_grad()
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """See :meth:`BackboneReader.replace`."""
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
-        device = self._device
-        given, at = (
-            self._taken(given.map(lambda t: to_device(t, device))),
-            to_device(numbers, device),
-        )
-        tensors = given.tensors()
+        self._put(numbers, to_device(numbers, self._device), given)
+
+    @abstractmethod
+    def _put(self, rows: Tensor, at: Tensor, memory: M) -> None:
+        """Go on from ``memory`` in ``rows``. Whatever may fail comes before the first change."""
+
+
+class InPlaceReader(BufferedReader[M]):
+    """Reads with constant memory and time per token.
+
+    ``layered``: the memory's fields ``[B, L, ...]``, kept layer by layer and changed in place. The
+    others have a number per row, and are replaced.
+    """
+
+    def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
+        super().__init__(backbone, memory)
+        self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
+        self._final_norm: Any = backbone.final_norm
+        self._kind, tensors = type(memory), memory.tensors()
+        # Copies, since they are changed in place.
+        self._layers = {
+            name: [t.detach().to(self._dtype, copy=True) for t in tensors.pop(name).unbind(1)]
+            for name in layered
+        }
+        self._counts = tensors
+
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
+        layered = {
+            name: torch.stack([t[at] for t in parts], 1) for name, parts in self._layers.items()
+        }
+        return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
+
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        """Refuses an output that is not finite. On a GPU, where checking would wait for the device, it
+        is returned as it is."""
+        return super()._read_vectors(x, starts) if x.shape[1] else self._final_norm(x)
+
+    def _empty(self, rows: Tensor, at: Tensor) -> None:
+        self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
+        for parts in self._layers.values():
+            for tensor in parts:
+                tensor.index_fill_(0, at, 0)
+
+    def _put(self, rows: Tensor, at: Tensor, memory: M) -> None:
+        tensors = self._taken(memory.map(lambda t: to_device(t, self._device))).tensors()
         for name, parts in self._layers.items():
             for own, new in zip(parts, tensors.pop(name).unbind(1), strict=True):
                 own.index_copy_(0, at, new.to(self._dtype))
@@ -116,8 +132,7 @@ class InPlaceReader(WatchedReader, ABC, Generic[M]):
 
 
 class FinitePassReader(PassReader[M]):
-    """Of a backbone whose modules are not those that it was made with; it refuses what is not finite,
-    too."""
+    """Reads a backbone whose modules have been changed; what is not finite is refused here, too."""
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         output = super()._read_vectors(x, starts)

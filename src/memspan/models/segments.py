@@ -115,9 +115,17 @@ def count_after(count: Tensor, n_tokens: int, documents: Documents | None) -> Te
     return documents.unless_fresh(count) + documents.n_last
 
 
-def newest_columns(x: Tensor, count: int, documents: Documents | None) -> Tensor:
-    """Of ``x [B, S, D]``, memory and segment, each row's last ``count`` before its padding."""
-    return x[:, x.shape[1] - count :] if documents is None else documents.newest(x, count)
+def newest(old: Tensor, x: Tensor, documents: Documents | None = None) -> Tensor:
+    """The last ``M`` columns of ``old [B, M, D]`` and ``x [B, T, D]``, before each row's padding.
+
+    Columns that are not among them are not copied: a pass keeps those of all layers until its end.
+    """
+    slots, n_tokens = old.shape[1], x.shape[1]
+    if documents is not None:
+        return documents.newest(torch.cat([old, x], 1), slots)
+    if n_tokens < slots:
+        return torch.cat([old[:, n_tokens:], x], 1)
+    return x[:, n_tokens - slots :]
 
 
 def documents_of(

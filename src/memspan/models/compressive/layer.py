@@ -20,6 +20,7 @@ from memspan.models.relative.self_attention import (
     RelativeLayer,
     RelativeSelfAttention,
 )
+from memspan.models.segments import newest
 from memspan.nn import in_use, known
 from memspan.trees import LayerMemory, check_layer
 
@@ -309,7 +310,7 @@ class CompressiveAttention(AttentionAlone):
             received,
             implementation,
         )
-        hidden = context[:, context.shape[1] - config.memory_length :]
+        hidden = newest(memory.hidden.to(x.dtype), x)
         after = CompressiveLayerMemory(
             hidden.where(step.hidden_valid, hidden.new_zeros(())),
             compressed,

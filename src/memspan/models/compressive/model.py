@@ -38,7 +38,7 @@ from memspan.models.segments import (
     Padding,
     count_after,
     documents_of,
-    newest_columns,
+    newest,
     padding_mask,
 )
 from memspan.nn import in_use, known
@@ -261,26 +261,22 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             attention on compressed slots, memory and segment (not with ``sdpa``, which keeps no
             weights).
         """
-        if memory is None:
-            memory = self.initial_memory(x.shape[0])
+        memory = self.initial_memory(len(x)) if memory is None else memory
         x, documents = documents_of(x, starts, lengths, padding)
-        slots, compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
-        old_slots, n_tokens = compressed_slots + slots, x.shape[1]
+        context, n_tokens = in_one_row(memory), x.shape[1]
+        slots, compressed_slots = context.shape[2], memory.compressed.shape[2]
         used = memory.length + memory.compressed_length
         shared = self.attention_pass(
-            used, n_tokens, old_slots, documents, implementation, attention_weights, span
+            used, n_tokens, slots, documents, implementation, attention_weights, span
         )
         step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
-        context = in_one_row(memory)
-
         h = self.dropout(x)
         # Once more, the caller's list would get the weights twice.
         run = self.through if attention_weights is None else operator.call
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
-            both = torch.cat([old, h], 1)
-            recent = newest_columns(both, slots, documents)
+            recent = newest(old[:, compressed_slots:], h, documents)
             hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
             given = (h, old, older, step, shared, self.biases(n))
             h, older, loss, received = run(self._counted, layer, *given)
@@ -288,7 +284,6 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens, documents))
-
         memory = CompressiveMemory(
             tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
             hidden=torch.stack(hidden, 1),
@@ -296,10 +291,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             length=step.after.length,
             compressed_length=step.after.compressed_length,
         )
-        out = self.final_norm(h)
-        if documents is not None:
-            out = documents.put_back(out)
-        by_layer = torch.stack(losses)
+        out, by_layer = self.final_norm(h), torch.stack(losses)
+        out = out if documents is None else documents.put_back(out)
         return BackboneOutput(out, memory, by_layer.sum(), _statistics(by_layer, shares))
 
     @torch.no_grad()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.memory import Memory, Rows
 from memspan.models.feedback.model import Feedback, FeedbackMemory
-from memspan.models.protocol import WatchedReader, without_gradients
-from memspan.models.segments import cuts
+from memspan.models.in_place import BufferedReader
 from memspan.ops.feedback.steps import new_slots
 from memspan.ops.feedback.streaming import StreamingLoop
 from memspan.trees import to_device
 
 
-class FeedbackReader(WatchedReader):
+class FeedbackReader(BufferedReader[FeedbackMemory]):
     """Reads a stream without gradients. Each token's keys and values are computed once.
 
     They are appended to a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a
@@ -24,10 +22,8 @@ class FeedbackReader(WatchedReader):
     @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
         self._batch, self.span, _ = memory.vectors.shape
-        super().__init__(backbone, self._batch)
-        self.backbone = backbone
-        self._rows, self._device = Rows.of(memory), memory.vectors.device
-        self._n_heads = backbone.config.n_heads
+        super().__init__(backbone, memory)
+        self.backbone, self._n_heads = backbone, backbone.config.n_heads
         self._begin(memory.tokens_seen, memory.counts()["length"])
         self._count = 0
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
@@ -47,18 +43,7 @@ class FeedbackReader(WatchedReader):
         self._kv = self._new_slots(projected, *projected.shape[1:]).copy_(projected)
         self._end = self.span
 
-    @property
-    def memory(self) -> FeedbackMemory:
-        """The memory after the last token: a copy, which reading on does not change."""
-        return self._memory(slice(None), slice(None))
-
-    def select(self, rows: Tensor | list[int]) -> FeedbackMemory:
-        """See :meth:`BackboneReader.select`."""
-        numbers = self._rows.numbers(rows)
-        return self._memory(numbers, to_device(numbers, self._device))
-
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> FeedbackMemory:
-        """Of ``rows``, counted on the CPU, and ``at`` the same on the device."""
         recent = self._vectors[self._end - self.span : self._end]
         return FeedbackMemory(
             tokens_seen=self._tokens_seen[at] + self._count,
@@ -66,25 +51,7 @@ class FeedbackReader(WatchedReader):
             length=to_device(self._length()[rows], self._device),
         )
 
-    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        self.watch.refuse_changes(x.shape[1] > 1)
-        if starts is None or not starts.numel():
-            return self._read(x)
-        pieces, starts = [], starts.cpu()
-        for start, end in cuts(starts):
-            self.reset(starts[:, start])
-            pieces.append(self._read(x[:, start:end]))
-        return torch.cat(pieces, 1)
-
-    @without_gradients
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`BackboneReader.reset`."""
-        rows = self._rows.mask(mask).nonzero()
-        if not len(rows):
-            return
-        rows = rows.squeeze(1)
-        self.watch.refuse_changes(whole=False)
-        at = to_device(rows, self._device)
+    def _empty(self, rows: Tensor, at: Tensor) -> None:
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         self._vectors[self._end - self.span : self._end].index_fill_(1, at, 0)
         self._recent_kv().index_fill_(3, at, 0)
@@ -93,22 +60,17 @@ class FeedbackReader(WatchedReader):
             self._length().index_fill(0, rows, 0) - self._count,
         )
 
-    @torch.no_grad()
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
-        self.watch.refuse_changes(whole=False)
-        numbers, given = self._rows.replacement(rows, memory)
-        # Whatever may fail comes before the first change.
-        at = to_device(numbers, self._device)
-        seen = to_device(given.tokens_seen, self._device) - self._count
-        vectors = to_device(given.vectors, self._device, self._vectors.dtype).transpose(0, 1)
+    def _put(self, rows: Tensor, at: Tensor, memory: FeedbackMemory) -> None:
+        """Keys and values are computed for these rows alone."""
+        seen = to_device(memory.tokens_seen, self._device) - self._count
+        vectors = to_device(memory.vectors, self._device, self._vectors.dtype).transpose(0, 1)
         with torch.autocast(self._device.type, enabled=False):
             kv = self._projected(vectors).unflatten(2, (self._n_heads, len(at)))
         self._vectors[self._end - self.span : self._end].index_copy_(1, at, vectors)
         self._recent_kv().index_copy_(3, at, kv)
         self._begin(
             self._tokens_seen.index_copy(0, at, seen),
-            self._length().index_copy(0, numbers, given.length.cpu()) - self._count,
+            self._length().index_copy(0, rows, memory.length.cpu()) - self._count,
         )
 
     def _recent_kv(self) -> Tensor:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Generic
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.memory import Memory, Rows
+from memspan.models.in_place import BufferedReader
 from memspan.models.one_token import StepsInC, packed_stack
-from memspan.models.protocol import M, WatchedReader, without_gradients
+from memspan.models.protocol import M
 from memspan.models.relative.backbone import RelativeBackbone
 from memspan.models.relative.self_attention import RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
@@ -114,7 +113,7 @@ class ReaderAttention:
         return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
 
 
-class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
+class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
     """Reads a stream without gradients; keys and values of memory are projected once and cached.
 
     With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
@@ -133,9 +132,8 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
         counts = memory.counts()
         hidden = self._slots(memory)
-        super().__init__(backbone, len(hidden))
+        super().__init__(backbone, memory)
         self.backbone, self.n_slots = backbone, hidden.shape[2]
-        self._rows, self._device = Rows.of(memory), hidden.device
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
         self._attention = ReaderAttention(backbone, span)
@@ -152,6 +150,9 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         if not x.numel():
             return self.backbone.final_norm(x)
         self.watch.refuse_changes(x.shape[1] > 1)
+        return self._read(x, starts)
+
+    def _read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         n_new, span = x.shape[1], self._attention.span
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
@@ -220,61 +221,33 @@ class RelativeReader(WatchedReader, StepsInC[CompiledStep], Generic[M]):
         self._advance(1, None, [] if received is None else list(received))
         return h
 
-    @without_gradients
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`BackboneReader.reset`."""
-        rows = self._rows.mask(mask).nonzero()
-        if not len(rows):
-            return
-        rows = rows.squeeze(1)
-        self.watch.refuse_changes(whole=False)
-        at = self._emptied(rows)
-        self._seen_before = self._tokens_seen.index_fill(0, at, 0)
-        self._n_read = 0
+    def _empty(self, rows: Tensor, at: Tensor) -> None:
+        self._zero(at)
+        self._seen_before, self._n_read = self._tokens_seen.index_fill(0, at, 0), 0
         self._count(**{name: count.index_fill(0, rows, 0) for name, count in self._counts.items()})
 
-    @property
-    def memory(self) -> M:
-        """The memory after the last token: a copy, which reading on does not change."""
-        return self._memory(slice(None), slice(None))
-
-    def select(self, rows: Tensor | list[int]) -> M:
-        """See :meth:`BackboneReader.select`."""
-        numbers = self._rows.numbers(rows)
-        return self._memory(numbers, to_device(numbers, self._device))
-
-    @abstractmethod
-    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
-        """The memory of ``rows``, counted on the CPU, and ``at`` the same on the device."""
-
-    @torch.no_grad()
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`BackboneReader.replace`. Keys and values are computed for these rows alone."""
-        self.watch.refuse_changes(whole=False)
-        numbers, given = self._rows.replacement(rows, memory)
-        # Whatever may fail comes before the first change.
-        seen = to_device(given.tokens_seen, self._device)
-        hidden = to_device(self._slots(given), self._device, self._hidden.dtype).transpose(0, 1)
+    def _put(self, rows: Tensor, at: Tensor, memory: M) -> None:
+        """Keys and values are computed for these rows alone."""
+        seen = to_device(memory.tokens_seen, self._device)
+        hidden = to_device(self._slots(memory), self._device, self._hidden.dtype).transpose(0, 1)
         computed = hidden, *self._keys_and_values(hidden)
-        at = self._emptied(numbers)
+        self._zero(at)
         slots = slice(self._end - self.n_slots, self._end)
         for buffer, new in zip((self._hidden, self._keys, self._values), computed, strict=True):
             buffer[..., slots, :].index_copy_(1, at, new.to(buffer.dtype))
         self._seen_before, self._n_read = self._tokens_seen.index_copy(0, at, seen), 0
         self._count(
             **{
-                name: count.index_copy(0, numbers, getattr(given, name).cpu())
+                name: count.index_copy(0, rows, getattr(memory, name).cpu())
                 for name, count in self._counts.items()
             }
         )
 
-    def _emptied(self, rows: Tensor) -> Tensor:
-        """Zero what the buffers hold of ``rows``, and return these on the device."""
-        at = to_device(rows, self._device)
+    def _zero(self, at: Tensor) -> None:
+        """Zero what the buffers hold of the rows ``at``, on the device."""
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         for buffer in (self._hidden, self._keys, self._values):
             buffer[..., : self._end, :].index_fill_(1, at, 0)
-        return at
 
     def _keys_and_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Of all layers' slots ``[L, B, N, D]``: ``[L, B, H, N, K]`` each."""

@@ -24,7 +24,7 @@ from memspan.models.segments import (
     Padding,
     count_after,
     documents_of,
-    newest_columns,
+    newest,
     without_padding,
 )
 from memspan.models.sizes import refuse_oversized
@@ -170,10 +170,9 @@ class Transformer(Backbone[Memory]):
             if x.is_cpu and len(x) and not torch.compiler.is_compiling():
                 # Slots that no row uses are not worth reading; to look would wait for another device.
                 again = min(again, int(memory.length.max()))
-            whole = torch.cat([memory.inputs, x.to(memory.inputs.dtype)], 1)
             length = count_after(memory.length, x.shape[1], documents).clamp(max=n_slots)
             inputs = without_padding(
-                newest_columns(whole, n_slots, documents), in_use(n_slots, length)
+                newest(memory.inputs, x.to(memory.inputs.dtype), documents), in_use(n_slots, length)
             )
             after = TransformerWindow(after.tokens_seen, inputs, length)
             x = torch.cat([memory.inputs[:, n_slots - again :].to(x.dtype), x], 1)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from memspan.models.relative.self_attention import AttentionAlone, RelativeLayer
+from memspan.models.segments import newest
 from memspan.trees import LayerMemory, check_layer
 
 if TYPE_CHECKING:
-    from memspan.models.segments import Documents
     from memspan.models.transformer_xl.config import TransformerXLConfig
 
 
@@ -108,14 +108,3 @@ class TransformerXLLayer(RelativeLayer):
         """Read a segment: see :meth:`TransformerXLAttention.forward`."""
         attended, memory = self.attention(x, memory, implementation, self.input_norm)
         return self.residual(x, attended), memory
-
-
-def newest(old: Tensor, h: Tensor, documents: Documents | None = None) -> Tensor:
-    """The last ``M`` columns of ``old [B, M, D]`` and ``h [B, T, D]`` together, without a copy of what
-    they do not need: those of all layers live until the last has run."""
-    slots, n_tokens = old.shape[1], h.shape[1]
-    if documents is not None:
-        return documents.newest(torch.cat([old, h], 1), slots)
-    if n_tokens < slots:
-        return torch.cat([old[:, n_tokens:], h], 1)
-    return h[:, n_tokens - slots :]

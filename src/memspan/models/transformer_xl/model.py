@@ -21,9 +21,8 @@ from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
-from memspan.models.segments import Documents, Padding, count_after, documents_of
+from memspan.models.segments import Documents, Padding, count_after, documents_of, newest
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.models.transformer_xl.layer import newest
 from memspan.nn import in_use, known
 
 
