@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
@@ -78,6 +78,13 @@ class LayerMemory:
             if value.layout != torch.strided or value.is_nested:
                 kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
                 raise MemspanError(f"a memory's {name} must be a dense tensor, not a {kind} one")
+
+    @classmethod
+    def zeros(cls, weight: Tensor, rows: int, sizes: Mapping[str, tuple[int, ...]]) -> Self:
+        """An empty one with fields of these ``sizes`` per row, on the device of ``weight`` and of its
+        type, in float32 or better."""
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return cls(**{n: weight.new_zeros(rows, *size, dtype=dtype) for n, size in sizes.items()})
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The memory with ``function`` applied to every field."""

@@ -15,9 +15,10 @@ from memspan.errors import MemspanError
 from memspan.models import Feedback
 from memspan.models.feedback import model as feedback
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.ops.feedback.dropout import RESOLUTION, Factors, Sizes, draw
+from memspan.ops.feedback.dropout import RESOLUTION, Factors, draw
 
-SIZES = Sizes(n_steps=9, batch=8, n_layers=3, n_heads=2, d_model=24, d_ff=40, n_slots=30)
+SEGMENT = torch.zeros(8, 9, 24)
+SIZES = {"n_layers": 3, "n_heads": 2, "d_ff": 40, "n_slots": 30}
 
 
 def model_of(**options: Any) -> Feedback:
@@ -30,7 +31,7 @@ def model_of(**options: Any) -> Feedback:
 def test_the_share_kept_and_its_scale(dropout: float) -> None:
     """Of every kind, everywhere in it; on average a number stays what it is."""
     torch.manual_seed(0)
-    kept = draw(torch.zeros(1), SIZES, dropout, 1 - dropout)
+    kept = draw(SEGMENT, **SIZES, dropout=dropout, attention_dropout=1 - dropout)
     for name, factor in kept.factors(torch.float64)._asdict().items():
         share = dropout if name == "weights" else 1 - dropout
         deviation = (share * (1 - share)) ** 0.5
@@ -48,7 +49,7 @@ def test_the_share_kept_and_its_scale(dropout: float) -> None:
 def test_a_small_probability_drops_something_and_a_large_one_not_all() -> None:
     for dropout, share in ((1e-9, 1 - 1 / RESOLUTION), (1 - 1e-9, 1 / RESOLUTION)):
         torch.manual_seed(0)
-        kept = draw(torch.zeros(1), SIZES._replace(d_ff=4096), dropout, 0.0)
+        kept = draw(SEGMENT, **SIZES | {"d_ff": 4096}, dropout=dropout, attention_dropout=0.0)
         assert kept.weights is None
         assert kept.scale == pytest.approx(1 / share)
         assert 0 < kept.activated.double().mean() < 1

@@ -1,8 +1,9 @@
 """The interface of a backbone: what an architecture implements, and what it may leave as it is.
 
 :class:`Backbone` is a base class, since a :class:`typing.Protocol` cannot ask for an ``nn.Module``.
-Required are ``memory_type``, ``initial_memory`` and ``forward``. Everything else has a default, the
-reader included: an architecture needs one of its own only to stream faster than by whole passes.
+Required are ``memory_type``, its ``row_sizes`` and ``forward``; ``initial_memory`` where sizes are the
+memory's own. Everything else has a default, the reader included: an architecture needs one of its own
+only to stream faster than by whole passes.
 """
 
 from __future__ import annotations
@@ -252,9 +253,19 @@ class Backbone(nn.Module, Generic[M]):
         return recomputed(part, *arguments) if self.recompute else part(*arguments)
 
     def initial_memory(self, batch_size: int) -> M:
-        """A memory before the first token, ``batch_size`` rows. More arguments are the architecture's
-        own; those that evaluation may change are named in ``config.memory_options``."""
-        raise NotImplementedError
+        """A memory before the first token, ``batch_size`` rows: zeros of :meth:`row_sizes`, in float32
+        or better.
+
+        An architecture's own may have more arguments; those that evaluation may change are named in
+        ``config.memory_options``.
+        """
+        weight = next(self.parameters())
+        types = torch.long, torch.promote_types(weight.dtype, torch.float32)
+        fields: dict[str, Any] = {
+            name: weight.new_zeros(batch_size, *size, dtype=types[bool(size)])  # type: ignore[arg-type]
+            for name, size in {"tokens_seen": (), **self.row_sizes()}.items()
+        }
+        return self.memory_type(**fields)
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """The sizes of one row of memory's fields (None: any), ``()`` for integers. What is not named

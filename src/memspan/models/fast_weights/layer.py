@@ -299,11 +299,12 @@ class FastWeightsLayer(nn.Module):
         return self.after_attention(x, attended), memory
 
 
-def _empty(layer: nn.Module, config: FastWeightsConfig, rows: int) -> FastWeightsLayerMemory:
-    weight = next(layer.parameters())
-    dtype, features = torch.promote_types(weight.dtype, torch.float32), config.feature_width
+def row_sizes(config: FastWeightsConfig) -> dict[str, tuple[int, ...]]:
+    """The sizes of one row of a layer's memory."""
+    features, heads = config.feature_width, config.n_heads
     sums = features if config.normalisation == "attention" else 0
-    return FastWeightsLayerMemory(
-        weight.new_zeros(rows, config.n_heads, features, config.head_width, dtype=dtype),
-        weight.new_zeros(rows, config.n_heads, sums, dtype=dtype),
-    )
+    return {"weights": (heads, features, config.head_width), "key_sum": (heads, sums)}
+
+
+def _empty(layer: nn.Module, config: FastWeightsConfig, rows: int) -> FastWeightsLayerMemory:
+    return FastWeightsLayerMemory.zeros(next(layer.parameters()), rows, row_sizes(config))

@@ -19,7 +19,11 @@ from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.fast_weights.layer import FastWeightsLayer, FastWeightsLayerMemory
+from memspan.models.fast_weights.layer import (
+    FastWeightsLayer,
+    FastWeightsLayerMemory,
+    row_sizes,
+)
 from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import listed
@@ -123,23 +127,8 @@ class FastWeights(Backbone[FastWeightsMemory]):
 
     def row_sizes(self) -> Mapping[str, tuple[int, ...]]:
         """See :meth:`Backbone.row_sizes`."""
-        config = self.config
-        heads, features = (config.n_layers, config.n_heads), config.feature_width
-        return {
-            "weights": (*heads, features, config.head_width),
-            "key_sum": (*heads, features if config.normalisation == "attention" else 0),
-            "feature_map": (),
-        }
-
-    def initial_memory(self, batch_size: int) -> FastWeightsMemory:
-        """A memory before the first token, in float32 or better."""
-        weight = next(self.parameters())
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        fields = {
-            name: weight.new_zeros(batch_size, *size, dtype=dtype if size else torch.long)
-            for name, size in self.row_sizes().items()
-        }
-        return FastWeightsMemory(weight.new_zeros(batch_size, dtype=torch.long), **fields)
+        sizes = row_sizes(self.config).items()
+        return {name: (self.config.n_layers, *size) for name, size in sizes} | {"feature_map": ()}
 
     def forward(
         self,
@@ -179,8 +168,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
         if not x.shape[1]:
             return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
         read = partial(self._read, implementation=implementation)
-        if starts is None and lengths is None:
-            return read(x, memory)
         return read_in_pieces(read, x, memory, starts, lengths, padding)
 
     def _check_implementation(self, name: str | None) -> None:

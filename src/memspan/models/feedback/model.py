@@ -30,7 +30,7 @@ from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights
-from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, Sizes, draw, drop
+from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
 
@@ -311,21 +311,11 @@ class Feedback(Backbone[FeedbackMemory]):
 
     def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Kept | None:
         """What dropout keeps of the segment ``x``; None where there is none."""
-        dropout, attention_dropout = self.config.dropout, self.config.attention_dropout
-        if not self.training or not (dropout or attention_dropout):
+        config, sizes = self.config, (self.config.n_layers, self.config.n_heads, self.config.d_ff)
+        if not self.training or not (config.dropout or config.attention_dropout):
             return None
-        batch, n_steps, d_model = x.shape
-        n_slots = min(memory.vectors.shape[1], n_old + n_steps - 1)
-        sizes = Sizes(
-            n_steps,
-            batch,
-            self.config.n_layers,
-            self.config.n_heads,
-            d_model,
-            self.config.d_ff,
-            n_slots,
-        )
-        return draw(x, sizes, dropout, attention_dropout)
+        n_slots = min(memory.vectors.shape[1], n_old + x.shape[1] - 1)
+        return draw(x, *sizes, n_slots, config.dropout, config.attention_dropout)
 
     def _reference(
         self,

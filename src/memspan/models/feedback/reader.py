@@ -7,8 +7,8 @@ from torch import Tensor
 
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.models.in_place import BufferedReader
+from memspan.ops.feedback.recurrence import StreamingLoop
 from memspan.ops.feedback.steps import new_slots
-from memspan.ops.feedback.streaming import StreamingLoop
 from memspan.trees import to_device
 
 

@@ -195,11 +195,13 @@ class GatedDeltaNetLayer(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), memory
 
 
+def row_sizes(config: GatedDeltaNetConfig) -> dict[str, tuple[int, ...]]:
+    """The sizes of one row of a layer's memory."""
+    return {
+        "weights": (config.value_heads, config.head_width, config.value_width),
+        "inputs": (config.convolution - 1, sum(config.widths)),
+    }
+
+
 def _empty(layer: nn.Module, config: GatedDeltaNetConfig, rows: int) -> GatedDeltaNetLayerMemory:
-    weight = next(layer.parameters())
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    matrix = (config.value_heads, config.head_width, config.value_width)
-    return GatedDeltaNetLayerMemory(
-        weight.new_zeros(rows, *matrix, dtype=dtype),
-        weight.new_zeros(rows, config.convolution - 1, sum(config.widths), dtype=dtype),
-    )
+    return GatedDeltaNetLayerMemory.zeros(next(layer.parameters()), rows, row_sizes(config))

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
-from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer, GatedDeltaNetLayerMemory
+from memspan.models.gated_delta_net.layer import (
+    GatedDeltaNetLayer,
+    GatedDeltaNetLayerMemory,
+    row_sizes,
+)
 from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
@@ -84,22 +88,8 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`."""
-        config = self.config
-        matrix = (config.value_heads, config.head_width, config.value_width)
-        return {
-            "weights": (config.n_layers, *matrix),
-            "inputs": (config.n_layers, config.convolution - 1, sum(config.widths)),
-        }
-
-    def initial_memory(self, batch_size: int) -> GatedDeltaNetMemory:
-        """A memory before the first token, in float32 or better."""
-        weight = next(self.parameters())
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        fields = {
-            name: weight.new_zeros(batch_size, *size, dtype=dtype)  # type: ignore[arg-type]
-            for name, size in self.row_sizes().items()
-        }
-        return GatedDeltaNetMemory(weight.new_zeros(batch_size, dtype=torch.long), **fields)
+        sizes = row_sizes(self.config).items()
+        return {name: (self.config.n_layers, *size) for name, size in sizes}
 
     def forward(
         self,
@@ -121,8 +111,6 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         if not x.shape[1]:
             return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
         read = partial(self._read, implementation=implementation)
-        if starts is None and lengths is None:
-            return read(x, memory)
         return read_in_pieces(read, x, memory, starts, lengths, padding)
 
     def _read(

@@ -82,8 +82,6 @@ class LSTM(Backbone[LSTMMemory]):
         read = partial(self._read, by_token=by_token)
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(next(self.parameters()).dtype)
-            if starts is None and lengths is None:
-                return read(x, memory)
             return read_in_pieces(read, x, memory, starts, lengths, padding)
 
     def _read(self, x: Tensor, memory: LSTMMemory, by_token: bool) -> BackboneOutput[LSTMMemory]:

@@ -13,11 +13,11 @@ from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
 from memspan.models.packing import STACK
 from memspan.models.protocol import Backbone, M, TransferableWeights
-from memspan.models.relative.gate import GRUGate
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.relative.self_attention import (
     AttentionPass,
     AttentionSpan,
+    GRUGate,
     RelativeLayer,
     Span,
     learned_rows,

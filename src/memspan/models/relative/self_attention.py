@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from memspan.models.segments import Documents
 
 AttentionSpan = Literal["segment", "fixed"]
+GATE_BIAS = 2.0
+"""``b`` of a gate at the start: ``z`` is then about 0.12, and a layer nearly the identity."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,37 @@ class RelativeSelfAttention(nn.Module):
         return self.output(attended.transpose(1, 2).flatten(2))
 
 
+@known()
+class GRUGate(nn.Module):
+    """The gate in place of a residual sum (GTrXL: Parisotto et al. 2019, arXiv 1910.06764, section 3.2,
+    "Gated-Recurrent-Unit-type gating"): a GRU whose state is the residual stream ``x`` and whose input
+    is ``y = relu(branch)``, a sub-layer's output:
+
+    ``r = sigmoid(W_r y + U_r x)``, ``z = sigmoid(W_z y + U_z x - b)``,
+    ``h = tanh(W_g y + U_g (r * x))``, ``x' = (1 - z) * x + z * h``
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        # W_r, W_z and W_g; U_r and U_z; U_g.
+        self.of_branch = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.of_stream = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.of_reset_stream = nn.Linear(d_model, d_model, bias=False)
+        self.bias = nn.Parameter(torch.full((d_model,), GATE_BIAS))
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """``x'`` of the stream ``x`` and a sub-layer's output, all ``[..., D]``."""
+        reset, update, candidate = self.of_branch(branch.relu()).chunk(3, -1)
+        own_reset, own_update = self.of_stream(x).chunk(2, -1)
+        r = (reset + own_reset).sigmoid()
+        z = (update + own_update - self.bias).sigmoid()
+        return x + z * ((candidate + self.of_reset_stream(r * x)).tanh() - x)  # type: ignore[no-any-return]
+
+    def initialise(self) -> None:
+        """Begin near the identity."""
+        nn.init.constant_(self.bias, GATE_BIAS)
+
+
 class RelativeLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
 
@@ -191,8 +224,6 @@ class RelativeLayer(nn.Module):
         self.attention_gate: nn.Module | None = None
         self.feed_forward_gate: nn.Module | None = None
         if config.gating == "gru":
-            from memspan.models.relative.gate import GRUGate
-
             self.attention_gate = GRUGate(config.d_model)
             self.feed_forward_gate = GRUGate(config.d_model)
 

@@ -105,10 +105,6 @@ class Transformer(Backbone[Memory]):
     def cut_invariant(self) -> bool:
         return False
 
-    def initial_memory(self, batch_size: int) -> Memory:
-        """Nothing but the number of tokens, 0."""
-        return Memory(self.final_norm.weight.new_zeros(batch_size, dtype=torch.long))
-
     def own_memory(self, memory: Memory | None, rows: int) -> Memory:
         if not isinstance(memory, TransformerWindow):
             return super().own_memory(memory, rows)

@@ -69,34 +69,30 @@ class Kept(NamedTuple):
         )
 
 
-class Sizes(NamedTuple):
-    """Of a segment and a stack, as the letters in this module's shapes."""
-
-    n_steps: int
-    batch: int
-    n_layers: int
-    n_heads: int
-    d_model: int
-    d_ff: int
-    n_slots: int
-    """``W`` of :class:`Kept`."""
-
-
-def draw(like: Tensor, sizes: Sizes, dropout: float, attention_dropout: float) -> Kept:
-    """Draw for a segment from the random numbers of the device that ``like`` is on.
+def draw(
+    x: Tensor,
+    n_layers: int,
+    n_heads: int,
+    d_ff: int,
+    n_slots: int,
+    dropout: float,
+    attention_dropout: float,
+) -> Kept:
+    """Draw for a segment from the random numbers of its device.
 
     Args:
-        like: a tensor that need not have any of the sizes.
-        sizes: of what is dropped.
+        x: the segment, ``[B, T, D]``.
+        n_layers: L; ``n_heads``: H; ``d_ff``: F.
+        n_slots: ``W`` of :class:`Kept`.
         dropout: probability that a number is dropped; 0: none is, and nothing is drawn.
         attention_dropout: the same for attention weights.
     """
-    n_steps, batch, n_layers, n_heads, d_model, d_ff, n_slots = sizes
+    batch, n_steps, d_model = x.shape
     rows, states = n_heads * batch, (n_layers, n_steps, batch, d_model)
-    weights, weights_scale = _draw(like, (n_steps, n_layers, rows, n_slots), attention_dropout)
-    attention, scale = _draw(like, states, dropout)
-    activated, _ = _draw(like, (*states[:-1], d_ff), dropout)
-    feed_forward, _ = _draw(like, states, dropout)
+    weights, weights_scale = _draw(x, (n_steps, n_layers, rows, n_slots), attention_dropout)
+    attention, scale = _draw(x, states, dropout)
+    activated, _ = _draw(x, (*states[:-1], d_ff), dropout)
+    feed_forward, _ = _draw(x, states, dropout)
     return Kept(weights, attention, activated, feed_forward, weights_scale, scale)
 
 
