@@ -16,7 +16,7 @@ from architectures import ADAPTIVE, Case, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
-from memspan.models.ties import tied_names
+from memspan.models.embedding import tied_names
 from memspan.runs.checkpoint_files import weights_of
 from readings import (
     assert_memories_equal,

@@ -409,7 +409,7 @@ def test_what_does_not_fit_memory_is_refused_before_it_is_made() -> None:
 
 
 def test_memory_length_is_refused() -> None:
-    with pytest.raises(MemspanError, match="memory_length is no option"):
+    with pytest.raises(MemspanError, match="memory_length is not an option"):
         fast_weights().model().initial_memory(1, memory_length=5)
 
 

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from architectures import ADAPTIVE, CASES, UNTIED, Case, randomise
 from golden import assert_same
 from memspan.models import EmbeddingConfig, LanguageModel
-from memspan.models.ties import tied_names
+from memspan.models.embedding import tied_names
 from readings import every_case, text
 
 Parameters = dict[str, Tensor]

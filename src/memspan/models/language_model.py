@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError, StaleReaderError, counted
 from memspan.files.tensors import digest
 from memspan.memory import Memory
-from memspan.models.embedding import Embedding, Head, losses_of
+from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, tie, tied_names
 from memspan.models.fingerprints import fingerprint
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
@@ -30,7 +30,6 @@ from memspan.models.protocol import (
 )
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
-from memspan.models.ties import expand_ties, tie, tied_names
 from memspan.nn import NOT_SCORED, dropout_layer, known
 from memspan.precision import Precision
 
@@ -92,7 +91,7 @@ class LanguageModel(nn.Module):
             batch_size: rows that it must have.
 
         Raises:
-            MemspanError: the file is missing, damaged or no memory; it belongs to another model; it
+            MemspanError: the file is missing, damaged or not a memory; it belongs to another model; it
                 has other sizes.
 
         Example::
@@ -109,8 +108,8 @@ class LanguageModel(nn.Module):
     ) -> None:
         if unknown := set(options) - set(inspect.signature(method).parameters):
             raise MemspanError(
-                f"{', '.join(sorted(unknown))} is no option of a {type(self.backbone).__name__}'s "
-                f"{what}: leave it out"
+                f"{', '.join(sorted(unknown))} is not an option of a "
+                f"{type(self.backbone).__name__}'s {what}: leave it out"
             )
 
     def forward(
@@ -314,7 +313,7 @@ class Reader:
         return isinstance(self._backbone, WatchedReader) and self._backbone.watch.is_stale()
 
     def _refuse_changes(self, whole: bool = False) -> None:
-        """Of all but a backbone whose reader looks after itself."""
+        """A backbone whose reader watches it is not looked at here."""
         whole = whole or self._watch.sees_additions()
         if self._model.backbone is not self._of or (
             whole and _by_call(self._model) is not self._by_call
@@ -425,6 +424,6 @@ class Reader:
 
 
 def _by_call(model: LanguageModel) -> bool:
-    """Whether its own call alone says what it computes: it is a subclass, has hooks, or what stands for
-    its backbone is none, whose reader would be that of something within."""
+    """Whether only its own call says what it computes: it is a subclass, has hooks, or its backbone is
+    wrapped in another module, which a reader of the backbone would pass by."""
     return not (is_itself(model, LanguageModel) and isinstance(model.backbone, Backbone))

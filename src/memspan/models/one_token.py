@@ -41,7 +41,7 @@ class StepsInC(ABC, Generic[S]):
 
     @cached_property
     def _step(self) -> S | None:
-        """Not before a single token is read."""
+        """Made when the first single token is read."""
         return self._compiled_step(False) if self._compiles(False) else None
 
     @cached_property

@@ -172,7 +172,7 @@ class HeadsConfig(BackboneConfig):
 
 
 def check_sinusoids(config: BackboneConfig, instead: str) -> None:
-    """Raise :class:`MemspanError` for a width that sinusoids cannot fill; ``instead``: of them."""
+    """Refuse a width that sinusoids cannot fill; ``instead``: positions that can be used."""
     if config.d_model % 2:
         raise MemspanError(
             f"sinusoidal positions need an even d_model, not {config.d_model}: "

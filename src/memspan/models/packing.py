@@ -297,7 +297,6 @@ class Watch(WeightsWatch):
         )
 
     def is_stale(self) -> bool:
-        """See :meth:`WeightsWatch.is_stale`."""
         self.changed = self.has_changed(whole=True) or self._values.have_changed(whole=True)
         return self.changed
 

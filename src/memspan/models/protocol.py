@@ -24,9 +24,9 @@ from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Schema, Watch, is_exactly
-from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
+from memspan.nn import recomputed
 from memspan.precision import Precision
 from memspan.trees import constant
 
@@ -68,39 +68,15 @@ class BackboneReader(Protocol[M_co]):
         ...
 
     def select(self, rows: Tensor | list[int]) -> M_co:
-        """``memory.select(rows)``, without a copy of the other rows. Nothing waits for the device if
-        ``rows``, int64 ``[B']``, are on the CPU.
-
-        Raises:
-            MemspanError: a row does not exist.
-        """
+        """See :meth:`memspan.models.Reader.select`."""
         ...
 
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """Begin anew in the rows where ``mask`` (bool ``[B]``) is true, as :meth:`Memory.reset` does.
-
-        Nothing waits for the device if the mask is on the CPU.
-
-        Raises:
-            MemspanError: the mask is not one bool per row. The reader stays as it was.
-        """
+        """See :meth:`memspan.models.Reader.reset`."""
         ...
 
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """Go on from row ``i`` of ``memory`` in row ``rows[i]``, for each ``i``.
-
-        Nothing waits for the device if both are on the CPU.
-
-        Args:
-            rows: int64 ``[B']``, each row at most once.
-            memory: ``B'`` rows of this model's, of as many slots as the reader's own. It is not
-                changed.
-
-        Raises:
-            MemspanError: the rows or the memory are not as described here. The reader stays as it
-                was. That a memory of the same sizes is another model's is not noticed;
-                :meth:`Memory.load` notices.
-        """
+        """See :meth:`memspan.models.Reader.replace`."""
         ...
 
 
@@ -125,15 +101,15 @@ class TokenReader(Protocol):
         ...
 
     def select(self, rows: Tensor | list[int]) -> Memory:
-        """See :meth:`BackboneReader.select`."""
+        """See :meth:`memspan.models.Reader.select`."""
         ...
 
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`BackboneReader.reset`."""
+        """See :meth:`memspan.models.Reader.reset`."""
         ...
 
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`BackboneReader.replace`."""
+        """See :meth:`memspan.models.Reader.replace`."""
         ...
 
 
@@ -189,7 +165,7 @@ class AttentionWeights:
     """What a segment's tokens attended to."""
 
     layers: list[Tensor]
-    """Of each layer ``[B, H, T, S]``: a token's weights sum to 1, or to 0 where it sees nothing."""
+    """One per layer, ``[B, H, T, S]``: a token's weights sum to 1, or to 0 where it sees nothing."""
     distances: Tensor
     """Tokens from each token back to what a key stands for, float ``[B or 1, T or 1, S]``."""
     kinds: dict[str, Tensor]
@@ -202,11 +178,11 @@ class WriteRetention:
     """What becomes of values that are written to matrices."""
 
     kept: Tensor
-    """Of the value that the first token wrote, the share that its key reads after 0, 1, 2, ... further
-    tokens, ``[L, T]``: mean over rows and heads."""
+    """The share of the first token's value that its key reads after 0, 1, 2, ... further tokens,
+    ``[L, T]``: mean over rows and heads."""
     effective_rank: Tensor
-    """Of the matrices after the last token, ``[L]``: the exponential of the entropy of their singular
-    values (Roy and Vetterli 2007), mean over rows and heads."""
+    """``[L]``: the exponential of the entropy of the matrices' singular values after the last token
+    (Roy and Vetterli 2007), mean over rows and heads."""
     full_rank: int
     """What it can be at most."""
 
@@ -489,17 +465,17 @@ class MemoryReader(Generic[M]):
         self.memory = memory
 
     def select(self, rows: Tensor | list[int]) -> M:
-        """See :meth:`BackboneReader.select`."""
+        """See :meth:`memspan.models.Reader.select`."""
         return self.memory.select(rows)
 
     @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`BackboneReader.reset`."""
+        """See :meth:`memspan.models.Reader.reset`."""
         self.memory = self.memory.reset(mask)
 
     @without_gradients
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`BackboneReader.replace`."""
+        """See :meth:`memspan.models.Reader.replace`."""
         self.memory = self.memory.replace(rows, memory)
 
 

@@ -99,7 +99,7 @@ class Documents:
         return (column >= first[:, None]) & (column < self.lengths[:, None])
 
     def newest(self, x: Tensor, count: int) -> Tensor:
-        """Of ``x [B, S, D]``, memory and segment, the last ``count`` before each row's padding."""
+        """The last ``count`` columns of ``x [B, S, D]``, memory and segment, before the padding."""
         end = x.shape[1] - self.number.shape[1] + self.lengths
         columns = end[:, None] + torch.arange(-count, 0, device=x.device)
         return x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))

@@ -28,7 +28,7 @@ CACHE_BYTES = 1 << 18
 @dataclass(frozen=True)
 class _Inputs:
     x: Tensor
-    """Those carried in and the segment's: ``[B, W - 1 + T, C]``."""
+    """The inputs carried in, then the segment's: ``[B, W - 1 + T, C]``."""
     weight: Tensor
 
 

@@ -72,17 +72,20 @@ class CompressiveConfig(RelativeConfig):
                 f"compression_rate must be at least 2, not {self.compression_rate}: at 1 nothing is "
                 "compressed, which is transformer-xl with a longer memory"
             )
-        if self.memory_length < self.compression_rate - 1:
-            raise MemspanError(
-                f"memory_length {self.memory_length} is too short to compress "
-                f"{self.compression_rate} slots into one: raise it to at least "
-                f"{self.compression_rate - 1}, or lower compression_rate"
-            )
+        self.check_memory_length(self.memory_length)
         learns = "convolution" in self.compression and self.compressed_length > 0
         if learns and self.auxiliary_loss == "none" and not self.task_gradient:
             raise MemspanError(
                 f"with auxiliary_loss none nothing would train the {self.compression}: set "
                 "task_gradient, choose an auxiliary loss, or compression mean, max or most-used"
+            )
+
+    def check_memory_length(self, length: int) -> None:
+        """Refuse a memory from which no run could be compressed."""
+        if length < self.compression_rate - 1:
+            raise MemspanError(
+                f"memory_length {length} is too short to compress {self.compression_rate} slots into "
+                f"one: raise it to at least {self.compression_rate - 1}"
             )
 
     @property

@@ -183,7 +183,7 @@ def compress(
 def frozen_keys_and_values(
     attention: RelativeSelfAttention, norm: nn.Module | None, compressed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of ``[B, n, D]`` after ``norm``, per head, with weights that get no gradient."""
+    """Keys and values of ``[B, n, D]`` after ``norm``, per head; the weights get no gradient."""
     if norm is not None:
         compressed = _frozen(norm, compressed)
     keys = attention.heads(_frozen(attention.key, compressed))

@@ -130,14 +130,14 @@ class StackedLayer(RelativeLayer):
             received: the attention that they received, ``[B, n*c]``, for most-used.
 
         Raises:
-            MemspanError: the layer compresses nothing, or ``old`` is no whole number of runs.
+            MemspanError: the layer compresses nothing, or ``old`` is not a whole number of runs.
         """
         if self.compression is None:
             raise MemspanError("a model with compressed_length 0 has no compression to score")
         rate = self.compression.rate
         if old.shape[1] % rate:
             raise MemspanError(
-                f"{old.shape[1]} slots are no whole number of runs: give a multiple of {rate}"
+                f"{old.shape[1]} slots are not a whole number of runs: give a multiple of {rate}"
             )
         with torch.no_grad():
             q, k, v = self.project(x, old)
@@ -211,11 +211,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         config = self.config
         slots = config.memory_length if memory_length is None else memory_length
         compressed = config.compressed_length if compressed_length is None else compressed_length
-        if slots < config.compression_rate - 1:
-            raise MemspanError(
-                f"memory_length {slots} is too short to compress {config.compression_rate} slots "
-                f"into one: it must be at least {config.compression_rate - 1}"
-            )
+        config.check_memory_length(slots)
         if compressed and not config.compressed_length:
             raise MemspanError(
                 "the model was made with compressed_length 0, without compression functions: "
@@ -252,23 +248,20 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         Args:
             attention_weights: a list that receives each layer's weights, ``[B, H, T, C + M + T]``,
                 before dropout and without gradient; for inspection. Valid slots stand right-most before
-                the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Left
-                padding counts as right padding in it.
+                the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Padding
+                counts as on the right.
             span: the keys and distances that are told apart (None: as configured).
 
         Returns:
-            ``statistics`` holds per layer the auxiliary loss and, in evaluation mode, the shares of
-            attention on compressed slots, memory and segment (not with ``sdpa``, which keeps no
-            weights).
+            ``statistics``: per layer the auxiliary loss and, in evaluation mode but not with ``sdpa``,
+            the shares of attention on compressed slots, memory and segment.
         """
         memory = self.initial_memory(len(x)) if memory is None else memory
         x, documents = documents_of(x, starts, lengths, padding)
         context, n_tokens = in_one_row(memory), x.shape[1]
         slots, compressed_slots = context.shape[2], memory.compressed.shape[2]
-        used = memory.length + memory.compressed_length
-        shared = self.attention_pass(
-            used, n_tokens, slots, documents, implementation, attention_weights, span
-        )
+        used, wanted = memory.length + memory.compressed_length, (implementation, attention_weights)
+        shared = self.attention_pass(used, n_tokens, slots, documents, *wanted, span)
         step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
         h = self.dropout(x)
         # Once more, the caller's list would get the weights twice.

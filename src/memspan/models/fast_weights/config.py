@@ -26,7 +26,7 @@ class FastWeightsConfig(HeadsConfig):
     """The outer-product rule's f."""
     feature_map: Literal["dpfp", "elu", "favor", "softmax", "identity"] = "dpfp"
     """Map from keys and queries to features: dpfp has 2 * d_head * nu of them, favor twice its random
-    projections, the others d_head. softmax is over a key's own entries, identity is no map."""
+    projections, the others d_head. softmax is over a key's own entries, identity changes nothing."""
     nu: int = 1
     """dpfp: number of rolls, 1 to 2 * d_head - 1."""
     favor_features: int | None = None

@@ -126,7 +126,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
         return torch.tensor(number + 1)
 
     def row_sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """See :meth:`Backbone.row_sizes`."""
         sizes = row_sizes(self.config).items()
         return {name: (self.config.n_layers, *size) for name, size in sizes} | {"feature_map": ()}
 
@@ -150,8 +149,8 @@ class FastWeights(Backbone[FastWeightsMemory]):
 
         Raises:
             MemspanError: the memory is of another size or feature map, or the implementation cannot
-                run. What is not finite, or overflows in here, comes out as NaN in its row, and is no
-                error: where processes share the model, none may leave a pass before the others.
+                run. What is not finite, or overflows in here, comes out as NaN in its row, and is not
+                an error: where processes share the model, none may leave a pass before the others.
                 Readers do refuse it. A row that another feature map wrote comes out as NaN, too,
                 where looking would wait for the device or break a compiled graph.
         """

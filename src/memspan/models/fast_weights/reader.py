@@ -32,7 +32,7 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
 
     @cached_property
     def _projections(self) -> list[Tensor]:
-        """Of each layer: not before a single token is read."""
+        """Each layer's, made when the first single token is read."""
         return [layer.attention.fused_weight() for layer in self.backbone.stack()]
 
     @cached_property

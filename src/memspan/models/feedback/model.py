@@ -310,7 +310,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return penalty
 
     def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Kept | None:
-        """What dropout keeps of the segment ``x``; None where there is none."""
+        """What dropout keeps of the segment ``x`` (None: all)."""
         config, sizes = self.config, (self.config.n_layers, self.config.n_heads, self.config.d_ff)
         if not self.training or not (config.dropout or config.attention_dropout):
             return None

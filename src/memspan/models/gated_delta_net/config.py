@@ -71,7 +71,7 @@ class GatedDeltaNetConfig(HeadsConfig):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of all queries, keys and values together."""
+        """Widths of all queries, keys and values together."""
         keys = self.n_heads * self.head_width
         return keys, keys, self.value_heads * self.value_width
 

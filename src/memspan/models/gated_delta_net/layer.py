@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EPSILON = 1e-6
 """Inside the roots that normalise queries, keys and outputs."""
 PRODUCTS = ("query", "key", "value", "output_gate", "beta", "step")
-"""Of the input, in the order in which a reader has their weights as one matrix."""
+"""Products of the input, in the order in which a reader has their weights as one matrix."""
 SLOWEST, FASTEST = 1e-3, 1e-1
 """Range of softplus(dt_bias) at initialisation, log-uniform, as in Mamba (arXiv 2312.00752)."""
 

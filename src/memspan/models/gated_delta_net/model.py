@@ -87,7 +87,6 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         return iter(self.layers)  # type: ignore[arg-type]
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """See :meth:`Backbone.row_sizes`."""
         sizes = row_sizes(self.config).items()
         return {name: (self.config.n_layers, *size) for name, size in sizes}
 

@@ -20,7 +20,7 @@ from memspan.nn import dropout_layer, known
 from memspan.ops.implementations import refuse_unknown_implementation
 
 PARAMETERS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-"""Of each layer: ``W_i``, ``W_h`` and their biases, for the gates i, f, g, o."""
+"""Each layer's ``W_i``, ``W_h`` and their biases, for the gates i, f, g, o."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,6 @@ class LSTM(Backbone[LSTMMemory]):
         self.schema = schema_of(self, r"dropout | layers.\d+.(weight|bias)_(ih|hh)_l0")
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """See :meth:`Backbone.row_sizes`."""
         state = (self.config.n_layers, self.config.d_model)
         return {"output": state, "cell": state}
 
@@ -124,12 +123,12 @@ class LSTMReader(WatchedReader, PassReader[LSTMMemory]):
         return super()._read_vectors(x, starts)
 
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`BackboneReader.reset`."""
+        """See :meth:`memspan.models.Reader.reset`."""
         self.watch.refuse_changes(whole=False)
         super().reset(mask)
 
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`BackboneReader.replace`."""
+        """See :meth:`memspan.models.Reader.replace`."""
         self.watch.refuse_changes(whole=False)
         super().replace(rows, memory)
 

@@ -136,8 +136,8 @@ class RelativeBackbone(Backbone[M]):
 
     @torch.no_grad()
     def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
-        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables. None with gates:
-        what their sub-layers return is no summand."""
+        """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables. None with gates,
+        where sub-layers are not added to the stream."""
         config, layers = self.config, []
         if config.gating != "none":
             return None

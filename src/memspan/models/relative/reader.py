@@ -250,7 +250,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             buffer[..., : self._end, :].index_fill_(1, at, 0)
 
     def _keys_and_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Of all layers' slots ``[L, B, N, D]``: ``[L, B, H, N, K]`` each."""
+        """Keys and values of all layers' slots ``[L, B, N, D]``: ``[L, B, H, N, K]`` each."""
         projected = [self._attention.keys_and_values(n, slots) for n, slots in enumerate(hidden)]
         keys, values = (torch.stack(each) for each in zip(*projected, strict=True))
         if hidden.device.type == "cpu":

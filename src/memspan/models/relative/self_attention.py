@@ -39,7 +39,7 @@ class Span:
     """Distances over this share its code (None: each has its own)."""
 
     def largest_code(self, n_distances: int, slots: int) -> int:
-        """Of the distances ``0 .. n_distances - 1`` the largest with a code of its own."""
+        """The largest of the distances ``0 .. n_distances - 1`` with a code of its own."""
         limit = n_distances - 1
         if self.attention == "fixed":
             limit = min(limit, slots - 1)
@@ -83,11 +83,11 @@ class AttentionPass:
     """What the attention of all layers shares in one pass."""
 
     codes: Tensor
-    """Of the distances, see :meth:`Span.codes`."""
+    """Codes of the distances, see :meth:`Span.codes`."""
     mask: Tensor
     """Bool ``[B, T, S]``."""
     implementation: str | None
-    """Of :func:`relative_attention`."""
+    """See :func:`relative_attention`."""
     weights: list[Tensor] | None
     """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
 

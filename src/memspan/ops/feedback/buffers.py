@@ -125,7 +125,7 @@ class Call(NamedTuple):
     has_memory: Tensor | None = None
     """1 for a row with any valid slot, else 0, ``[B]``; None likewise."""
     kept: Kept | None = None
-    """By dropout; None if there is none."""
+    """What dropout keeps (None: all)."""
 
     def masks(self, like: Tensor) -> tuple[list[Tensor], list[float]]:
         """The tensors and the scales in it, for :meth:`with_masks`; missing tensors are empty, of the

@@ -56,7 +56,7 @@ class Kept(NamedTuple):
     feed_forward: Tensor | None = None
     weights_scale: float = 1.0
     scale: float = 1.0
-    """Of all but the weights."""
+    """The scale of all but the weights."""
 
     def factors(self, dtype: torch.dtype) -> Factors:
         """The same as what to multiply with."""

@@ -52,7 +52,7 @@ class _Dropout:
         self.feed_forward = per_step(factors.feed_forward)
 
     def all_weights(self, t: int, n_keys: int) -> Tensor | None:
-        """Of a step's attention weights in all layers, ``[L, H * B, 1, n]``."""
+        """A step's factors of attention weights in all layers, ``[L, H * B, 1, n]``."""
         if self.weights is None:
             return None
         return self.weights[t, :, :, self.weights.shape[3] - n_keys :].unsqueeze(2)
