@@ -30,7 +30,7 @@ from memspan.models.compressive.layer import (
 )
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
-from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
+from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
 from memspan.models.segments import (
@@ -316,26 +316,9 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             },
         )
 
-    def reader(
-        self,
-        memory: CompressiveMemory | None,
-        batch_size: int,
-        *,
-        attention_span: str | None = None,
-        clamp_length: int | None = None,
+    def _cached_reader(
+        self, memory: CompressiveMemory, span: Span
     ) -> BackboneReader[CompressiveMemory]:
-        """A reader that caches the keys and values of both memories.
-
-        Args:
-            memory: what was read before (None: nothing, in ``batch_size`` rows).
-            batch_size: rows, B.
-            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
-            clamp_length: read with this clamp (None: as configured).
-        """
-        span = self.span(attention_span, clamp_length)
-        memory = self.own_memory(memory, batch_size)
-        if not self.is_as_made():
-            return PassReader(self, memory, span=span)
         from memspan.models.compressive.reader import CompressiveReader
 
         return CompressiveReader(self, memory, span)

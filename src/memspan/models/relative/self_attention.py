@@ -45,6 +45,11 @@ class Span:
             limit = min(limit, slots - 1)
         return limit if self.clamp_length is None else min(limit, self.clamp_length)
 
+    def check_slots(self, slots: int) -> None:
+        """Refuse a memory without a slot for a fixed span: the token itself takes one."""
+        if slots < (self.attention == "fixed"):
+            raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")
+
     def codes(self, config: RelativeConfig, n_distances: int, slots: int, like: Tensor) -> Tensor:
         """Codes of the distances ``0 .. n-1``: sinusoids ``[n, D]`` or table rows ``int64 [n]``.
 

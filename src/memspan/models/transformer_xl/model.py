@@ -14,11 +14,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
-from memspan.models.protocol import AttentionWeights, BackboneReader, PassReader
+from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
 from memspan.models.segments import Documents, Padding, count_after, documents_of, newest
@@ -99,7 +98,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
                 as configured). Rows that are reset, and documents, begin empty either way.
         """
         slots = self.config.memory_length if memory_length is None else memory_length
-        check_slots(slots, self.span())
+        self.span().check_slots(slots)
         start = self.config.start if start is None else start
         weight = self.content_bias
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
@@ -166,28 +165,9 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             kinds={"memory": (key < 0)[None], "segment": (key >= 0)[None]},
         )
 
-    def reader(
-        self,
-        memory: TransformerXLMemory | None,
-        batch_size: int,
-        *,
-        attention_span: str | None = None,
-        clamp_length: int | None = None,
+    def _cached_reader(
+        self, memory: TransformerXLMemory, span: Span
     ) -> BackboneReader[TransformerXLMemory]:
-        """A reader that caches the keys and values of memory.
-
-        Args:
-            memory: what was read before (None: nothing, in ``batch_size`` rows).
-            batch_size: rows, B.
-            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
-            clamp_length: read with this clamp (None: as configured). The paper's models were trained
-                with span ``segment`` and scored with ``fixed`` and a clamp.
-        """
-        span = self.span(attention_span, clamp_length)
-        memory = self.own_memory(memory, batch_size)
-        check_slots(memory.hidden.shape[2], span)
-        if not self.is_as_made():
-            return PassReader(self, memory, span=span)
         from memspan.models.transformer_xl.reader import TransformerXLReader
 
         return TransformerXLReader(self, memory, span)
@@ -207,13 +187,3 @@ def memory_after(
         hidden=recent,
         length=length,
     )
-
-
-def check_slots(slots: int, span: Span) -> None:
-    """Refuse a memory that is too short for the span.
-
-    Raises:
-        MemspanError: a fixed span needs a slot, which is the token itself.
-    """
-    if slots < (span.attention == "fixed"):
-        raise MemspanError(f"memory_length must be at least 1 for a fixed span, not {slots}")
