@@ -135,12 +135,10 @@ class LanguageModel(nn.Module):
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
                 nothing and is not scored (None: no padding).
             padding: the side that padding is on.
-            implementation: how the backbone computes (None: the fastest that can run here). Every
-                architecture knows ``reference``, the paper's equations in plain autograd: slow, but
-                double backward and ``torch.func``'s ``grad`` and ``vmap`` (gradients per sample) work
-                with it; vmap not with adaptive embeddings.
-                Transformer-XL and Compressive also know ``fused`` and ``sdpa``, Feedback ``fused``
-                and ``compiled``, Fast Weights ``chunked`` and ``compiled``.
+            implementation: how the backbone computes, one of its ``implementations`` (None: the fastest
+                that can run here). Every architecture has ``reference``, the paper's equations in plain
+                autograd: slow, but double backward and ``torch.func``'s ``grad`` and ``vmap``
+                (gradients per sample) work with it; vmap not with adaptive embeddings.
 
         Raises:
             MemspanError: an argument is not as described here; the implementation does not exist, or

@@ -142,8 +142,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
         Args:
-            x: ``[B, T, D]``.
-            memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
             implementation: of :func:`memspan.ops.fast_weights.rules.delta_rule`; the outer-product rule
                 has the reference only. None: the fastest that can run here.
 

@@ -264,8 +264,6 @@ class Feedback(Backbone[FeedbackMemory]):
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
         Args:
-            x: ``[B, T, D]``.
-            memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
             implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
                 one autograd function of the weights, without learned spans; ``compiled``, that function
                 with its loops in C, on a CPU with a C compiler. None: the last that can run. That is

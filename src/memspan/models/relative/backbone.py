@@ -138,16 +138,8 @@ class RelativeBackbone(Backbone[M]):
         weights: list[Tensor] | None,
         span: Span | None,
     ) -> AttentionPass:
-        """What all layers share in one pass.
-
-        Args:
-            used: valid slots of memory per row, counted from the right, int64 ``[B]``.
-            n_tokens: T, the segment's length.
-            slots: columns of memory.
-            documents: the segment's (None: no document starts, no row is padded).
-            implementation: of :func:`memspan.ops.relative.relative_attention`.
-            weights: a list that receives each layer's attention weights (None: not wanted).
-            span: None: the model's own.
+        """What all layers share in one pass over ``n_tokens`` after ``slots`` columns of memory, the
+        right-most ``used``, int64 ``[B]``, being a row's own. The other arguments are those of a pass.
 
         Raises:
             MemspanError: no such implementation; a learned position table is too short.

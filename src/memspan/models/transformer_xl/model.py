@@ -123,8 +123,6 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
         Args:
-            x: ``[B, T, D]``.
-            memory: what was read before; ``starts``, ``lengths`` and ``padding`` as in the base class.
             implementation: of :func:`memspan.ops.relative.relative_attention`.
             attention_weights: a list that receives each layer's weights, ``[B, H, T, M + T]`` over
                 ``[memory | segment]``, before dropout and without gradient; for inspection. Left
