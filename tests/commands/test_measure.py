@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import memspan
-from command_line import pipe
+from command_line import pipe, refused
 from memspan import cli
 from memspan.measurement import attention, repeats, span, statistics, subject
 from memspan.measurement.report import Report, printed
@@ -37,15 +37,6 @@ def run(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("text.txt").write_text(TEXT)
     train("run", "--model.n-heads", "2", "--model.d-ff", "8", "--model.memory-length", "8")
     return Path("run")
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["measure", *arguments])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 @pytest.mark.plots
@@ -96,17 +87,23 @@ def test_a_loss_that_rises_with_history_is_said(run: Path) -> None:
 
 
 def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "too small to measure anything of run" in refused(capsys, "run", "--budget", "1e-9")
-    assert "budget must be more than 0" in refused(capsys, "run", "--budget", "0")
+    assert "too small to measure anything of run" in refused(
+        capsys, "measure", "run", "--budget", "1e-9"
+    )
+    assert "budget must be more than 0" in refused(capsys, "measure", "run", "--budget", "0")
     Path("tiny.txt").write_text("tiny")
-    few = refused(capsys, "run", "--corpus", "tiny.txt")
+    few = refused(capsys, "measure", "run", "--corpus", "tiny.txt")
     assert "needs at least 32" in few
     assert "--split all" in few
-    assert "--split" not in refused(capsys, "run", "--corpus", "tiny.txt", "--split", "all")
-    assert "no-run" in refused(capsys, "no-run")
-    assert "--out text.txt is not a folder" in refused(capsys, "run", "--out", "text.txt")
+    assert "--split" not in refused(
+        capsys, "measure", "run", "--corpus", "tiny.txt", "--split", "all"
+    )
+    assert "no-run" in refused(capsys, "measure", "no-run")
+    assert "--out text.txt is not a folder" in refused(
+        capsys, "measure", "run", "--out", "text.txt"
+    )
     Path("text.txt").rename("moved.txt")
-    assert "--corpus PATH" in refused(capsys, "run")
+    assert "--corpus PATH" in refused(capsys, "measure", "run")
 
 
 def test_a_short_text_is_measured_as_far_as_it_goes(
@@ -367,10 +364,10 @@ def test_models_that_cannot_be_measured(
 ) -> None:
     Path("models.py").write_text(MODELS)
     Path("text.txt").write_text(TEXT)
-    assert line in refused(capsys, *f"models.py:{name}".split())
+    assert line in refused(capsys, "measure", *f"models.py:{name}".split())
 
 
 def test_a_run_keeps_its_tokeniser(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has its own tokeniser" in refused(capsys, "run", "--tokenizer", "bytes")
+    assert "has its own tokeniser" in refused(capsys, "measure", "run", "--tokenizer", "bytes")
     Path("empty").mkdir()
-    assert "neither a run" in refused(capsys, "empty")
+    assert "neither a run" in refused(capsys, "measure", "empty")

@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 
 import memspan
+from command_line import refused
 from memspan import MemspanError, cli
 from memspan.measurement import report
 from memspan.runs.checkpoint_files import WEIGHTS
@@ -32,15 +33,6 @@ def contents() -> dict[Path, tuple[int, int]]:
     """What tells whether a shipped file was written."""
     files = [path for path in TRAINED.rglob("*") if "__pycache__" not in path.parts]
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that a command ends with."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*arguments])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_there_is_one_for_each_paper_within_four_megabytes() -> None:
@@ -113,7 +105,7 @@ def test_a_folder_of_that_name_comes_first() -> None:
 def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MemspanError, match="comes with memspan: shakespeare, "):
         memspan.load("shakespear")
-    said = refusal(capsys, "generate", "hamlet")
+    said = refused(capsys, "generate", "hamlet")
     assert "no run at hamlet: " in said
     assert all(name in said for name in SHIPPED)
 
@@ -142,7 +134,7 @@ def test_a_report_goes_to_the_current_folder(
 def test_it_cannot_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
     before = contents()
     for run in ("shakespeare", str(SHIPPED["shakespeare"])):
-        said = refusal(capsys, "train", "--resume", run)
+        said = refused(capsys, "train", "--resume", run)
         assert (
             "shakespeare comes with memspan and is never changed: train a run of your own" in said
         )
@@ -150,8 +142,8 @@ def test_it_cannot_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:
             memspan.resume(run)
     with pytest.raises(MemspanError, match="never changed"), lock_run(SHIPPED["shakespeare"]):
         """As every verb does that writes to a run."""
-    assert "never changed" in refusal(capsys, "export", "shakespeare")
-    said = refusal(capsys, "train", "--data.corpus", "tiny-shakespeare-held-out")
+    assert "never changed" in refused(capsys, "export", "shakespeare")
+    said = refused(capsys, "train", "--data.corpus", "tiny-shakespeare-held-out")
     assert "tiny-shakespeare-held-out has no text to train on" in said
     assert contents() == before
     assert not Path("shakespeare").exists()

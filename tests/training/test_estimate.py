@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from command_line import refused
 from memspan import cli
 from memspan.commands.train import train
 from memspan.data.options import DataConfig
@@ -167,17 +168,8 @@ def test_a_vocabulary_that_would_take_a_download() -> None:
 @pytest.mark.usefixtures("own_architectures")
 def test_the_command_line_reports(capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(EXAMPLE, "own_architecture.py")
-    cli.main(
-        [
-            "train",
-            "--dry-run",
-            "--import",
-            "own_architecture",
-            "--model",
-            "gated-recurrence",
-            *SMALL,
-        ]
-    )
+    start = ["train", "--dry-run", "--import", "own_architecture"]
+    cli.main([*start, "--model", "gated-recurrence", *SMALL])
     said = capsys.readouterr().out
     for words in (
         "parameters",
@@ -188,14 +180,6 @@ def test_the_command_line_reports(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert words in said
     assert [path.name for path in Path().iterdir() if path.is_dir()] in ([], ["__pycache__"])
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", *arguments])
-    assert stop.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    return said
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry-run", "train"])
@@ -209,15 +193,17 @@ def test_what_does_not_fit_is_refused(
     # The weights would fit, and the sample; not all layers' activations.
     monkeypatch.setattr(sizes, "_machine_memory", lambda: 4e8)
     large = ["--model.n-layers", "40", "--train.batch-size", "16", "--train.segment-length", "64"]
-    said = refusal(capsys, *dry, "--data.corpus", "text.txt", *large, "--train.device", "cpu")
+    said = refused(
+        capsys, "train", *dry, "--data.corpus", "text.txt", *large, "--train.device", "cpu"
+    )
     assert "training would take" in said
     assert "lower batch_size" in said
     assert not Path("runs").exists()
 
 
 def test_contradictions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "drop --data.corpus -" in refusal(capsys, "--dry-run", "--data.corpus", "-")
-    assert "--resume" in refusal(capsys, "--dry-run", "--resume", "shakespeare")
+    assert "drop --data.corpus -" in refused(capsys, "train", "--dry-run", "--data.corpus", "-")
+    assert "--resume" in refused(capsys, "train", "--dry-run", "--resume", "shakespeare")
 
 
 @pytest.mark.parametrize("number", ["2", "4096"])
@@ -240,7 +226,9 @@ def test_torchrun_with_more_processes(number: str, monkeypatch: pytest.MonkeyPat
 def test_a_sample_that_does_not_fit(
     flag: str, value: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "lower" in refusal(capsys, "--dry-run", "--train.device", "cpu", flag, str(value))
+    assert "lower" in refused(
+        capsys, "train", "--dry-run", "--train.device", "cpu", flag, str(value)
+    )
 
 
 def test_disk_is_that_of_the_checkpoints_that_stay(untimed: None) -> None:
