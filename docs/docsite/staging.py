@@ -137,6 +137,12 @@ class Staging:
         page = self.figures.put_in(self.formulas.put_in("".join(parts)))
         if 'class="passage"' in page:
             page = page.replace("<body", '<body class="annotated"', 1)
+        # A heading's own headings in the table of contents, which may be called like the navigation's.
+        page = re.sub(
+            '<nav class="md-nav" aria-label="[^"]*"',
+            '<nav class="md-nav" role="presentation"',
+            page,
+        )
         # The corner of a table is no heading of anything.
         page = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", page)
         return re.sub(
