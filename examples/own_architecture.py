@@ -95,11 +95,9 @@ class Gated(Backbone[GatedMemory]):
         """Every linear layer is used in its own forward pass only."""
         return [*self.layers, *self.outputs]
 
-    def initial_memory(self, batch_size: int) -> GatedMemory:
-        """Zeros."""
-        weight, config = next(self.parameters()), self.config
-        state = weight.new_zeros(batch_size, config.n_layers, config.d_model)
-        return GatedMemory(state.new_zeros(batch_size, dtype=torch.long), state)
+    def row_sizes(self) -> dict[str, tuple[int, ...]]:
+        """The sizes of one row's fields, of which empty memories are made."""
+        return {"state": (self.config.n_layers, self.config.d_model)}
 
     def reader(
         self, memory: GatedMemory | None, batch_size: int, *, carried_share: float | None = None
@@ -123,8 +121,6 @@ class Gated(Backbone[GatedMemory]):
     ) -> BackboneOutput[GatedMemory]:
         """Read a segment."""
         memory = self.initial_memory(len(x)) if memory is None else memory
-        if starts is None and lengths is None:
-            return self._read(x, memory)
         return read_in_pieces(self._read, x, memory, starts, lengths, padding)
 
     def _read(self, x: Tensor, memory: GatedMemory) -> BackboneOutput[GatedMemory]:

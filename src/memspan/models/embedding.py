@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
-from memspan.models.inputs import check_device
 from memspan.models.options import EmbeddingConfig
 from memspan.models.packing import is_itself
 from memspan.nn import NOT_SCORED, in_chunks, known, recomputed
@@ -61,7 +60,12 @@ class Embedding(nn.Module):
         """``int64 [B, T] -> [B, T, D]``."""
         # Looking up modules and parameters takes a reader's single token as long as computing does.
         table = self.tables[0]
-        check_device("the tokens", tokens, table.device)
+        if tokens.device != table.device:
+            # Torch may read whatever is in memory.
+            raise MemspanError(
+                f"the tokens are on {tokens.device} and the model is on {table.device}: move one of "
+                "them"
+            )
         if len(self.edges) == 2:
             x = F.embedding(tokens, table)
             if self.projected:

@@ -140,14 +140,6 @@ def _described(value: object) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def check_device(what: str, x: Tensor, device: torch.device) -> None:
-    """Refuse ``x`` on another device than the model, where torch may read whatever is in memory."""
-    if x.device != device:
-        raise MemspanError(
-            f"{what} are on {x.device} and the model is on {device}: move one of them"
-        )
-
-
 def check_memory(
     memory: Memory,
     kind: type[Memory],

@@ -264,7 +264,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         shared = self.attention_pass(used, n_tokens, slots, documents, *wanted, span)
         step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
         h = self.dropout(x)
-        # Once more, the caller's list would get the weights twice.
+        # Recomputed layers would append their weights to the caller's list again.
         run = self.through if attention_weights is None else operator.call
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):

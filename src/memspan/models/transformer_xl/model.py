@@ -137,7 +137,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             memory.length, n_tokens, slots, documents, implementation, attention_weights, span
         )
         h = self.dropout(x)
-        # Once more, the caller's list would get the weights twice.
+        # Recomputed layers would append their weights to the caller's list again.
         run = self.through if attention_weights is None else operator.call
         recent = []
         for n, layer in enumerate(self.stack()):

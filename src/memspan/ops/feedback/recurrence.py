@@ -7,6 +7,7 @@ The loops are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -48,10 +49,12 @@ class Loops(NamedTuple):
     sizes."""
 
 
-def _compiled(x: Tensor) -> Loops:
-    from memspan.ops.feedback import compiled
+# Imported on first use: the loops themselves need this module.
 
-    return Loops(compiled.prepare, compiled.backward, compiled.new_slots)
+
+def _loops(name: str) -> Loops:
+    module = import_module(f"memspan.ops.feedback.{name}")
+    return Loops(module.prepare, module.backward, module.new_slots)
 
 
 def _compiled_obstacle(x: Tensor) -> str | None:
@@ -60,15 +63,9 @@ def _compiled_obstacle(x: Tensor) -> str | None:
     return compiled.obstacle(x)
 
 
-def _fused(x: Tensor) -> Loops:
-    from memspan.ops.feedback import steps
-
-    return Loops(steps.prepare, steps.backward, steps.new_slots)
-
-
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
-    "compiled": Implementation(_compiled, _compiled_obstacle),
-    "fused": Implementation(_fused),
+    "compiled": Implementation(lambda x: _loops("compiled"), _compiled_obstacle),
+    "fused": Implementation(lambda x: _loops("steps")),
 }
 """By preference. ``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
 ``fused``: the loops in PyTorch, on any device. The reference is ``Feedback`` in
