@@ -173,13 +173,3 @@ def test_every_command_and_snippet_is_run_or_listed() -> None:
 
 def _config() -> memspan.RunConfig[Any]:
     return memspan.RunConfig(TransformerXLConfig(), data=memspan.DataConfig("book.txt"))
-
-
-def test_every_page_is_in_the_navigation() -> None:
-    navigation = (DOCS / "docsite" / "zensical.toml").read_text(encoding="utf-8")
-    missing = [
-        name
-        for path in sorted(DOCS.rglob("*.md"))
-        if f'"{(name := str(path.relative_to(DOCS)))}"' not in navigation
-    ]
-    assert not missing
