@@ -12,6 +12,7 @@ from docsite import colours, figures
 from docsite.code import ROOT
 
 PICTURES = sorted(path for pattern in colours.PICTURES for path in ROOT.glob(pattern))
+MOVING = sorted((ROOT / figures.FOLDER).glob("*.svg"))
 ANY = re.compile(r"#[0-9A-Fa-f]{3,8}\b|\brgba?\(|\bhsla?\(")
 STYLE = ROOT / "docs/docsite/style"
 SCRIPTS = sorted({*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")})
@@ -33,7 +34,7 @@ def test_a_picture_has_todays_colours_and_no_others(path: Path) -> None:
     assert colours.block(names) in text
 
 
-@pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PICTURES, *MOVING], ids=lambda path: path.stem)
 def test_a_picture_is_legible_on_a_phone(path: Path) -> None:
     """At 340 pixels, letters are 11 pixels high."""
     text = path.read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def test_figures_and_plots_name_no_colours_of_their_own() -> None:
 
 
 def test_the_moving_figures_as_pictures() -> None:
-    for path in (ROOT / figures.FOLDER).glob("*.svg"):
+    for path in MOVING:
         text = path.read_text(encoding="utf-8")
         assert colours.coloured(text) == text, "make figures"
 

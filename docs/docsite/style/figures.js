@@ -53,7 +53,7 @@ function legend(y, entries) {
   let x = 12
   return entries.map(([kind, words]) => {
     const at = x
-    x += 42 + 7.5 * words.length
+    x += 40 + 8.4 * words.length
     return [rect(kind, at, y, 14, 14, { rx: 2 }), write("small", at + 20, y + 12, words)]
   })
 }
@@ -180,7 +180,7 @@ function drawMatrix(data, { token }) {
     shaded,
     letters(data, token, () => ""),
     now(data, token),
-    write("small", 12, y + 10, "shaded: how much of what the token wrote its key still reads"),
+    write("small", 12, y + 10, "shaded: how much of its write a key still reads"),
     write("small", left, y + 36, `the key’s ${data.keys[0].length} ${data.decay ? "numbers" : "features"}`),
     cells([data.keys[token]], left, y + 42, size),
     write("small", 12, top + 12, "what is"),
@@ -241,11 +241,10 @@ function drawOverlap(data, state) {
       ]
     }),
   ])
-  return svg(236, [
+  return svg(250, [
     tag("circle", { class: "frame", cx: x, cy: y, r: radius }),
     arrow("first", 0, "1"), arrow("second", turn, "2"),
-    write("small", 12, 206, "A is written under key 1,"),
-    write("small", 12, 224, "then B under key 2"),
+    ["A is written", "under key 1,", "then B under key 2"].map((words, i) => write("small", 12, 200 + 20 * i, words)),
     bars,
   ])
 }
