@@ -1,25 +1,20 @@
-"""Parts that architectures share: feed-forward sub-layer, attention, sinusoids, dropout, slots,
-activation checkpointing."""
+"""Parts that architectures share: feed-forward sub-layer, attention, sinusoids, dropout, slots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 NOT_SCORED = -100
 """The target of a token that is not scored: its loss is 0. PyTorch's own ``ignore_index``."""
 NO_FLOAT64 = ("mps",)
 """Device types without float64: what needs it is computed on the CPU."""
 
-
-R = TypeVar("R")
 Kind = TypeVar("Kind", bound=type[nn.Module])
 METHODS: dict[type[nn.Module], dict[str, object]] = {}
 """Of each class that a kernel knows, as they were when it was defined."""
@@ -33,11 +28,10 @@ def known(*attributes: str) -> Callable[[Kind], Kind]:
     replaced later is noticed, and the names of the ``attributes`` whose values kernels assume."""
 
     def remember(kind: Kind) -> Kind:
-        bases = [base for base in kind.__mro__ if issubclass(base, nn.Module)]
+        bases = [b for b in kind.__mro__ if issubclass(b, nn.Module) and b is not nn.Module]
         names = {
             name
             for base in bases
-            if base is not nn.Module
             for name, value in vars(base).items()
             if isinstance(value, FunctionType | property | staticmethod)
         }
@@ -102,29 +96,6 @@ class FeedForward(nn.Module):
     def _rows(self, x: Tensor) -> Tensor:
         # Flattened, so that the inner output is not a view and backward copies nothing.
         return self.outer(self.dropout(self.activation(self.inner(x))))
-
-
-def recomputed(part: Callable[..., R], *arguments: Any) -> R:
-    """``part(*arguments)``, of which only the arguments are kept for backward, where it runs again:
-    activation checkpointing (Chen et al. 2016, arXiv 1604.06174).
-
-    It runs with the same random numbers and under the same autocast, and the graph is that of a plain
-    call: outputs and gradients are the same bit for bit. ``part`` must change nothing that it is given.
-    """
-    if not torch.is_grad_enabled():
-        return part(*arguments)
-    if isinstance(part, nn.Module) and (buffers := dict(part.named_buffers())):
-        # Those of now: before this backward the next pass may put others there, as FAVOR+'s does.
-        return _checkpointed(_with_buffers, part, buffers, arguments)
-    return _checkpointed(part, *arguments)
-
-
-def _checkpointed(part: Callable[..., Any], *arguments: Any) -> Any:
-    return checkpoint(part, *arguments, use_reentrant=False)
-
-
-def _with_buffers(module: nn.Module, buffers: dict[str, Tensor], arguments: Any) -> Any:
-    return functional_call(module, buffers, arguments)
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:

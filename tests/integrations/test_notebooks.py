@@ -22,7 +22,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     for before, cell in zip(stored, executed(path, tmp_path).cells, strict=True):
         kinds = [output["output_type"] for output in before.get("outputs", [])]
         assert [output.output_type for output in cell.get("outputs", [])] == kinds
-        if path.stem != "tour":                    # which trains, and writes what it samples
+        if path.stem != "tour":  # which trains, and writes what it samples
             assert numbers(cell) == pytest.approx(numbers(before), rel=0.05, abs=0.02)
 
 

@@ -123,7 +123,9 @@ def test_reader_options_that_are_refused() -> None:
         "at least 1 for a fixed span": lambda: model.reader(none, attention_span="fixed"),
         "no attention span 'whole': use segment": lambda: model.reader(attention_span="whole"),
         "at least 1, not 0": lambda: model.reader(clamp_length=0),
-        "no option of a FastWeights": lambda: CASES["fast-delta"].model().reader(clamp_length=3),
+        "not an option of a FastWeights": lambda: (
+            CASES["fast-delta"].model().reader(clamp_length=3)
+        ),
     }
     for says, attempt in attempts.items():
         with pytest.raises(MemspanError, match=says):

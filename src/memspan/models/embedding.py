@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
 from memspan.models.packing import is_itself
-from memspan.nn import NOT_SCORED, in_chunks, known, recomputed
+from memspan.models.recomputation import recomputed
+from memspan.nn import NOT_SCORED, in_chunks, known
 
 
 class Embedding(nn.Module):

@@ -24,9 +24,9 @@ from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Schema, Watch, is_exactly
+from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding
 from memspan.models.sizes import refuse_oversized_model
-from memspan.nn import recomputed
 from memspan.precision import Precision
 from memspan.trees import constant
 

@@ -19,8 +19,8 @@ from memspan.models.relative.self_attention import (
     AttentionAlone,
     RelativeLayer,
     RelativeSelfAttention,
+    newest,
 )
-from memspan.models.segments import newest
 from memspan.nn import in_use, known
 from memspan.trees import LayerMemory, check_layer
 

@@ -180,6 +180,19 @@ class RelativeSelfAttention(nn.Module):
         return self.output(attended.transpose(1, 2).flatten(2))
 
 
+def newest(old: Tensor, x: Tensor, documents: Documents | None = None) -> Tensor:
+    """The last ``M`` columns of ``old [B, M, D]`` and ``x [B, T, D]``, before each row's padding.
+
+    Columns that are not among them are not copied: a pass keeps those of all layers until its end.
+    """
+    slots, n_tokens = old.shape[1], x.shape[1]
+    if documents is not None:
+        return documents.newest(torch.cat([old, x], 1), slots)
+    if n_tokens < slots:
+        return torch.cat([old[:, n_tokens:], x], 1)
+    return x[:, n_tokens - slots :]
+
+
 @known()
 class GRUGate(nn.Module):
     """The gate in place of a residual sum (GTrXL: Parisotto et al. 2019, arXiv 1910.06764, section 3.2,

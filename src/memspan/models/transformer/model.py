@@ -19,12 +19,12 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader, PassReader
+from memspan.models.relative.self_attention import newest
 from memspan.models.segments import (
     Documents,
     Padding,
     count_after,
     documents_of,
-    newest,
     without_padding,
 )
 from memspan.models.sizes import refuse_oversized

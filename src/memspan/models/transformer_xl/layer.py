@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from memspan.models.relative.self_attention import AttentionAlone, RelativeLayer
-from memspan.models.segments import newest
+from memspan.models.relative.self_attention import AttentionAlone, RelativeLayer, newest
 from memspan.trees import LayerMemory, check_layer
 
 if TYPE_CHECKING:

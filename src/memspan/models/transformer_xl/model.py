@@ -19,8 +19,8 @@ from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span
-from memspan.models.segments import Documents, Padding, count_after, documents_of, newest
+from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span, newest
+from memspan.models.segments import Documents, Padding, count_after, documents_of
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import in_use, known
 

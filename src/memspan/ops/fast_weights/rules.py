@@ -24,7 +24,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, check_together, choose
 
@@ -101,12 +100,15 @@ class RuleInputs(NamedTuple):
             if given is not None and given.shape != expected:
                 raise MemspanError(f"{name} must be [B, H, T], {[*expected]}, not {[*given.shape]}")
         decay = self.log_decay
-        # Looking at one number costs less than a mask, which matters for a single token.
-        if decay is not None and decay.numel() and can_look(decay) and decay.amax().item() > 0:
-            raise MemspanError(
-                f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a decay in "
-                "(0, 1]"
-            )
+        if decay is not None and decay.numel():
+            from memspan.devices import can_look
+
+            # Looking at one number costs less than a mask, which matters for a single token.
+            if can_look(decay) and decay.amax().item() > 0:
+                raise MemspanError(
+                    f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
+                    "decay in (0, 1]"
+                )
         if length < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
         if self.chunking.size < 1:
