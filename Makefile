@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-hardening test-all smoke check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help demo test test-rest test-all smoke check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -17,11 +17,11 @@ help: ## list the targets
 demo: .venv ## train a small Transformer-XL, score it and show what it writes (two minutes)
 	$(BIN)/memspan train $(ARGS)
 
-test: .venv ## run the test suite, but for test-hardening and what needs the libraries that memspan works with
-	$(BIN)/pytest -n 2 -m 'not hardening and not journeys' $(ARGS)
+test: .venv ## run the tests, but for test-rest and what needs the libraries that memspan works with
+	$(BIN)/pytest -n 2 -m 'not hardening and not processes and not journeys' $(ARGS)
 
-test-hardening: .venv ## run the tests with hostile files, bad input, changed modules, crashes, odd texts
-	$(BIN)/pytest -n 2 -m 'hardening and not journeys' $(ARGS)
+test-rest: .venv ## run the tests with hostile files, bad input, changed modules, several processes
+	$(BIN)/pytest -n 2 -m '(hardening or processes) and not journeys' $(ARGS)
 
 .full-venv: .full-venv/.installed
 .full-venv/.installed: pyproject.toml constraints.txt
