@@ -225,6 +225,6 @@ def test_a_text_from_standard_input_replaces_none_that_another_training_keeps_me
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Slow(TEXT)))
     said = refused(capsys, "train", *SMALL, "--data.corpus", "-", "--out", "new")
-    assert "new.txt, where the text of standard input would be kept, exists" in said
+    assert "new.txt, which exists" in said
     assert Path("new.txt").read_text() == "theirs"
     assert not list(Path().glob(".new*"))

@@ -209,7 +209,7 @@ def test_contradictions(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("number", ["2", "4096"])
 def test_torchrun_with_more_processes(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "is_worker", lambda: True)
-    with pytest.raises(MemspanError, match="torchrun has started some already: drop one of them"):
+    with pytest.raises(MemspanError, match="torchrun has already started some: drop one of them"):
         train(["--dry-run", "--nproc", number])
 
 

@@ -34,7 +34,7 @@ class CheckArguments:
     laws: str | None = None
     """Laws to check, joined by commas, such as cuts,rows (None: all)."""
     seed: int = 0
-    """Of inputs, and of weights that are random."""
+    """Seed of the inputs, and of random weights."""
     budget: float = 15.0
     """CPU seconds, over all threads, after which no new case is started."""
     device: str = "cpu"

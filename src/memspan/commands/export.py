@@ -52,7 +52,7 @@ def _plain_checkpoints(run: Path, keep: int) -> None:
     from memspan.runs import checkpoints
     from memspan.runs.folder import lock_run
 
-    folder = run_alone(run, "without --to all of a run's are made plain")
+    folder = run_alone(run, "without --to all of a run's are merged")
     with lock_run(folder):
         steps = checkpoints.export(folder, keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"

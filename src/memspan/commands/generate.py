@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from memspan.generation.writer import Writer
 
 CHUNK = 1 << 14
-"""Bytes of --prompt-file in memory at a time."""
+"""Bytes of --prompt-file held in memory at once."""
 
 MOST_SAMPLES = 1 << 20
-"""Of one prompt."""
+"""Maximum number of continuations of one prompt."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GenerateArguments(ReadingArguments):
     memory: Path | None = None
     """Start from this saved memory instead of an empty one."""
     save_memory: Path | None = None
-    """Write the memory of all that was read and written to this file at the end (first sample's)."""
+    """At the end, write the first sample's memory of all that was read and written to this file."""
     json: bool = False
     """Print one JSON object at the end: the run, the prompt (not --prompt-file's text), and each
     sample's text, without the prompt, the ids of its tokens, and their log-probabilities in nats,
@@ -63,8 +63,7 @@ class GenerateArguments(ReadingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "samples")
-        # A few zeros too many are refused before torch is imported; the memory that is left decides
-        # later.
+        # Refuses absurd numbers before torch is imported; later the free memory decides.
         if self.samples > MOST_SAMPLES:
             raise MemspanError(
                 f"samples must be at most {MOST_SAMPLES:,}, not {self.samples:,}: lower it"
@@ -72,7 +71,7 @@ class GenerateArguments(ReadingArguments):
         at_least(0, self, "tokens")
         if "" in self.stop:
             raise MemspanError(
-                "--stop is an empty text: leave it out, or give what is to end a sample"
+                "--stop is an empty text: leave it out, or give the text that ends a sample"
             )
         filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
         if self.greedy and filters != (None, None, None):
@@ -80,7 +79,9 @@ class GenerateArguments(ReadingArguments):
                 "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
             )
         if self.force and self.save_memory is None:
-            raise MemspanError("--force belongs to --save-memory: drop it, or add that")
+            raise MemspanError(
+                "--force has no effect without --save-memory: add that, or drop --force"
+            )
 
 
 def generate(arguments: list[str]) -> None:
@@ -89,7 +90,7 @@ def generate(arguments: list[str]) -> None:
     options = parsed(kind, arguments, "memspan generate")
     trained = load_config(options.run).model
     own: dict[str, Any] = given_to(trained, options, GenerateArguments, reader_only)
-    # Torch, which takes seconds to import, only after the cheap checks.
+    # After the cheap checks: torch takes seconds to import.
     from memspan.generation.writer import Writer
     from memspan.memory import refuse_to_overwrite
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RUN_HELP = (
     "Run folder, for its best weights; one of its checkpoints, such as RUN/checkpoints/step-750; or, "
-    f"where there is none, a run that comes with memspan: {', '.join(SHIPPED)}."
+    f"if there is no such folder, a run that comes with memspan: {', '.join(SHIPPED)}."
 )
 TARGET_HELP = (
     f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
@@ -50,7 +50,7 @@ PRECISION_HELP = (
 
 @dataclass(frozen=True)
 class DeviceArguments:
-    """Where and how precisely trained models are read."""
+    """Device and precision for reading trained models."""
 
     device: str = "auto"
     """auto, cpu, cuda, ..."""

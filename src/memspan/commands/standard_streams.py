@@ -32,7 +32,7 @@ def keep_input(path: Path, option: str) -> None:
         option: the one that asked for it, for messages.
 
     Raises:
-        FileExistsError: there is such a file, even one made meanwhile.
+        FileExistsError: the file exists, even if it was made meanwhile.
         MemspanError: standard input is closed or empty, or the file cannot be written.
     """
     # Not above: the command line imports this module first.
@@ -50,7 +50,7 @@ def keep_input(path: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def readable(corpus: str | None) -> Iterator[str | None]:
-    """A corpus to be read: standard input from a file, for as long as this lasts.
+    """A corpus to read; standard input is kept in a file while the block lasts.
 
     Raises:
         MemspanError: there is no such corpus; raised before torch is imported.

@@ -52,8 +52,8 @@ class TrainArguments(Generic[M]):
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
-    """Start from the weights of this run or checkpoint where they fit: of the same architecture or, of
-    the same width, another whose parts mean the same. Prints which were taken."""
+    """Start from the weights of this run or checkpoint that fit. Its architecture is the same, or
+    another of the same width whose parts mean the same. Prints which were taken."""
     resume: Path | None = None
     """Run folder to continue, bit for bit. Options of training and of the optimiser given with it, such
     as --train.steps, replace the run's from here on."""
@@ -62,10 +62,9 @@ class TrainArguments(Generic[M]):
     may differ from before. On several machines: torchrun -m memspan train."""
 
     dry_run: bool = False
-    """Train nothing and write no folder. Prints parameters, memory per process, FLOPs per token, speed
-    and days: for --nproc processes, and before any of it is made. The speed is that of a few updates on
-    made-up text, of fewer rows or layers where the model is large. Ends with status 2 if the run does
-    not fit the memory."""
+    """Do not train or write a folder; print parameters, memory per process, FLOPs per token, speed and
+    days for --nproc processes. The speed is that of a few updates on made-up text, with fewer rows or
+    layers if the model is large. Ends with status 2 if the run does not fit the memory."""
 
     modules: Modules = ()
 
@@ -92,7 +91,7 @@ class TrainArguments(Generic[M]):
 def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options, begun, arguments = _read(arguments)
-    # More processes than cores are for another machine: a dry run then multiplies what one does.
+    # More processes than cores are for another machine: a dry run then scales what one does.
     elsewhere = options.dry_run and options.nproc > reports.cores() and not reports.is_worker()
     if options.nproc > 1 and not _is_launched() and not elsewhere:
         _launch(arguments, options.nproc)
@@ -146,7 +145,7 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
         from memspan.training import start  # noqa: F401
 
         if _is_launched():
-            # While all that was imported Ctrl-C ended it at once, see __main__.py.
+            # During these imports Ctrl-C ended the process at once, see __main__.py.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with joined() as processes:
             # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
@@ -186,7 +185,7 @@ def _dry_run(options: TrainArguments[Any], console: Console, processes: Processe
 def _launch(arguments: list[str], n_processes: int) -> None:
     if reports.is_worker():
         raise MemspanError(
-            "--nproc starts processes, and torchrun has started some already: drop one of them"
+            "--nproc starts processes, but torchrun has already started some: drop one of them"
         )
     if sys.platform == "win32":
         raise MemspanError(
@@ -221,7 +220,7 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
 
 
 def with_one_budget(arguments: list[str]) -> list[str]:
-    """``arguments``, without the budget of a preset or of the run to resume if they give another."""
+    """``arguments``; if they give a budget, it replaces that of the preset or of the run to resume."""
     given = _flags(arguments)
     flags = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
     others = [flag for flag in flags if flag not in given]
@@ -282,15 +281,15 @@ def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path 
     folder = out or new_folder(config)
     kept = folder.with_name(folder.name + ".txt")
     taken = MemspanError(
-        f"{kept}, where the text of standard input would be kept, exists: remove it, give another "
-        f"--out, or train on it with --data.corpus {kept}"
+        f"standard input would be kept in {kept}, which exists: remove it, give another --out, or "
+        f"train on it with --data.corpus {kept}"
     )
     if kept.exists():
         raise taken
     try:
         keep_input(kept, "--data.corpus")
     except FileExistsError:
-        # Another run has put its text there in the meantime.
+        # Meanwhile another run has put its text there.
         raise taken from None
     print(f"standard input is kept in {kept}", flush=True)
     return kept

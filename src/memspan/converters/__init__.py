@@ -1,6 +1,6 @@
-"""Checkpoints of others as runs: ``memspan convert``.
+"""Convert other programs' checkpoints into runs: ``memspan convert``.
 
-kinds.py            the kinds, by name and by the file that a folder is known by
+kinds.py            the kinds, by name and by the files that identify them
 convert.py          what a kind's ``read`` returns, as a run
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
 labml.py            runs of labml_nn

@@ -53,16 +53,16 @@ MODULES = (
     "torch.nn.parallel.distributed.DistributedDataParallel",
     "argparse.Namespace",
 )  # fmt: skip
-"""What their model consists of, and may be wrapped in."""
+"""The modules of their model, and its wrappers."""
 CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}
-"""Of their adaptive softmax, by data set; ``train.py`` has no option for them."""
+"""Cutoffs of their adaptive softmax, by data set; ``train.py`` has no option for them."""
 LETTERS = frozenset("_" + string.ascii_lowercase)
 """The words of their text8."""
 BYTES = frozenset(map(str, range(256)))
 OF_ENWIK8 = 204
-"""Different bytes of enwik8 without the line break, by which its words are known."""
+"""Number of distinct bytes in enwik8, without the line break: it identifies their vocabulary."""
 LONGEST = 200
-"""Characters in the names of modules inside one another, at most; theirs have 40."""
+"""Maximum length of a nested module's name; theirs have 40 characters."""
 
 
 def read(folder: Path) -> Checkpoint:
@@ -112,7 +112,7 @@ def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
 def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Stored]]:
     """Parameters and buffers by name, as ``state_dict`` would have them.
 
-    ``seen``: dicts, by identity. Each is visited once, since a file can put one inside itself.
+    ``seen``: identities of visited dicts, since a file can put one inside itself.
     """
     for kind in ("_parameters", "_buffers", "_modules"):
         held = module.state.get(kind)
@@ -178,7 +178,7 @@ def _state_and_options(value: object, path: Path) -> tuple[dict[str, Tensor], di
 
 
 def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
-    """What the tensors themselves say about the model, which goes before what is said about them."""
+    """Options that follow from the tensors; they override what the file says."""
 
     def shape(name: str, n_dimensions: int) -> tuple[int, ...]:
         otherwise = "it is not the authors' model with attn_type 0 and an adaptive or full softmax"
@@ -206,7 +206,7 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
 
 
 def _cutoffs(tensors: dict[str, Tensor], options: dict[str, Any]) -> list[int] | None:
-    """Where the clusters begin: where tables do, or as ``train.py`` sets them for a data set."""
+    """The first id of each cluster: from the tables, or as ``train.py`` sets them for a data set."""
     rows: list[int] = []
     while (name := f"word_emb.emb_layers.{len(rows)}.weight") in tensors:
         rows.append(len(tensors[name]))

@@ -1,4 +1,4 @@
-"""Checkpoints of others as runs."""
+"""Convert other programs' checkpoints into runs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Checkpoint:
     config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
     tensors: dict[str, Tensor]
-    """By their peer's names."""
+    """Tensors by the peer's names."""
     names: Callable[[LanguageModel], Names]
-    """Those names, in terms of a model with these options."""
+    """Maps those names to the parameters of a model with these options."""
     where: Path
     """The file with the tensors, for messages."""
     notices: tuple[str, ...] = ()
@@ -52,9 +52,9 @@ Read = Callable[[Path], Checkpoint]
 def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:
     """Make a run from someone else's checkpoint, as ``memspan convert`` does.
 
-    The run evaluates, generates, measures and trains on like any other; how it reads (memory, span,
-    clamp) is as its own options say. Nothing that a file says is run. What the user should know beside
-    the result is logged as a warning of the logger ``memspan``.
+    The run evaluates, generates, measures and trains on like any other, and reads (memory, span, clamp)
+    as its own options say. Nothing in the files is executed. What the user should know besides the
+    result is logged as a warning of the logger ``memspan``.
 
     Args:
         source: the checkpoint's folder.
@@ -107,7 +107,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _empty(folder: Path, remove: bool) -> None:
-    """Delete what is in a folder; ``remove``: and the folder itself."""
+    """Delete what is in a folder and, with ``remove``, the folder itself."""
     if remove:
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -122,7 +122,7 @@ def _empty(folder: Path, remove: bool) -> None:
 def _model(found: Checkpoint) -> LanguageModel:
     """The checkpoint's model, once its tensors are known to fit."""
     config, vocab_size, where = found.config, found.tokenizer.vocab_size, str(found.where)
-    # Making a layer takes time, even of shapes alone. None has fewer than eight tensors.
+    # Making layers takes time, even on the meta device; each has at least eight tensors.
     if 8 * config.model.n_layers > len(found.tensors):
         raise MemspanError(
             f"{where} has {len(found.tensors)} tensors, too few for {config.model.n_layers:,} layers: "
@@ -135,21 +135,21 @@ def _model(found: Checkpoint) -> LanguageModel:
     except (RuntimeError, TypeError, OverflowError) as error:
         reason = (str(error).splitlines() or [""])[0][:100]
         raise MemspanError(
-            f"{where} is of a model whose options give sizes that no tensor can have ({reason}): "
-            "check that its options are this model's"
+            f"{where}: these options give sizes that no tensor can have ({reason}): check that they "
+            "are this model's"
         ) from None
     names.check(shapes, found.names(shapes), found.tensors, where)
     model = LanguageModel(vocab_size, config.model, config.embedding)
     names.fill(model, found.names(model), found.tensors, where)
     if any(tensor.dtype == torch.float64 for tensor in found.tensors.values()):
         logging.getLogger("memspan").warning(
-            f"{where} is in float64, and a run keeps its weights in float32: they are rounded"
+            f"{where} is in float64, but a run keeps its weights in float32: they are rounded"
         )
     return model
 
 
 def _not_begun() -> State:
-    """The state of a run that has made no step, and whose corpus is not known."""
+    """The state of a run before its first step, with an unknown corpus."""
     return {
         "step": 0,
         "best": None,

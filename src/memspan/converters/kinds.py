@@ -22,12 +22,12 @@ KIND_HELP = (
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of checkpoints."""
+    """A kind of checkpoint."""
 
     module: str
-    """Of :mod:`memspan.converters`, with the function ``read``."""
+    """The module in :mod:`memspan.converters` with the function ``read``."""
     signs: tuple[str, ...]
-    """The files by which its folders are known."""
+    """The files that identify its folders."""
     holds: str
     """What a folder must hold, for messages."""
 
@@ -57,7 +57,7 @@ KINDS: dict[KindName, Kind] = {
 
 
 def kind_of(folder: Path, name: KindName | None) -> Kind:
-    """The kind of the checkpoint in ``folder``; ``name``: it is said to be this one (None: look).
+    """The kind of the checkpoint in ``folder``; ``name``: as the user says (None: detect it).
 
     Raises:
         MemspanError: no such folder or kind, or a folder of no known kind.

@@ -2,7 +2,7 @@
 
 labml keeps a run's options in ``configs.yaml`` and each checkpoint in ``checkpoints/STEP``, where
 ``info.json`` names the files of the tensors: one ``.npy`` for each or, in later versions, one ``.pth``.
-It keeps no vocabulary: the tokens are the sorted characters of the text, which must be put there.
+It does not save a vocabulary: tokens are the sorted characters of the text, which must be put there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from memspan.models.transformer_xl.model import TransformerXL
 from memspan.runs.options import RunConfig
 
 LIMIT = 1 << 20
-"""Bytes of ``configs.yaml`` at most."""
+"""Maximum size of ``configs.yaml`` in bytes."""
 TEXT = "text.txt"
 """The text that a run was trained on."""
 Sizes = dict[str, Any]
@@ -102,7 +102,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(files, dict) or not files:
         raise MemspanError(f"{path} does not name a model and its files: get it again")
     tensors = {str(name): _array(_beside(path, file)) for name, file in files.items()}
-    # Each takes memory of its own in the model.
+    # Each takes its own memory in the model.
     if len(set(files.values())) < len(files):
         raise MemspanError(f"{path} names a file twice: get it again")
     return tensors
@@ -124,7 +124,7 @@ def _array(path: Path) -> Tensor:
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: put it there") from None
     except Exception as error:
-        # Numpy parses a header as Python's text, and fails in as many ways.
+        # Numpy parses the header as Python source, which can fail in many ways.
         raise MemspanError(
             f"{path} is damaged or not an array ({str(error)[:100]}): get it again"
         ) from None
@@ -167,7 +167,7 @@ def _shape(tensors: dict[str, Tensor], name: str, n: int, path: Path) -> tuple[i
 
 
 def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
-    """What the tensors say, in words of ours."""
+    """Sizes that follow from the tensors, by our names."""
     layers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layers.")}
     first = "transformer.layers.0"
     kernel = f"{first}.compress.conv.weight"
@@ -183,7 +183,7 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
 
 
 def _rows(tensors: dict[str, Tensor], ending: str) -> int:
-    """The rows of the first tensor whose name ends so; 0 if there is none."""
+    """The rows of the first tensor whose name ends so; 0 without one."""
     found = [tensor.shape for name, tensor in tensors.items() if name.endswith(ending)]
     return found[0][0] if found and found[0] else 0
 
@@ -246,7 +246,7 @@ KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
     ),
     "transformer.weights": ("feedback", _feedback),
 }
-"""A tensor that tells a model: its architecture here, and its options."""
+"""By a tensor that identifies the model: our architecture, and its options."""
 
 
 def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
@@ -259,7 +259,7 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
             "says what its tokens are",
         )
     try:
-        # As Python reads a text: every end of line is the same character.
+        # As Python reads text: every line ending becomes the same character.
         with io.TextIOWrapper(open_regular(path), encoding="utf-8") as text:
             found = set().union(*iter(lambda: text.read(1 << 20), ""))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,6 +1,6 @@
 """A peer's tensors in terms of a model's parameters: one map, to read weights and to compare gradients.
 
-Each of the peer's tensors is laid out as views of ours, one below the other. The map is complete in
+Each of the peer's tensors is a concatenation of views of ours, along the rows. The map is complete in
 both directions: :func:`fill` refuses a tensor that is left over, and a parameter that nothing fills.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 
 Get = Callable[[Tensor], Tensor]
-"""From one of our parameters to itself, to its gradient, or to another tensor with as many rows."""
+"""Maps one of our parameters to itself, its gradient, or another tensor with as many rows."""
 Rows = Callable[[Get], list[Tensor]]
-"""Views of ours that, one below the other, are the peer's tensor."""
+"""Views of ours that, concatenated along the rows, are the peer's tensor."""
 Names = dict[str, Rows]
 """The peer's names. Tied parameters may have several."""
 
@@ -43,7 +43,7 @@ def upside_down(parameter: Tensor) -> Rows:
 
 
 def distance_table(table: Tensor, p: int) -> Rows:
-    """The peer's ``2P`` rows, row ``P - distance``; what belongs to the future is not ours."""
+    """The peer's ``2P`` rows, row ``P - distance``; ours has none for the future, which are zero."""
     return lambda get: [
         *(get(table)[d : d + 1] for d in range(p, -1, -1)),
         get(table).new_zeros(p - 1, *table.shape[1:]),
@@ -56,7 +56,7 @@ def linear(name: str, module: Any) -> Names:
 
 
 def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse tensors that are left over, too few, or whose type or shape is not the model's.
+    """Refuse missing or superfluous tensors, and those of another type or shape than the model's.
 
     Args:
         model: may be on the meta device.
@@ -69,17 +69,17 @@ def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: 
     """
     if left_over := sorted(set(tensors) - set(names)):
         raise MemspanError(
-            f"{where} has tensors for which a model of these options has no place: "
-            f"{_listed(left_over)}; check that its options are this model's"
+            f"{where} has tensors that a model with these options lacks: {_listed(left_over)}; check "
+            "that its options are this model's"
         )
     for name, tensor in tensors.items():
-        # Wherever the model is, computed from shapes alone.
+        # On the meta device, from shapes alone.
         wanted = torch.cat(names[name](lambda ours: ours.detach().to("meta"))).shape
         if not tensor.is_floating_point():
             raise MemspanError(f"{where}: {name} is of {tensor.dtype}: save it in floating point")
         if tensor.shape != wanted:
             raise MemspanError(
-                f"{where}: {name} is {list(tensor.shape)}, and a model of these options needs "
+                f"{where}: {name} is {list(tensor.shape)}, but a model with these options needs "
                 f"{list(wanted)}: check that its options are this model's"
             )
     values = sum(tensor.numel() for tensor in tensors.values())
@@ -92,8 +92,8 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
     """Copy a peer's ``tensors`` into ``model``, whose ``names`` they have.
 
     Raises:
-        MemspanError: as :func:`check`; a parameter has no tensor; two tensors differ that are one
-            parameter here; a value is not finite.
+        MemspanError: as :func:`check`; a parameter has no tensor; two tensors of one parameter differ;
+            a value is not finite.
     """
     check(model, names, tensors, where)
     filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}

@@ -52,17 +52,17 @@ class Options:
         return list(value)
 
     def refuse_unless(self, name: str, value: int, why: str) -> None:
-        """Refuse an option of another value, which memspan lacks; ``why``: what it has instead."""
+        """Refuse any other value of an option; ``why``: what memspan has instead."""
         found = self._get(name, value)
         if type(found) is not int or found != value:
             raise MemspanError(
-                f"{self.where}: {name} is {_shown(found)}, and in memspan {why}: a checkpoint "
+                f"{self.where}: {name} is {_shown(found)}, but in memspan {why}: a checkpoint "
                 f"with {name} {value} can be converted"
             )
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Let an error inside name the file."""
+        """Name the file in errors raised inside."""
         try:
             yield
         except MemspanError as error:
@@ -85,7 +85,7 @@ class Options:
 
 
 def _shown(value: object) -> str:
-    """In short. Python refuses to write an integer of thousands of digits."""
+    """A value, shortened. Python refuses to print an integer of thousands of digits."""
     try:
         return reprlib.repr(value)
     except ValueError:

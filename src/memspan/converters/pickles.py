@@ -1,7 +1,7 @@
-"""Pickles as data: nothing that they say is run.
+"""Read pickles as data: nothing in them is executed.
 
 The standard library's unpickler makes the objects, but only of the classes that it is given here. First
-the steps of a pickle are counted, so that a small one cannot take long or much memory.
+a pickle's steps are counted, so that a small one cannot take long or much memory.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 LIMIT = 1 << 25
-"""Maximum bytes of a pickle; the vocabulary of WikiText-103 takes 10 million."""
+"""Maximum size of a pickle in bytes; the vocabulary of WikiText-103 takes 10 million."""
 MOST_STEPS = 1 << 21
-"""Maximum number of steps of one kind, and of objects to be named again."""
+"""Maximum number of steps of one kind, and of objects in the memo."""
 MOST_OBJECTS = 1 << 19
 """Maximum number of steps that are not in :data:`SMALL`: each may take hundreds of bytes."""
 MOST_TUPLES = 1 << 14
-"""A key may be tuples inside one another, and Python hashes these at any depth."""
+"""Maximum number of tuples: a key may nest them, and Python hashes these at any depth."""
 MOST_LARGE = 1 << 12
-"""Numbers of more than 60 bits can be chosen such that all collide as keys."""
+"""Maximum number of integers of over 60 bits: they can be chosen such that all collide as keys."""
 SMALL = frozenset((
     "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
     "BINUNICODE8", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
     "NONE", "NEWTRUE", "NEWFALSE", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT",
     "MEMOIZE", "MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS",
 ))  # fmt: skip
-"""Steps that make texts and numbers, name objects or fill them."""
+"""Steps that make texts and numbers, put objects into the memo, or fill them."""
 
 
 class Foreign(Exception):
@@ -37,7 +37,7 @@ class Foreign(Exception):
 
 
 class Inert:
-    """What stands for an object of another program's class: its state, and nothing that runs."""
+    """Stands in for an object of another program's class: its state without its code."""
 
     __slots__ = ("state",)
     state: dict[str, Any]
@@ -53,7 +53,7 @@ class Inert:
 
 
 class Entries(dict[str, Any]):
-    """What stands for other kinds of dicts."""
+    """Stands in for other kinds of dicts."""
 
     def __new__(cls, given: Any = ()) -> Any:
         """From a dict, which it then is, or from a list of pairs, as Python 2 wrote an OrderedDict."""
@@ -110,7 +110,7 @@ def load(
 
 
 def _checked(content: bytes) -> int:
-    """Where the pickle ends that ``content`` begins with.
+    """The end of the pickle at the start of ``content``.
 
     Raises:
         ValueError: it does not end, or could take long or much memory.

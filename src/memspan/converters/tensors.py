@@ -1,4 +1,4 @@
-"""Tensors in files that others wrote. Nothing that a file says is run."""
+"""Tensors in other programs' files. Nothing in a file is executed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from memspan.files.disk import read_limited
 from memspan.files.tensors import MOST_TENSORS, load_foreign
 
 JSON_LIMIT = 1 << 22
-"""Bytes of a JSON file at most: the index of a file in parts names every tensor."""
+"""Maximum size of a JSON file in bytes: the index of a file in parts names every tensor."""
 MOST_TIED = 4
 """How often a file's values may be used in its tensors, on average."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""Where a folder of transformers has its weights: each complete, or in parts that an index lists."""
+"""Files with the weights of a transformers folder: all of them, or an index of their parts."""
 
 
 def load_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
     """The tensors of a folder of transformers, and the file that they come from.
 
     Raises:
-        MemspanError: there is none, or it is damaged or holds more than tensors.
+        MemspanError: the file is missing or damaged, or holds more than tensors.
     """
     for name in WEIGHTS:
         path, index = folder / name, folder / f"{name}.index.json"
@@ -53,7 +53,7 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
     """``value`` from the file ``path``, if it is a state dict.
 
     Raises:
-        MemspanError: it is not, or its tensors are not in the file, or overlap by far.
+        MemspanError: it is not, or its tensors are not in the file, or overlap too much.
     """
     if not isinstance(value, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Stored) for name, tensor in value.items()
@@ -68,7 +68,7 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
         try:
             tensors[name] = stored.tensor()
         except Exception as error:
-            # Whatever a file claims about a tensor, as many kinds.
+            # False claims about a tensor raise exceptions of many kinds.
             raise MemspanError(
                 f"{path}: {name[:80]} is not in the file as it says ({reason(error)}): get it again"
             ) from None
@@ -86,10 +86,10 @@ def shape_of(
     """The shape of a tensor that a model of this kind must have.
 
     Raises:
-        MemspanError: the file ``path`` has none with this many dimensions; ends in ``otherwise``.
+        MemspanError: it is not in the file ``path`` with this many dimensions; ends in ``otherwise``.
     """
     found = tuple(tensors[name].shape) if name in tensors else ()
-    # Rows without columns would be a claim that takes no bytes.
+    # Without columns, any number of rows could be claimed.
     if len(found) != n_dimensions or 0 in found:
         raise MemspanError(f"{path} has no {name} of {n_dimensions} dimensions: {otherwise}")
     return found

@@ -1,6 +1,6 @@
-"""What ``torch.save`` and ``pickle`` wrote, as data: nothing that a file says is run.
+"""Read files of ``torch.save`` and ``pickle`` as data: nothing in them is executed.
 
-A file is mapped into memory, and its tensors are views of it: nothing is allocated for what it claims.
+A file is mapped into memory and its tensors are views of it, so false sizes allocate nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DROPPED = (
     *("sacremoses.tokenize.MosesTokenizer", "transformers.tokenization_utils.Trie"),
     "transformers.tokenization_utils_base.AddedToken",
 )
-"""What models and a ``TransfoXLTokenizer`` hold that is not needed."""
+"""Parts of models and of a ``TransfoXLTokenizer`` that are not needed."""
 
 
 class Stored:
@@ -92,7 +92,7 @@ NAMES: dict[str, object] = {
         for name, dtype in TYPES.items()
     },
 }
-"""What stands for the classes and functions in what torch saved."""
+"""Stand-ins for the classes and functions in what torch saved."""
 
 
 def read(path: Path, inert: Iterable[str] = ()) -> Any:
@@ -120,7 +120,7 @@ def read(path: Path, inert: Iterable[str] = ()) -> Any:
             "save it again without that"
         ) from None
     except Exception as error:
-        # A damaged file may raise a dozen kinds.
+        # A damaged file may raise anything.
         raise MemspanError(
             f"{path} is damaged, or neither a pickle nor a file of torch.save ({reason(error)}): get "
             "it again"
@@ -138,7 +138,7 @@ class _File:
 
     def __init__(self, content: mmap.mmap, names: dict[str, object]) -> None:
         self._content, self._names = content, names
-        # By key: bytes of an element, as the pickle says; where the file has all, and how many bytes.
+        # By key: an element's bytes, as the pickle says; the storage's offset and size in the file.
         self._sizes: dict[str, int] = {}
         self._places: dict[str, tuple[int, int]] = {}
         self._storages: dict[str, Tensor] = {}

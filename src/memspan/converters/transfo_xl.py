@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "untie_r": True,
     "dropout": 0.1,
 }
-"""What transformers takes for an option that a config.json leaves out, where it is not off."""
+"""transformers' defaults of options that a config.json leaves out, except those that are off."""
 
 
 def read(folder: Path) -> Checkpoint:
@@ -49,7 +49,7 @@ def read(folder: Path) -> Checkpoint:
     # Before words are made for this many.
     if rows != values["vocab_size"]:
         raise MemspanError(
-            f"{where} has {rows:,} embeddings, and {path.name} a vocab_size of "
+            f"{where} has {rows:,} embeddings, but {path.name} has a vocab_size of "
             f"{values['vocab_size']:,}: check that its options are this model's"
         )
     tokenizer, about = read_vocabulary(folder, rows)

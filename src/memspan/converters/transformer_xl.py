@@ -44,7 +44,7 @@ def run_config(
     embedding, notices = _embedding(options)
     with options.blamed():
         config = RunConfig(model=_backbone(options, start), embedding=embedding)
-    # Trained on as in the authors' recipe for WikiText-103, the text of most such checkpoints.
+    # Training continues as in the authors' recipe for WikiText-103, most such checkpoints' text.
     corpus = values["dataset"] if values.get("dataset") in DATASETS else "wikitext-103"
     return replace(
         config,

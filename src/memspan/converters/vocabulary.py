@@ -18,7 +18,7 @@ from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt")
-"""Where a vocabulary is looked for, in this order. The last is the authors' own, a whole corpus."""
+"""Files that may hold the vocabulary, in order. The last is the authors' own, a whole corpus."""
 OF_CORPUS = ("data_utils.Corpus", "utils.vocabulary.Vocab", "vocabulary.Vocab")
 """The authors' classes in it."""
 SETTINGS = "tokenizer_config.json"
@@ -53,8 +53,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
         values |= {name: given[name] for name in ("lower_case", "delimiter") if name in given}
     if values.get("delimiter") is not None:
         raise MemspanError(
-            f"{path}: it has a delimiter, and memspan's words stand between any white space: it cannot "
-            "be converted"
+            f"{path} has a delimiter, but memspan splits words at white space: it cannot be converted"
         )
     lower_case = values.get("lower_case", False)
     if not isinstance(lower_case, bool):
@@ -126,7 +125,7 @@ def _lines(path: Path, vocab_size: int) -> list[str]:
         text = read_limited(path, LIMIT).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
-    # Before each takes memory of its own.
+    # Before each takes its own memory.
     _refuse_other_size(path, text.count("\n") + 1, vocab_size)
     lines = text.split("\n")
     if not all(line.strip() for line in lines):

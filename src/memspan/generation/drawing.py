@@ -36,8 +36,8 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def draw(p: Tensor, generator: torch.Generator) -> Tensor:
     """A token for every row: ``[B, V] -> int64 [B, 1]``.
 
-    One random number per row is looked up among the sums of probabilities; ``torch.multinomial`` draws
-    one for every token of the vocabulary, which took as long as a tenth of reading.
+    One random number per row is looked up among the cumulative probabilities; ``torch.multinomial``
+    draws one for every token of the vocabulary, which took a tenth as long as reading.
     """
     sums = p.cumsum(-1, dtype=torch.float64)
     at = torch.rand(len(p), 1, dtype=torch.float64, generator=generator) * sums[:, -1:]

@@ -1,4 +1,4 @@
-"""Reading what is to be continued: one text of any length, or many side by side."""
+"""Read prompts: one of any length, or many side by side."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def read_prompts(
     prompts: Sequence[np.ndarray],
     segment_length: int,
 ) -> tuple[Tensor, Memory]:
-    """Read a prompt in each row, in the segments that it would be read in alone; rows whose segments
-    are equally long are read together.
+    """Read a prompt in each row, in the same segments as alone; rows whose segments are equally long
+    are read together.
 
     Args:
-        reader_of: makes a reader that goes on from a memory.
+        reader_of: makes a reader that continues from a memory.
         memory: before the prompts, P rows.
         prompts: P prompts of at least one token, 1-D each.
         segment_length: tokens that are read at once, T.

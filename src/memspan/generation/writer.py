@@ -77,8 +77,8 @@ def generate(
         options: the architecture's own, such as ``attention_span="fixed"`` (left out: as in training).
 
     Raises:
-        MemspanError: there is no such run or option, or the memory is another model's or has other
-            rows.
+        MemspanError: there is no such run or option, or the memory is another model's or has another
+            number of rows.
         NonFiniteError: the model's logits are NaN or infinite.
 
     Example::
@@ -182,7 +182,7 @@ class Writer:
 
     @property
     def log_probabilities(self) -> list[list[float]] | None:
-        """Of the same ids (None: not asked for)."""
+        """Log-probabilities of the same ids (None: not asked for)."""
         if not self._with_log_probabilities:
             return None
         return [sample.log_probabilities for sample in self._samples]
@@ -207,7 +207,7 @@ class Writer:
                 self._note(logits, ids)
             for row, sample in enumerate(self._samples):
                 if sample.stopped and row not in self._ended:
-                    # Others go on, and the reader reads in every row.
+                    # Others go on, and the reader reads all rows.
                     self._ended[row] = self._reader.select([row])
             yield pieces
 
@@ -295,13 +295,13 @@ class Sample:
         self.tokens: list[int] = []
         self.log_probabilities: list[float] = []
         self.text = ""
-        """As far as it is certain: without what may yet become a stop string."""
+        """The text without what may yet become a stop string."""
         self.stopped = False
         self._decoder, self._stop, self._held = decoder, stop, ""
 
     def push(self, token: int, last: bool = False) -> str:
-        """Add a token, unless the sample has stopped. The text that became certain; with the ``last``
-        token all of it is."""
+        """Add a token, unless the sample has stopped; returns the text that is now certain, which with
+        the ``last`` token is all of it."""
         if self.stopped:
             return ""
         self.tokens.append(token)
