@@ -4,8 +4,8 @@ All names that users import are here, in :mod:`memspan.models`, :mod:`memspan.op
 :mod:`memspan.stateful` and, for other libraries, in :mod:`memspan.integrations.lm_eval` and
 :mod:`memspan.integrations.transformers`; other modules are private. A trained model in its folder is
 a :class:`Run`, from :func:`train` or :func:`load`, for :func:`evaluate`, :func:`generate` and
-:func:`measure`. :func:`estimate` says beforehand what training takes. They print
-nothing; what the user should know beside a result goes to the logger ``memspan``.
+:func:`measure`. :func:`estimate` says beforehand what training takes. They do not print; what the user
+should know besides a result goes to the logger ``memspan``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _HOMES = {
     "resume": "training.start",
     "train": "training.start",
 }
-"""Modules of the names that are imported on first use: torch takes seconds, and help needs none."""
+"""Modules of the names that are imported on first use: torch takes seconds, and help does without."""
 
 # Silent unless the user asks for it; without a handler Python would print warnings.
 logging.getLogger("memspan").addHandler(logging.NullHandler())

@@ -10,14 +10,14 @@ if not sys.flags.safe_path:
 if "MEMSPAN_LAUNCHED" in os.environ:
     import signal
 
-    # Ctrl-C ends a process of ours at once until all is imported: what it raises would be lost within
+    # Until all is imported, Ctrl-C ends a process of ours at once: an exception would be lost in
     # callbacks of Python's import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 try:
     from memspan.cli import main
 except KeyboardInterrupt:
-    # Stopped while it still imports; the launcher of several processes says so.
+    # Stopped during the imports; the launcher of several processes says so.
     sys.exit(130)
 
 main()

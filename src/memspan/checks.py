@@ -1,5 +1,5 @@
-"""What options have in common: their types, checked against the hints of the dataclass that declares
-them, and ranges; the names of precisions. No torch here."""
+"""Checks of options: types, against the hints of the dataclass that declares them, and ranges; the
+names of precisions. No torch here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from memspan.errors import MemspanError
 
 MOST = (1 << 63) - 1
-"""Integers at most."""
+"""The largest integer."""
 
 
 def check_types(options: object) -> None:
@@ -31,7 +31,7 @@ def check_types(options: object) -> None:
     kind: Any = type(options)
     for name, (accepts, expected) in _checks(kind).items():
         value = getattr(options, name)
-        # Not with its digits, which Python refuses to write when there are thousands.
+        # Without its digits: Python refuses to print thousands of them.
         if type(value) is int and abs(value) > MOST:
             bound = "at most 2^63 - 1, the largest" if value > 0 else "at least 1 - 2^63, the least"
             raise MemspanError(f"{name} must be {bound} integer of PyTorch")
@@ -40,7 +40,7 @@ def check_types(options: object) -> None:
 
 
 Check = tuple[Callable[[Any], bool], str]
-"""Whether a value will do, and in words which would."""
+"""Whether a value is valid, and a description of valid ones."""
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def _check(hint: Any) -> Check:
 
 
 def _is_integer(value: Any) -> bool:
-    # bool is an int to Python, but no count.
+    # To Python a bool is an int, too.
     return type(value) is int
 
 

@@ -39,7 +39,7 @@ VERBS = ("train", "evaluate", "generate", "measure", "check", "export", "convert
 
 
 class _Notices(logging.Handler):
-    """Prints what the user should know beside the result."""
+    """Prints what the user should know besides the result."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"memspan: {record.getMessage()}", file=sys.stderr)
@@ -100,7 +100,7 @@ def _fail(line: str, status: int, error: Exception) -> None:
 
 
 def _refusal_of_the_system(error: Exception) -> str | None:
-    """What to say when the machine is at its limit, which is neither the user's fault nor memspan's."""
+    """The message if the machine is at its limit, which is neither the user's fault nor memspan's."""
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}: free some space or check the permissions, then try again"

@@ -9,7 +9,7 @@ from memspan.errors import MemspanError
 
 
 def device_for(name: str) -> torch.device:
-    """The device called ``name``; ``auto`` is CUDA where there is one, else the CPU.
+    """The device called ``name``; ``auto`` is CUDA if available, else the CPU.
 
     Raises:
         MemspanError: this machine has no such device.

@@ -13,13 +13,13 @@ class MemspanError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        # What a damaged file or a server said may be quoted: no line breaks or escapes of theirs.
+        # It may quote a damaged file or a server: without their line breaks and escapes.
         printable = "".join(c if c.isprintable() else " " for c in message)
         super().__init__(" ".join(printable.split()))
 
 
 def counted(n: int, noun: str) -> str:
-    """Such as ``1 token`` and ``2,000 tokens``."""
+    """A number with its noun, such as ``1 token`` and ``2,000 tokens``."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
@@ -40,4 +40,4 @@ class StaleReaderError(MemspanError):
 
 
 class NonFiniteError(MemspanError):
-    """Numbers have left the range of floating point, or are NaN."""
+    """Numbers are infinite or NaN."""

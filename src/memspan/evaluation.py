@@ -31,7 +31,7 @@ class Scores:
     """How well a model predicts a text."""
 
     nats: float
-    """Sum of the losses of the scored tokens."""
+    """Sum of the scored tokens' losses."""
     tokens: int
     """Number of scored tokens."""
     n_unknown: int
@@ -46,7 +46,7 @@ class Scores:
     """Whether decoding the tokens does not restore the text: its case, spaces or rare characters are
     lost."""
     streams: int
-    """1: the exact protocol. More: the text was cut into so many streams, each with empty memory."""
+    """1: the exact protocol. More: the text was cut into this many streams, each with empty memory."""
     segment_length: int
     """Tokens per step, T."""
     memory: dict[str, object]
@@ -79,13 +79,12 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """Per token."""
+        """Perplexity per token."""
         return _exp(self.nats_per_token)
 
     @property
     def word_perplexity(self) -> float | None:
-        """Per word, as words are counted in ``n_words``; None if the tokeniser alters the text, and its
-        words with it."""
+        """Perplexity per word, counted as ``n_words``; None if the tokeniser alters the text."""
         return None if self.altered else _exp(self.nats / max(self.n_words, 1))
 
     @property
@@ -125,7 +124,7 @@ class Evaluation(Scores):
     as_in_training: bool | None
     """Whether this is the text that the run was trained on (None: an old run did not record it)."""
     precision: Literal["float32", "bfloat16"]
-    """Of matrix products."""
+    """Precision of matrix products."""
     matmul_precision: Literal["highest", "high", "medium"]
     """How products of float32 were computed."""
 
@@ -147,7 +146,7 @@ def evaluate(
 ) -> Evaluation:
     """Score a text with a trained model, as ``memspan evaluate`` does.
 
-    What the user should know beside the score, such as that the text has changed since training, is
+    What the user should know besides the score, such as that the text has changed since training, is
     logged as a warning of the logger ``memspan``.
 
     Args:
@@ -157,16 +156,16 @@ def evaluate(
             (None: as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
         tokens: score only the first N tokens (0: all).
-        batch_size: parallel streams. 1 is the exact protocol; more are faster and cut the text.
+        batch_size: parallel streams. 1 is the exact protocol; more are faster but cut the text.
         segment_length: tokens per step, T (None: as in training, or fewer if the positions of the
             model do not reach over a longer memory).
         memory: what was read before, one row, or a file that holds it (None: nothing). The first
-            token's input is always the one before any text, since a memory does not hold the last
+            token's input is always that of a text's start, since a memory does not hold the last
             prediction.
         per_token: a new file for each token's loss, in JSON Lines: its ``position`` in the split, the
             ``token``'s id, and ``nats``; with one stream in the order of the text.
         precision: of matrix products (None: float32, multiplied as in training).
-        progress: called with the numbers of tokens scored so far and to score (None: nothing is shown).
+        progress: called with the numbers of tokens scored so far and in all (None: nothing is shown).
         options: the architecture's own, such as ``memory_length=1024`` or
             ``attention_span="fixed"`` (left out: as in training).
 
@@ -266,7 +265,7 @@ def score_tokens(
 
     Args:
         model: in evaluation mode.
-        tokens: integers, 1-D. Here and below, what has the name of an option there is the same.
+        tokens: integers, 1-D. Arguments that :func:`evaluate` has, too, mean the same.
         tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
             the tokens of that document (None: memory is carried across documents).
@@ -276,7 +275,7 @@ def score_tokens(
         before: the memory of what was read before, a row per stream (None: empty).
         reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
             "clamp_length": 400}`` (None: as in training).
-        each: called with this process's rows of every segment and their losses (None: nothing is).
+        each: called with this process's rows of every segment and their losses (None: not called).
         progress: called with the number of tokens scored so far.
         processes: processes that share the streams; each returns the score of all streams.
 
@@ -288,7 +287,7 @@ def score_tokens(
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-    # Options of the architecture's own, which no type names.
+    # The architecture's own options have no static type.
     of_its_own: Any = model
     if before is None:
         before = of_its_own.initial_memory(rows.stop - rows.start, **memory)
@@ -332,7 +331,7 @@ def _read_all(
             nats += sum_of(losses, own.targets).item()
             if overflow is None and not math.isfinite(nats):
                 overflow = _overflow(scored // batch_size)
-                # Processes that share the model must make the same calls, so that none may leave early.
+                # Processes that share the model must make the same calls: none may leave early.
                 if processes.size == 1:
                     break
             if each is not None:

@@ -1,4 +1,4 @@
-"""Whether another library can be used here. Ask before importing it."""
+"""Whether another library can be used here; ask before importing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require(library: str) -> None:
     Raises:
         MemspanError: says what to install.
     """
-    # By its own name: memspan is not on PyPI, where anyone could take that of its extras.
+    # Not as an extra of memspan, which is not on PyPI: anyone could take its name there.
     remedy = f"pip install '{library}{NEEDED[library]}'"
     try:
         version = metadata.version(library)

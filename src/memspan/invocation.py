@@ -1,4 +1,4 @@
-"""How ``memspan`` is to be typed where it runs, for messages that name a next command."""
+"""How to call ``memspan`` where it runs, for messages that name a next command."""
 
 from __future__ import annotations
 

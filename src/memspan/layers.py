@@ -1,8 +1,8 @@
 """Layers of the architectures for models of your own, each with its memory.
 
 ``y, memory = layer(x, memory)``: ``x`` and ``y`` are ``[B, T, D]``. Without a memory a layer begins
-anew; the one that is passed in is not changed. They are what whole models are made of: there is no
-second implementation. Importing this imports no torch, and a name imports what it needs alone.
+anew; the one that is passed in is not changed. Whole models are made of these same layers. Importing
+this module does not import torch, and each name imports only what it needs.
 """
 
 from __future__ import annotations

@@ -38,10 +38,8 @@ class Fingerprint(str):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Memory(LayerMemory):
-    """Base of the architectures' memories: of all layers of a model, with the tokens that were read.
-
-    It can do everything that a :class:`memspan.layers.LayerMemory` can.
-    """
+    """Base of the architectures' memories: a :class:`memspan.layers.LayerMemory` of all layers of a
+    model, with the number of tokens read."""
 
     tokens_seen: Tensor
     """Tokens that each row has read since it was last empty, int64 ``[B]``."""
@@ -118,7 +116,7 @@ class Memory(LayerMemory):
         """The inverse of :meth:`tensors`.
 
         Raises:
-            MemspanError: other fields, other sizes than those of ``like``, or a count that cannot be.
+            MemspanError: other fields, other sizes than those of ``like``, or an impossible count.
         """
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
             raise MemspanError(
@@ -132,7 +130,7 @@ class Memory(LayerMemory):
         return memory
 
     def slots(self) -> dict[str, int]:
-        """For each field that counts a row's valid slots, the number of slots there are."""
+        """For each field that counts a row's valid slots, the number of all its slots."""
         return {}
 
     def counts(self) -> dict[str, Tensor]:
@@ -140,7 +138,7 @@ class Memory(LayerMemory):
         tokens are checked, too.
 
         Raises:
-            MemspanError: one is not int64 ``[B]``, or counts slots that there are not.
+            MemspanError: one is not int64 ``[B]``, or counts more slots than exist.
         """
         self._count("tokens_seen", MOST_TOKENS)
         return {name: self._count(name, most) for name, most in self.slots().items()}
@@ -162,7 +160,7 @@ def concatenate(memories: Iterable[M]) -> M:
     """The rows of several memories, one after the other, as one memory. The inverse of ``memory[i]``.
 
     Raises:
-        MemspanError: there are none; they are of different architectures or sizes, types or devices.
+        MemspanError: no memories, or of different architectures, sizes, types or devices.
     """
     memories = list(memories)
     if not memories:
@@ -185,7 +183,7 @@ def concatenate(memories: Iterable[M]) -> M:
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Generic[M]):
-    """The rows of a memory, whatever they hold: which there are, and what may take their place."""
+    """The rows of a memory, whatever they hold: their numbers, and what may replace them."""
 
     kind: type[M]
     count: int
@@ -219,11 +217,11 @@ class Rows(Generic[M]):
         return found
 
     def replacement(self, rows: Tensor | list[int], memory: Memory) -> tuple[Tensor, M]:
-        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may take their place.
+        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may replace them.
 
         Raises:
-            MemspanError: a row does not exist or is named twice; the memory has other rows, is of
-                another architecture, has other sizes or types, or counts that cannot be.
+            MemspanError: a row does not exist or is named twice; the memory has another number of rows,
+                is of another architecture, or has other sizes or types or impossible counts.
         """
         wanted = f"replace needs row numbers in 0 .. {self.count - 1}, each at most once"
         found = per_row(rows, torch.int64, wanted, "cpu")
@@ -254,8 +252,8 @@ def check_field(
     shape: Sequence[int | None],
     device: torch.device | None = None,
 ) -> None:
-    """Refuse a memory's field of another shape (None: any size), or of another type, where all
-    floating-point ones are alike, or on another device (None: any that holds values)."""
+    """Refuse a memory's field of another shape (None: any size), of another type (all floating-point
+    types are accepted alike), or on another device (None: any that holds values)."""
     if field.is_floating_point() and dtype.is_floating_point:
         dtype = field.dtype
     if (

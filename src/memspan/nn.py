@@ -13,19 +13,19 @@ from torch import Tensor, nn
 NOT_SCORED = -100
 """The target of a token that is not scored: its loss is 0. PyTorch's own ``ignore_index``."""
 NO_FLOAT64 = ("mps",)
-"""Device types without float64: what needs it is computed on the CPU."""
+"""Device types without float64, for which it is computed on the CPU."""
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 METHODS: dict[type[nn.Module], dict[str, object]] = {}
-"""Of each class that a kernel knows, as they were when it was defined."""
+"""The methods of each class that a kernel knows, as they were when it was defined."""
 NAMES: dict[type[nn.Module], frozenset[str]] = {}
 ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {}
-"""What its methods read beside its parameters and modules."""
+"""The attributes that its methods read besides its parameters and modules."""
 
 
 def known(*attributes: str) -> Callable[[Kind], Kind]:
-    """Decorate a class that kernels compute for: its methods are remembered, so that one that is
-    replaced later is noticed, and the names of the ``attributes`` whose values kernels assume."""
+    """Decorate a class that kernels compute for. It remembers the methods, so that a later replacement
+    is noticed, and the names of the ``attributes`` whose values kernels assume."""
 
     def remember(kind: Kind) -> Kind:
         bases = [b for b in kind.__mro__ if issubclass(b, nn.Module) and b is not nn.Module]

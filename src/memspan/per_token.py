@@ -21,7 +21,7 @@ Losses = Callable[[Segment, Tensor], None]
 
 @contextmanager
 def losses_to(path: str | Path | None, rows: np.ndarray) -> Iterator[Losses | None]:
-    """Yields what writes every token's loss to a new file; streams begin at the positions ``rows [B]``.
+    """Yields a function that writes each token's loss to a new file; streams begin at ``rows [B]``.
 
     Raises:
         MemspanError: the file exists, or cannot be written.
@@ -47,7 +47,7 @@ def losses_to(path: str | Path | None, rows: np.ndarray) -> Iterator[Losses | No
             yield each
         finally:
             if not file.tell():
-                # Refused before the first token: the same command may follow.
+                # Failed before the first token: the same command may be given again.
                 Path(path).unlink()
 
 

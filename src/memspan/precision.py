@@ -23,7 +23,7 @@ class Precision:
     """How matrix products are computed."""
 
     products: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: torch's autocast; what must not be rounded, such as sums in memory, stays float32."""
+    """bfloat16: torch's autocast, except for what must not be rounded, such as sums in memory."""
     matmul: Literal["highest", "high", "medium"] = "highest"
     """How products of float32 are computed, as in ``torch.set_float32_matmul_precision``."""
 
@@ -54,7 +54,7 @@ class Precision:
     def _set_float32_products(self) -> Iterator[None]:
         libraries = [(library, library.fp32_precision) for library in _libraries()]
         for library, _ in libraries:
-            # torch refuses to report its own setting where a library's contradicts it.
+            # torch refuses to report its own setting if a library's contradicts it.
             library.fp32_precision = "ieee"
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.matmul)
@@ -77,7 +77,7 @@ class Precision:
             yield
 
     def notices(self, device: torch.device, float32_part: str | None) -> list[str]:
-        """What the user who chose this should know, one line each.
+        """Lines for the user about this choice.
 
         Args:
             device: where it computes.
@@ -172,7 +172,7 @@ def float32_matmul_precision() -> str | None:
 
 
 def _libraries() -> list[Any]:
-    """The libraries that have a setting of their own in newer releases of torch."""
+    """The libraries with their own settings in newer releases of torch."""
     found = [getattr(torch.backends, name, None) for name in ("cuda", "mkldnn")]
     products = [getattr(library, "matmul", None) for library in found]
     return [library for library in products if hasattr(library, "fp32_precision")]

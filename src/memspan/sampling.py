@@ -8,7 +8,7 @@ from memspan.checks import check_types
 from memspan.errors import MemspanError
 
 LOWEST_TEMPERATURE = 1e-6
-"""Logits divided by a smaller number may overflow."""
+"""Logits divided by less may overflow."""
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,4 @@ class Sampling:
 
 
 DEFAULT = Sampling()
-"""For signatures."""
+"""The default in signatures."""

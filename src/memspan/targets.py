@@ -1,4 +1,4 @@
-"""Models that the laws can be checked for: several kinds, and some by name."""
+"""Models whose laws can be checked: objects of several kinds, and models by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memspan.stateful.recipes import CODED, PADDING, RECIPES, VOCABULARY, build
 from memspan.stateful.recurrent import Recurrent
 
 TYPE = "transformers:"
-"""Before the name of a model type."""
+"""The prefix of model types."""
 
 
 def check(
@@ -44,7 +44,7 @@ def check(
             :class:`LanguageModel` or a backbone, one of torch's recurrent modules, a causal language
             model as in transformers, or the name of one: what ``memspan check`` takes.
         laws: their names (None: all of them).
-        seed: of inputs, and of weights that are random.
+        seed: of the inputs, and of random weights.
         budget: CPU seconds, over all threads, after which no new case is started.
 
     Raises:
@@ -64,7 +64,7 @@ def check(
 
 
 def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
-    """What the laws are asked of.
+    """The model in the form in which laws are checked.
 
     Args:
         model: a :class:`Stateful`, a run, a :class:`LanguageModel` or a backbone, one of torch's
@@ -79,7 +79,7 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     if isinstance(model, LanguageModel | Backbone):
         return CarriesMemory(model)
     if not isinstance(model, type) and isinstance(model, Stateful):
-        # Objects that have no place for it go without.
+        # Objects that cannot hold it go without.
         with contextlib.suppress(TypeError):
             if made is not None:
                 vars(model)["made"] = f"{made}\nmodel = found\nmodel.module.eval()"
@@ -111,7 +111,7 @@ def _cannot(what: str, error: RefusedError) -> MemspanError:
 
 
 def is_run(model: object) -> TypeGuard[Run | str | Path]:
-    """Whether it is a run, or the name of one."""
+    """Whether ``model`` is a run, or the name of one."""
     if isinstance(model, str | Path):
         return (place_of(model).run / "config.toml").is_file()
     return isinstance(model, Run)
@@ -125,9 +125,9 @@ def named(
     Args:
         target: a run, a preset, a folder in transformers' format, ``transformers:TYPE`` or
             ``FILE.py:NAME``.
-        trust_remote_code: execute the code that is in a folder.
+        trust_remote_code: execute the code in a folder.
         seed: of random weights.
-        vocab_size: of a type of transformers.
+        vocab_size: of a model type of transformers.
 
     Raises:
         MemspanError: there is no such model, or it cannot be read here.
@@ -172,7 +172,7 @@ def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
     require("transformers")
     if model_type not in RECIPES:
         raise MemspanError(
-            f"{model_type} is not built: there is a recipe for {', '.join(sorted(RECIPES))}"
+            f"{model_type} cannot be built: there are recipes for {', '.join(sorted(RECIPES))}"
         )
     try:
         return build(model_type, seed, vocab_size)
@@ -180,7 +180,7 @@ def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
         raise _cannot(model_type, error) from error
     except (ValueError, KeyError) as error:
         # Such as a type that is newer than the installed version.
-        message = f"{model_type} is not built: {str(error)[:300]}"
+        message = f"{model_type} cannot be built: {str(error)[:300]}"
         raise MemspanError(message) from error
 
 
@@ -193,7 +193,7 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
         model_type = AutoConfig.from_pretrained(folder, **options).model_type
         model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
     except Exception as error:
-        # transformers has no errors of its own.
+        # transformers does not define its own exceptions.
         hint = "; --trust-remote-code executes it" if "trust_remote_code" in str(error) else ""
         raise MemspanError(f"{folder} cannot be loaded: {str(error)[:300]}{hint}") from error
     script = "from transformers import AutoModelForCausalLM\n"
@@ -206,14 +206,14 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
 
 
 def _from_file(target: str, seed: int) -> tuple[object, str]:
-    """What ``FILE.py:NAME`` names or, where that is a function, returns; and Python that does so."""
+    """What ``FILE.py:NAME`` names or, if that is a function, returns; and Python that does so."""
     path, _, name = target.rpartition(":")
     folder = str(Path(path).parent)
     made = f"import runpy\nimport sys\nsys.path.append({folder!r})\ntorch.manual_seed({seed})\n"
     made += f"found = runpy.run_path({path!r})[{name!r}]"
     if not Path(path).is_file():
         raise MemspanError(f"there is no file {path}: check the path")
-    # A name of its own, and its folder last: it must not stand in for an installed library.
+    # Its own module name, and its folder last: it must not stand in for an installed library.
     spec = importlib.util.spec_from_file_location(f"target_{Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None

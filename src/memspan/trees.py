@@ -1,5 +1,5 @@
-"""Values made of tensors: what a layer carries; and memories, outputs and options as trees, for
-``torch.export``, ``torch.func`` and ``torch.utils._pytree.tree_map``."""
+"""What a layer carries; and memories, outputs and options as trees of tensors, for ``torch.export``,
+``torch.func`` and ``torch.utils._pytree.tree_map``."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class LayerMemory:
 
     @classmethod
     def zeros(cls, weight: Tensor, rows: int, sizes: Mapping[str, tuple[int, ...]]) -> Self:
-        """An empty one with fields of these ``sizes`` per row, on the device of ``weight`` and of its
-        type, in float32 or better."""
+        """An empty memory with fields of these ``sizes`` per row, on the device and of the type of
+        ``weight``, but at least float32."""
         dtype = torch.promote_types(weight.dtype, torch.float32)
         return cls(**{n: weight.new_zeros(rows, *size, dtype=dtype) for n, size in sizes.items()})
 
@@ -91,7 +91,7 @@ class LayerMemory:
         return replace(self, **{name: function(tensor) for name, tensor in self.tensors().items()})
 
     def detach(self) -> Self:
-        """Cut from the graph: truncated back-propagation through time."""
+        """Cut the memory from the graph: truncated back-propagation through time."""
         return self.map(Tensor.detach)
 
     def to(
@@ -121,8 +121,8 @@ class LayerMemory:
             raise MemspanError(f"{wanted}, not {index.tolist()}") from None
 
     def __getitem__(self, rows: int | slice | Tensor | list[int] | list[bool]) -> Self:
-        """Rows as of a tensor, but an ``int`` keeps the batch: ``memory[-1]``, ``memory[2:]``,
-        ``memory[[0, 0]]``, ``memory[mask]``.
+        """Rows by index, as in a tensor, but an ``int`` keeps the batch: ``memory[-1]``,
+        ``memory[2:]``, ``memory[[0, 0]]``, ``memory[mask]``.
 
         Raises:
             IndexError: a row does not exist.
@@ -168,7 +168,7 @@ class LayerMemory:
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
         return next(iter(self.tensors().values())).device
 
     @property
@@ -217,8 +217,8 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether ``x`` is of the type that a module with this weight takes: its own or, under autocast or
-    with quantised weights, any floating-point one but float64."""
+    """Whether a module with this weight accepts the type of ``x``: its own or, under autocast or with
+    quantised weights, any floating-point type but float64."""
     return x.dtype == weight.dtype or (
         x.is_floating_point()
         and x.dtype != torch.float64
@@ -256,7 +256,7 @@ def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.devic
 
 
 def form(tensor: Tensor) -> str:
-    """Type and size for a message, and what keeps the values from being read."""
+    """Type and size for a message, and why its values cannot be read, if so."""
     kept = "meta " if tensor.is_meta else "" if tensor.layout == torch.strided else "sparse "
     return f"{kept}{named(tensor.dtype)} {list(tensor.shape)}"
 
@@ -269,7 +269,7 @@ def named(dtype: torch.dtype) -> str:
 def to_device(
     tensor: Tensor, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """``tensor`` on the device. From the CPU to CUDA nothing waits for the device."""
+    """``tensor`` on the device. A copy from the CPU to CUDA does not wait."""
     device = torch.device(device)
     if tensor.device == device and dtype in (None, tensor.dtype):
         return tensor

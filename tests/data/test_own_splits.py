@@ -66,7 +66,7 @@ def test_a_name_may_have_a_hash() -> None:
     ("texts", "says"),
     [
         ({"train": "a.txt", "validation": "*.txt"}, "a.txt is both in train, a.txt, and in valid"),
-        ({"train": "a.txt#test"}, "a.txt is there, but has no splits of its own: drop #test"),
+        ({"train": "a.txt#test"}, "a.txt is there, but is not divided into splits: drop #test"),
         (
             {"train": "two-plays#tst"},
             r"no split tst: .*two-plays#train \(train, validation, test\)",

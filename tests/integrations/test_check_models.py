@@ -105,6 +105,6 @@ def test_an_exported_run_is_read(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_types_without_a_recipe_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "bert is not built: there is a recipe for" in refused(
+    assert "bert cannot be built: there are recipes for" in refused(
         capsys, "check", "transformers:bert"
     )

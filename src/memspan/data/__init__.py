@@ -1,1 +1,1 @@
-"""Text: corpora, tokenisers, token files and streams. Nothing here knows a model."""
+"""Text: corpora, tokenisers, token files and streams. Independent of models."""

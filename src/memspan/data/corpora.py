@@ -48,12 +48,12 @@ class Corpus:
 
 
 def load_corpus(texts: Texts, field: str = "text") -> Corpus:
-    """The corpus of that name, or the text at that path; or one of a text for each split.
+    """The corpus of that name or path, or made of a text for each split.
 
     Args:
         texts: one of :data:`CORPORA`; a file, folder or glob; ``hf:NAME``, a data set on Hugging Face's
-            hub. Or split to text: each is all of what it names or, of what has splits of its own, the
-            split of that name, or with ``NAME#SPLIT`` another.
+            hub. Or split to text: all that it names or, if that has splits, the one of the same name;
+            ``NAME#SPLIT`` takes another.
         field: the field or column that holds the text, in JSON Lines, CSV, Parquet and data sets.
 
     Raises:
@@ -110,8 +110,7 @@ def located(name: str) -> str:
 
 
 def missing(texts: Texts) -> str | None:
-    """The option, ``corpus`` or a split's, whose text is not there (None: all are; the hub is not
-    asked)."""
+    """The option, ``corpus`` or a split, whose text is missing, if any; the hub is not asked."""
     if isinstance(texts, str):
         return None if _is_there(texts) else "corpus"
     absent = (split for split, name in texts.items() if not _is_there(_of_split(name)[0]))
@@ -119,7 +118,7 @@ def missing(texts: Texts) -> str | None:
 
 
 def is_local(texts: Texts) -> bool:
-    """Whether it can be read without a network."""
+    """Whether the texts can be read without a network."""
     names = [texts] if isinstance(texts, str) else [_of_split(name)[0] for name in texts.values()]
     sources = [CORPORA[name].source for name in names if name in CORPORA]
     return (
@@ -137,7 +136,7 @@ def _is_there(name: str) -> bool:
 
 
 def _of_split(name: str) -> tuple[str, str]:
-    """``NAME#SPLIT`` as its two parts; a path may have a # of its own."""
+    """``NAME#SPLIT`` as its two parts; a path may contain a #, too."""
     source, _, split = name.rpartition("#")
     hub = name.startswith(hugging_face.PREFIX)
     return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
@@ -156,7 +155,7 @@ def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
 
 
 def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
-    """The documents of each file of a file, folder or glob, and what is left out."""
+    """The documents of each file in a file, folder or glob, and the files left out."""
     if not name:
         # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
@@ -185,7 +184,7 @@ def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], li
 def _documents(
     texts: list[tuple[str, Path]], field: str, named: bool
 ) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
-    """The same for files found; one that is ``named`` itself is read as it is."""
+    """The same for the files found; a file ``named`` by the user is read as it is."""
     contents, skipped, refusals = [], [], []
     for name, path in texts:
         try:
@@ -210,7 +209,7 @@ def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[Skippe
     for split, name in texts.items():
         splits[split], left_out = _part(split, name, field)
         skipped += left_out
-    # Such as a file of a folder or glob that is a split of its own.
+    # Such as a file of the folder to train on that is also named for another split.
     trained = set(splits.get("train", []))
     for split in splits.keys() - {"train"}:
         if both := trained.intersection(splits[split]):
@@ -222,11 +221,11 @@ def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[Skippe
 
 
 def _part(split: str, name: str, field: str) -> tuple[list[Text], list[Skipped]]:
-    """The documents of a text that is one split."""
+    """The documents of a text that is a whole split."""
     source, wanted = _of_split(name)
     if source not in CORPORA and not _is_dataset(source):
         if wanted:
-            raise MemspanError(f"{source} is there, but has no splits of its own: drop #{wanted}")
+            raise MemspanError(f"{source} is there, but is not divided into splits: drop #{wanted}")
         contents, skipped = _read_files(name, field)
         return [text for _, texts in contents for text in texts], skipped
     found = _named(source) if source in CORPORA else hugging_face.read_dataset(source, field)
@@ -237,7 +236,7 @@ def _part(split: str, name: str, field: str) -> tuple[list[Text], list[Skipped]]
     chosen = next((name for name in names if name in found), None)
     if chosen is None:
         raise MemspanError(
-            f"{source} has no split {wanted or split}: name one of its own, such as "
+            f"{source} has no split {wanted or split}: name one that it has, such as "
             f"{source}#{next(iter(found), 'train')} ({', '.join(found)})"
         )
     if not any(found[chosen]):
@@ -292,7 +291,7 @@ def _of_dataset(name: str, field: str) -> tuple[Splits, list[Skipped]]:
     ]
     if not splits:
         raise MemspanError(
-            f"{name} has no text in splits named {', '.join(ours)}: name one of them so"
+            f"{name} has no text in splits named {', '.join(ours)}: rename one of its splits"
         )
     return _with_validation(splits), skipped
 
@@ -326,7 +325,7 @@ def _find_texts(path: Path) -> list[tuple[str, Path]]:
     """Name and path of every file in ``path``, a file, folder or glob."""
     if path.is_dir():
         found = sorted((p.relative_to(path), p) for p in path.rglob("*") if p.is_file())
-        # Nor files in hidden folders, such as those of version control.
+        # Without hidden files and folders, such as version control's.
         return [(n.as_posix(), p) for n, p in found if not any(x.startswith(".") for x in n.parts)]
     if path.is_file():
         return [(path.name, path)]

@@ -28,11 +28,11 @@ SPLITS = {
 }
 """Its names of splits to ours."""
 TEXT = ("string", "large_string", "string_view", "null")
-"""Its types of columns that may hold text. Of the last, which has no values, a row is refused."""
+"""Its column types that may hold text. The last has no values, so its rows are refused."""
 
 
 def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
-    """A data set's documents by split, under its own splits' names; one of no splits is ``train``.
+    """A data set's documents by its own names of splits; without splits, all of it is ``train``.
 
     Args:
         name: ``hf:...``, or a folder that the library saved.
@@ -60,7 +60,7 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
 def _documents(part: Any, field: str, where: str) -> Documents:
     if field not in part.column_names:
         raise missing_field(where, field, part.column_names)
-    # Before a row is read: images and sounds would be decoded for it.
+    # Before a row is read, which would decode images and sounds.
     kind = getattr(part.features[field], "dtype", "list")
     if kind not in TEXT:
         raise MemspanError(f"{where}: {field} is of type {kind}, not text: {NAME_IT}")

@@ -57,9 +57,9 @@ class DataConfig:
     """Instead of the corpus, the text to train on, named like a corpus: all of it or, of a named corpus
     or data set, its split train; NAME#SPLIT takes another."""
     validation: str | None = dataclass_field(default=None, kw_only=True)
-    """The text to validate with, which goes with train (None: the end of train's text)."""
+    """The text to validate with; only with train (None: the end of train's text)."""
     test: str | None = dataclass_field(default=None, kw_only=True)
-    """A text for testing, as with `memspan evaluate --split test`, which goes with train."""
+    """A text for testing, as with `memspan evaluate --split test`; only with train."""
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""

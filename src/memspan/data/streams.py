@@ -82,7 +82,7 @@ class Streams:
             )
         self._starts = document_starts
         self._skipped = 1 if document_starts is None else 0
-        # In targets.
+        # Counted in targets.
         self.row_length = (len(tokens) - self._skipped) // batch_size
         self.n_segments = self.row_length // segment_length
         if self.n_segments < 1:
@@ -128,7 +128,7 @@ class Streams:
         return segment
 
     def state_dict(self) -> dict[str, int]:
-        """The position, and what it is a position in, as plain integers."""
+        """The position, and the sizes for which it is valid, as plain integers."""
         return {
             "position": self.position,
             "offset": self.offset,

@@ -1,7 +1,5 @@
-"""Documents: parts of files, or bytes, read in chunks so that they need not fit into memory.
-
-And a text of several divided into training, validation and test.
-"""
+"""Documents: parts of files, or bytes, read in chunks so that they need not fit into memory; and
+their division into training, validation and test."""
 
 from __future__ import annotations
 

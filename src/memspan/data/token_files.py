@@ -20,7 +20,7 @@ from memspan.files.disk import read_limited, write_atomically
 
 FORMAT = "memspan-tokens-4"
 HEADER_LIMIT = 1 << 28
-"""Bytes of a header at most: some ten million documents."""
+"""Maximum size of a header in bytes: some ten million documents."""
 CHUNK = 1 << 20
 """Bytes read at once, a multiple of every type's size."""
 DTYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
@@ -40,11 +40,11 @@ class TokenFile:
     n_bytes: int
     """Bytes of the text."""
     kind: str
-    """The tokeniser's."""
+    """The kind of its tokeniser."""
     vocab_size: int
     vocabulary_hash: str
     sha256: str
-    """Of the ids."""
+    """SHA-256 of the ids."""
     altered: bool = False
     """Whether decoding does not restore the text, see :meth:`Tokenizer.alters`."""
 
@@ -63,7 +63,7 @@ def write_tokens(
         documents: each document's ids, in pieces.
         n_bytes: bytes of the text they encode.
         tokenizer: what made them.
-        altered: asked at the end whether decoding does not restore the text.
+        altered: called at the end, returns whether decoding does not restore the text.
     """
     dtype, sums, starts, n_tokens = tokenizer.dtype, hashlib.sha256(), [], 0
 

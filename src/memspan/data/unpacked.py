@@ -24,16 +24,16 @@ from memspan.errors import MemspanError, counted
 from memspan.files.disk import cache_folder, write_atomically
 
 FORMAT = "2"
-"""Of the cached files; a part of their names."""
+"""Version of the cached files; a part of their names."""
 SUM = hashlib.sha256().digest_size
-"""Bytes of the sum before the borders of the documents: SHA-256 of the text's own and the borders."""
+"""Bytes of the checksum in front of the documents' borders: SHA-256 of the text's hash and of these."""
 NAME_IT = (
     "name the field of the text with --data.field in train, with --field in data prepare, evaluate "
     "and measure"
 )
-"""What to do about a field that is wrong; a part of refusals."""
+"""The remedy for a wrong field, in error messages."""
 LINE_LIMIT = 1 << 24
-"""Bytes of a line of JSON at most; as objects of Python a line takes thirty times as much."""
+"""Maximum size of a line of JSON in bytes; as Python objects it takes thirty times as much."""
 LEAST_LIMIT, MOST_TIMES = 1 << 28, 200
 """A file may hold this many bytes of text, or this many times its own size if that is more."""
 ROWS = 256
@@ -79,7 +79,7 @@ def unpacked(key: list[str], documents: Documents) -> list[Text]:
 
     Args:
         key: what decides their content.
-        documents: only iterated if they are not there, or damaged.
+        documents: iterated only if the cached ones are missing or damaged.
     """
     name = hashlib.sha256(json.dumps([FORMAT, *key]).encode()).hexdigest()[:24]
     text = cache_folder() / "texts" / f"{name}.txt"
@@ -132,7 +132,7 @@ def record_bytes(value: object, field: str, where: str) -> bytes:
 def missing_field(
     where: str, field: str, known: Iterable[object], instead: str = "", first: bool = True
 ) -> MemspanError:
-    """The refusal of records without the field. ``first``: the first of them has none."""
+    """The error for a record without the field. ``first``: it is the file's first record."""
     names = ", ".join(repr(name)[:60] for name in list(known)[:20]) or "none"
     kind = MissingFieldError if first else MemspanError
     return kind(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
@@ -218,9 +218,9 @@ def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
 
 
 def _csv(path: Path, field: str) -> Documents:
-    """RFC 4180; the first line names the columns. Between them is a tab or, in a ``.csv``, whichever of
-    comma, semicolon and tab is the most frequent there."""
-    # The library's own is 131,072 characters, and can only be set for all readers together.
+    """RFC 4180; the first line names the columns. The separator is a tab or, in a ``.csv``, the most
+    frequent of comma, semicolon and tab there."""
+    # The default is 131,072 characters; the limit is global to the csv module.
     csv.field_size_limit(LINE_LIMIT)
     tabs = _suffix(path) == ".tsv"
     with _unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:

@@ -27,12 +27,12 @@ def write_atomically(
     """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
 
     Args:
-        path: the file; its folder is made where it is missing.
+        path: the file; its folder is made if it is missing.
         content: all of it, or pieces in order; what their iterator raises is passed on.
         replace: whether an older file of that name is replaced.
 
     Raises:
-        FileExistsError: there is such a file, even one made meanwhile, and it is not to be replaced.
+        FileExistsError: not ``replace``, and the file exists, even if it was made meanwhile.
         MemspanError: the disk is full or the folder cannot be written. Whatever is raised, the old
             content of ``path`` stays.
     """
@@ -64,7 +64,7 @@ def write_atomically(
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Rename ``temporary`` to ``path``, unless there is such a file, made meanwhile or not."""
+    """Rename ``temporary`` to ``path`` unless that exists, even if it was made meanwhile."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -81,7 +81,7 @@ def link_atomically(source: Path, path: Path) -> None:
     """Make ``path`` a second name of the file ``source``, or a copy where the disk has no links.
 
     Raises:
-        OSError: that is not possible; the old content of ``path`` stays.
+        OSError: it failed; the old content of ``path`` stays.
     """
     temporary = _temporary(path)
     temporary.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Lock ``folder``, which is made where it is missing, against other writers.
+    """Lock ``folder``, which is made if it is missing, against other writers.
 
     The folder itself is locked, not a file in it, which could be deleted or replaced. The system
     releases the lock when the process dies, however it dies. Where neither the platform nor the file

@@ -17,7 +17,7 @@ AS_TEXT: dict[Any, bool] = {
     "text.parse_math": False,
     "axes.formatter.use_mathtext": False,
 }
-"""matplotlib's settings, whatever its files say: between two ``$`` it would read a formula."""
+"""matplotlib's settings, which override its files: text between two ``$`` would become a formula."""
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -> bytes:
@@ -35,7 +35,7 @@ def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -
     except ImportError:
         raise MemspanError("matplotlib is not installed: pip install matplotlib") from None
     except Exception as error:
-        # What its many parts raise: no name or number may end what the picture is only a part of.
+        # Its parts raise anything, and a failed picture must not stop the work that it belongs to.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise MemspanError(f"matplotlib cannot draw it ({reason[:200]})") from error
     return content.getvalue()

@@ -19,7 +19,7 @@ from memspan.files.disk import write_atomically
 
 SEAL = "sha256"
 MOST_TENSORS = 1 << 16
-"""Maximum number in one file: each takes time to read, however small."""
+"""Maximum number of tensors in a file: each takes time to read, however small."""
 HEADER_LIMIT = 1 << 25
 """Maximum size of a file's list of tensors, in bytes."""
 TYPES = {
@@ -40,7 +40,7 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""How safetensors calls types, in the order in which it writes tensors."""
+"""safetensors' names of types, in the order in which it writes tensors."""
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -56,8 +56,8 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
     """Write ``tensors`` atomically, with ``header`` and a checksum of both in the file's metadata.
 
-    Each is looked up several times and held only while it is used: those of a mapping that reads or
-    copies them when asked need not all be in memory.
+    Each is looked up several times and held only while it is used, so a mapping that reads or copies
+    tensors on demand need not hold all in memory.
 
     Returns:
         The checksum.
@@ -74,7 +74,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that :func:`save_tensors` wrote; the header has its checksum, too.
+    """Tensors and header of a file that :func:`save_tensors` wrote; the header includes its checksum.
 
     Raises:
         MemspanError: the file is missing, not safetensors, truncated or altered.
@@ -86,12 +86,12 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def checked_header(path: Path) -> dict[str, str]:
-    """As :func:`load_tensors`, without its tensors, which are read from disk and not kept."""
+    """The header from :func:`load_tensors`; the tensors are verified but not kept."""
     return _checked(path)[1]
 
 
 def _checked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors in a file, as they lie in it, and its header; refuses what is altered."""
+    """The tensors of a file, not aligned, and its header; refuses an altered file."""
     with _opened(path) as file:
         header, tensors = _header(file), _tensors(file)
         # Fails for types that PyTorch cannot compute with, which are never saved.

@@ -1,1 +1,1 @@
-"""Text to ids and back: a kind of tokeniser, a file. They are saved as plain JSON."""
+"""Text to ids and back: one kind of tokeniser per file, saved as plain JSON."""

@@ -1,4 +1,4 @@
-"""What every tokeniser does; text that comes in chunks, decoded and cut where no token can cross."""
+"""The base of tokenisers; decoding text in chunks, and cutting it where no token can cross."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memspan.errors import MemspanError
 from memspan.files.disk import write_atomically
 
 LIMIT = 1 << 28
-"""Bytes of a ``tokenizer.json`` at most."""
+"""Maximum size of a ``tokenizer.json`` in bytes."""
 COUNTED = 1 << 22
 """Ids compared at once: a corpus may be larger than memory."""
 
@@ -59,7 +59,7 @@ class Tokenizer(ABC):
 
     @property
     def opening(self) -> bytes:
-        """What is read where there is no prompt: a line break, or the first token without one."""
+        """Read in place of an empty prompt: a line break or, if it has none, the first token."""
         try:
             return b"\n" if len(self.encode(b"\n")) else self.decode([0])
         except MemspanError:
@@ -74,7 +74,7 @@ class Tokenizer(ABC):
 
     def alters(self, text: bytes, ids: np.ndarray) -> bool:
         """Whether decoding the text's ``ids`` does not restore it, so that bits per byte would be those
-        of another text. Of words, white space does not count."""
+        of another text. For words, white space does not count."""
         return False
 
     @abstractmethod
@@ -155,7 +155,7 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 def cut_at_gaps(texts: Iterable[str], gaps: str = " \t\n") -> Iterator[str]:
     """The same text in pieces that end where a gap begins; a text without gaps is one piece.
 
-    ``gaps``: characters that are one where they stand alone.
+    ``gaps``: characters that make a gap where they stand alone.
     """
     held: list[str] = []
     rest = ""

@@ -14,9 +14,9 @@ class ByteTokenizer(Tokenizer):
     """Ids are the bytes.
 
     Args:
-        values: in vocabularies of others, the bytes that have an id, in the order of their ids (None:
-            all, by value). If the line break is not among them, lines have no end; a text with any
-            other byte is refused.
+        values: the bytes with an id, in the order of their ids, for others' vocabularies (None: all, by
+            value). Without the line break among them, lines have no end; a text with any other byte is
+            refused.
     """
 
     kind = "bytes"
@@ -42,8 +42,8 @@ class ByteTokenizer(Tokenizer):
         ids = self._ids[codes]
         if (ids < 0).any():
             raise MemspanError(
-                f"the byte {codes[(ids < 0).argmax()]} is not in the vocabulary, which has nothing for "
-                "other bytes: give a text of its bytes only"
+                f"the byte {codes[(ids < 0).argmax()]} is not in the vocabulary, which has no token "
+                "for other bytes: give a text of its bytes only"
             )
         return ids.astype(self.dtype)
 

@@ -18,8 +18,8 @@ class CharacterTokenizer(Tokenizer):
 
     Args:
         characters: in the order of their ids.
-        others: without an id for other characters, as in vocabularies of others, ids begin with the
-            first character's, and a text with any other is refused.
+        others: False, for others' vocabularies: ids begin with the first character's, and a text with
+            any other is refused.
     """
 
     kind = "characters"
@@ -47,7 +47,7 @@ class CharacterTokenizer(Tokenizer):
         if self.unknown is None and (ids == NO_ID).any():
             other = chr(codes[(ids == NO_ID).argmax()])
             raise MemspanError(
-                f"{other!r} is not in the vocabulary, which has nothing for other characters: give a "
+                f"{other!r} is not in the vocabulary, which has no token for others: give a "
                 "text of its characters only"
             )
         return ids.astype(self.dtype)

@@ -24,11 +24,11 @@ from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 
 LEFT_OUT = ("truncation", "padding", "post_processor", "added_tokens")
-"""What a file may have beside the splitting of a text."""
+"""Steps of a file that are not part of splitting a text."""
 SPACE = "\u2581"
 """The stand-in for a space of SentencePiece (Kudo and Richardson 2018)."""
 PROBE = 'A "small" Probe: 12 x 3.5 (of what\u2019s cut) -- it\'s so. \u00dcber \u6771\u4eac too !\n'
-"""Where its single spaces may be cut is taken to hold for every text."""
+"""If this may be cut at single spaces, every text is taken to allow it."""
 
 
 class LibraryTokenizer(Tokenizer):
@@ -128,8 +128,8 @@ class LibraryTokenizer(Tokenizer):
 def read_library_tokenizer(path: Path) -> Tokenizer:
     """A ``tokenizer.json`` of the library ``tokenizers``, with its ids.
 
-    Left out is what it does beside splitting a text: padding, tokens at the start, the space that many
-    put before a text, and tokens that were added to its vocabulary, which a text may hold as they are.
+    Everything but splitting a text is left out: padding, tokens at the start, the space that many put
+    before a text, and tokens that were added to its vocabulary, which a text may contain literally.
     """
     refuse_sentence_piece(str(path))
     try:
@@ -138,7 +138,7 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
             value[name] = [] if name == "added_tokens" else None
         refuse_oversized_vocabulary(len(value["model"]["vocab"]))
         try:
-            # Ours are nothing else, and restore every byte.
+            # Ours do nothing else, and restore every byte.
             return SubwordTokenizer(json.dumps(value | {"decoder": None}))
         except (ValueError, KeyError, TypeError):
             return LibraryTokenizer(json.dumps(_without_first_space(value)))
@@ -155,8 +155,8 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
 
 
 def _without_first_space(value: dict[str, Any]) -> dict[str, Any]:
-    """The tokeniser without the space that it puts before a text, and takes away again: texts are read
-    in pieces. Where spaces are thrown away before, each word's own is left."""
+    """The tokeniser without the space that it adds before a text and removes again: texts are read in
+    pieces. If spaces are removed first, each word keeps its own."""
     split, normalizer = value["pre_tokenizer"] or {}, value["normalizer"]
     if split.get("type") == "Metaspace":
         for part in (split, *(p for p in _nested(value["decoder"]) if p["type"] == "Metaspace")):

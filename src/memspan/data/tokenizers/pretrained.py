@@ -15,7 +15,7 @@ from memspan.errors import MemspanError
 from memspan.installed import require
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
-"""One of them is in a folder that has a tokeniser; of others transformers makes an empty one."""
+"""A folder with a tokeniser has one of these; without, transformers makes an empty tokeniser."""
 
 
 class PretrainedTokenizer(Tokenizer):
@@ -37,7 +37,7 @@ class PretrainedTokenizer(Tokenizer):
                 folder, trust_remote_code=trust_remote_code, local_files_only=True
             )
         except Exception as error:
-            # transformers has no errors of its own.
+            # transformers does not define its own exceptions.
             reason = str(error)[:300]
             raise MemspanError(f"the tokeniser of {folder} cannot be loaded: {reason}") from error
         self.unknown = self._tokenizer.unk_token_id

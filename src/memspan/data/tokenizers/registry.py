@@ -30,7 +30,7 @@ KINDS: dict[str, type[Tokenizer]] = {
 }
 
 OURS = b'{"sha256": '
-"""How a file begins that :meth:`Tokenizer.save` wrote."""
+"""How the files of :meth:`Tokenizer.save` begin."""
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
@@ -55,7 +55,7 @@ def train_tokenizer(
         MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
             vocabulary of sub-words that cannot hold the 256 bytes.
     """
-    # The sub-word library allocates that many, and aborts the process where it cannot.
+    # The sub-word library allocates this many, and aborts the process if it cannot.
     refuse_oversized_vocabulary(vocab_size or 0)
     tokenizer_class(kind)
     if kind == "bytes":

@@ -16,8 +16,8 @@ END_OF_LINE = "<eos>"
 class WordTokenizer(Tokenizer):
     """Words between white space, most frequent first; the end of a line is a word, as in WikiText.
 
-    Vocabularies of others may lack ``<eos>``, and lines then have no end, or ``<unk>``, and a word that
-    is not among them is then refused; ``<UNK>`` serves as well.
+    Others' vocabularies may lack ``<eos>``, so that lines have no end, or ``<unk>`` (or ``<UNK>``), so
+    that unknown words are refused.
 
     Args:
         words: in the order of their ids.
