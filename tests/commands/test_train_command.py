@@ -211,7 +211,7 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
     cli.main(["train", "--resume", "runs/v1.5", "--train.steps", "7"])
     assert memspan.load("runs/v1.5").step == 7
     pipe(monkeypatch, TEXT)
-    assert "runs/v1.5.txt, where" in refused(capsys, *new)
+    assert "runs/v1.5.txt, which exists" in refused(capsys, *new)
     assert "root folder" in refused(capsys, "train", "--data.corpus", "-", "--out", "/")
 
 

@@ -103,7 +103,7 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "fixed span without memory": (config(same_length=True, mem_len=0), "memory_length"),
     "other width": (config(d_inner=12), r"CoreNet.0.weight is \[10, 8\], .* needs \[12, 8\]"),
     "layers too many": (config(n_layer=3), "lacks transformer.layers.2"),
-    "layers too few": (config(n_layer=1), "no place: transformer.layers.1"),
+    "layers too few": (config(n_layer=1), "options lacks: transformer.layers.1"),
     "layers by the billion": (config(n_layer=10**9), "too few for 1,000,000,000 layers"),
     "a width beyond tensors": (config(d_model=2**62), "sizes that no tensor can have"),
     "an embedding beyond tensors": (config(d_embed=2**61), "sizes that no tensor can have"),
@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "no tensors": (tensors(lambda t: t.update(step=3)), "not tensors by name"),
     "a tensor left over": (
         tensors(lambda t: t.update({"score.weight": torch.zeros(2)})),
-        "no place: score.weight",
+        "options lacks: score.weight",
     ),
     "a tensor missing": (tensors(lambda t: t.pop("crit.cluster_bias")), "lacks crit.cluster_bias"),
     "a tensor of integers": (

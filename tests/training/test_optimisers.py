@@ -315,7 +315,7 @@ class Counting(torch.optim.SGD):
         ),
         (
             keeping({"queue": [1.0]}),
-            "Keeping keeps 'queue', list: what checkpoints hold are numbers",
+            "Keeping keeps 'queue', list: checkpoints hold only numbers",
         ),
         (keeping({"a/b": 1.0}), "Keeping keeps 'a/b', float"),
         (keeping({3: 1.0}), "Keeping keeps '3', float"),

@@ -1,7 +1,7 @@
-"""Training in several processes, on what torch.distributed has; one process is the usual case.
+"""Training in several processes, built on torch.distributed; one process is the usual case.
 
 processes.py   who this process is, which rows are its own, what all must agree on
 parallel.py    the model behind DDP or FSDP2
 launch.py      the processes of one machine, and the one line that says why they ended
-reports.py     what needs no torch: whether this is one of several, how it reports a failure, cores
+reports.py     without torch: whether this is one of several, how it reports a failure, cores
 """

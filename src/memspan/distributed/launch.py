@@ -26,13 +26,13 @@ from memspan.distributed.reports import BY_US, LOST, cores, has_stopped
 from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = 120
-"""How long a run that was asked to stop may take to write its last checkpoint."""
+"""Time for a run that was asked to stop to write its last checkpoint."""
 
 
 class RunEndedError(Exception):
     """The processes ended before their work was done.
 
-    ``line`` says why, in the words of the one that failed first; ``status`` is to be the exit status.
+    ``line``: the reason, as reported by the one that failed first; ``status``: the exit status to use.
     """
 
     def __init__(self, line: str, status: int) -> None:
@@ -55,7 +55,7 @@ def launch(arguments: list[str], n_processes: int) -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    # Overrides what is set for runs on several machines: this one uses the loopback interface alone.
+    # Overrides settings for runs on several machines: this one uses only the loopback interface.
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
         # Silence torch's launcher: our one line has the cause.
@@ -153,7 +153,7 @@ def _ended(error: ChildFailedError) -> RunEndedError:
 def _weight(failure: ProcessFailure) -> tuple[int, int]:
     """Sorts own errors first, then crashes, then lost peers; ties by time.
 
-    SIGTERM comes between: the launcher itself sends it to the processes that are left.
+    SIGTERM comes in between: the launcher itself sends it to the remaining processes.
     """
     if failure.exitcode == LOST:
         return 3, failure.timestamp

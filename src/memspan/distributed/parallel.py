@@ -22,10 +22,10 @@ Parallel = Literal["ddp", "fsdp"]
 
 
 class ParallelModel:
-    """How training runs the model: in one process, as it is."""
+    """The model as training runs it; this one as it is, in one process."""
 
     sharded = False
-    """Whether a forward is collective: all processes must run equally many."""
+    """Whether a forward pass is collective, so that all processes must run equally many."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -36,7 +36,7 @@ class ParallelModel:
         return self.model(tokens, memory, targets=targets, starts=starts)
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
-        """Whether backward inside averages gradients over processes or only accumulates them."""
+        """Whether backward passes inside average gradients over processes or only accumulate them."""
         return nullcontext()
 
     @property
@@ -144,14 +144,14 @@ class _ShardedTokenModel:
         starts: Tensor | None = None,
     ) -> Output:
         output: Output = self._model(tokens, memory, targets=targets, starts=starts)
-        # The outermost parameters stay gathered after a pass, for a backward pass that never comes.
+        # Otherwise the outermost parameters stay gathered, for a backward pass that never comes.
         module: Any = self._model
         module.reshard()
         return output
 
 
 class _ShardedReader(MemoryReader[Memory]):
-    """Like :class:`memspan.models.Reader`, but with no state beside the memory."""
+    """Like :class:`memspan.models.Reader`, but without state besides the memory."""
 
     def __init__(self, model: LanguageModel, memory: Memory, precision: Precision | None) -> None:
         super().__init__(memory)

@@ -1,8 +1,8 @@
 """The processes of a run: which one this is, which rows are its own, and what all must agree on.
 
-Every process reads the same text and holds all tokens of a batch; of the rows, their memories and
-their losses it has a contiguous share. A single process communicates with nobody: every function
-returns what it was given.
+Every process reads the same text and holds all tokens of a batch, but computes a contiguous share of
+the rows, with their memories and losses. A single process does not communicate: every function returns
+what it was given.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:  # takes a second to import, which one process does not need
     from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = timedelta(hours=12)
-"""How long a process waits for the others: one of them may be scoring or writing meanwhile."""
+"""How long a process waits for the others: one of them may be scoring or writing."""
 PARENT_CHECK_SECONDS = 0.2
 """How often a process checks that its launcher still runs."""
 LETTING_GO_SECONDS = 5.0
-"""How long a process that ends waits for its own threads at most."""
+"""Maximum time that an ending process waits for its own threads."""
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ ALONE = Processes()
 
 
 def sharded(rows: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A DTensor of all rows, of which ``rows`` are this process's shard."""
+    """A DTensor of all rows; ``rows`` are this process's shard."""
     from torch.distributed.tensor import DTensor, Shard
 
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False)
@@ -156,7 +156,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
-    """Whether ``x`` is a DTensor; there are none until their module is imported."""
+    """Whether ``x`` is a DTensor, which it cannot be before their module is imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -212,10 +212,8 @@ def joined() -> Iterator[Processes]:
 
 
 def _wait_for_all() -> None:
-    """Wait for the other processes, and until gloo's thread has let go of the last tensor.
-
-    For that it needs the interpreter, and aborts the process if that is ending by then.
-    """
+    """Wait for the other processes, and until gloo's thread has released the last tensor: it needs the
+    interpreter for that, and aborts the process if this is already shutting down."""
     x = torch.zeros(1)
     dist.all_reduce(x)
     last, end = weakref.ref(x), time.monotonic() + LETTING_GO_SECONDS
@@ -242,7 +240,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def _end_with_launcher() -> None:
-    """End this process when its launcher does: nothing else would keep it from writing on."""
+    """End this process when its launcher ends: nothing else would stop it from writing."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,8 +1,5 @@
-"""Whether a launcher started this process, and how such processes report a failure, once for all of
-them.
-
-And how many cores there are. No torch here: the command line's help must not wait for it.
-"""
+"""Whether a launcher started this process; one report of a failure for all its processes; and the
+number of cores. No torch here: the command line's help must not wait for it."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def is_worker() -> bool:
 
 
 def agree_on_failures(is_first: Callable[[], bool]) -> None:
-    """From here on ``is_first`` tells whether this process, which has failed, is the first to."""
+    """From here on ``is_first`` says whether this failed process was the first to fail."""
     global _is_first_to_fail
     _is_first_to_fail = is_first
 
@@ -75,7 +72,7 @@ def _write(line: str, status: int) -> None:
 def _reports_for_all() -> bool:
     """Whether this failed process reports for all: the first to ask does."""
     if _is_first_to_fail is None:
-        # They have not met yet: all fail in the same way.
+        # The processes have not met yet: all fail in the same way.
         return os.environ.get("RANK", "0") == "0"
     try:
         return _is_first_to_fail()

@@ -30,7 +30,7 @@ from memspan.runs.options import RunConfig
 
 STATE = "state.json"
 WEIGHTS = "model.safetensors"
-"""The run's best weights so far, and likewise each checkpoint's own."""
+"""The run's best weights so far; also each checkpoint's own."""
 TRAINING = "training.safetensors"
 """Everything but the weights."""
 LIMIT = 1 << 20
@@ -61,7 +61,7 @@ class State(TypedDict):
     environment: NotRequired[dict[str, Any]]
     """What rounding depends on."""
     optimiser: NotRequired[str]
-    """Its name, or its class where a function of the user's makes it."""
+    """Its name, or its class if the user's function makes it."""
     files: NotRequired[dict[str, str]]
     """Checksums of the other files, by name; added when the checkpoint is saved."""
 
@@ -156,7 +156,7 @@ def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor],
 
 
 def header(state: State, bound: Mapping[str, str]) -> dict[str, str]:
-    """The header of a file of tensors, which can be understood without its checkpoint.
+    """The header of a file of tensors, so that it can be understood without its checkpoint.
 
     ``bound``: checksums of the files in :data:`~memspan.runs.folder.BOUND`.
     """
@@ -203,7 +203,7 @@ def weights_of(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def widened(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that are stored in half precision, as those of shipped runs, in float32."""
+    """Weights stored in half precision, such as those of shipped runs, in float32."""
     return {
         name: tensor.float() if tensor.dtype == torch.float16 else tensor
         for name, tensor in weights.items()
@@ -227,7 +227,7 @@ def check_fit(
         with torch.device("meta"):
             model = LanguageModel(vocab_size, config.model, config.embedding)
     except (RuntimeError, TypeError, MemspanError) as error:
-        # Sizes beyond what can be computed with.
+        # Sizes too large to compute with.
         raise _misfit(folder, error) from None
     wanted, given = _forms(weights_of(model)), _forms(weights)
     if differ := sorted(dict(wanted.items() ^ given.items())):

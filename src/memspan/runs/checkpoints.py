@@ -4,8 +4,8 @@
     checkpoints/best             the name of the best one, once there was a validation
 
 The newest ones and the best one are kept. A checkpoint is made under another name and then
-renamed, so that it is complete or not there. The weights of the best one are published: they become the
-run's own ``model.safetensors``.
+renamed, so it is complete or absent. The weights of the best one are published: they become the run's
+own ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class SavedCheckpoint:
         """Read its tensors.
 
         Args:
-            target: what shards are read into; None: complete tensors.
-            verify: compare the checksums of shards; one process of several does that for all.
+            target: what shards are read into (None: complete tensors).
+            verify: compare the checksums of shards, which one process of several does for all.
         """
         with _suggesting_older(self.folder):
             if WEIGHTS in self.state["files"]:
@@ -67,7 +67,7 @@ def latest(folder: Path) -> SavedCheckpoint:
     """The checkpoint from which the run in ``folder`` continues.
 
     Raises:
-        MemspanError: there is none, its state is missing or damaged, or the run's files have changed.
+        MemspanError: no checkpoint, its state is missing or damaged, or the run's files have changed.
     """
     steps = steps_of(folder)
     if not steps:
@@ -97,7 +97,7 @@ def no_checkpoint(folder: Path) -> MemspanError:
 
 @contextlib.contextmanager
 def _suggesting_older(source: Path) -> Iterator[None]:
-    """Let an error about the checkpoint in ``source`` name the one to continue from instead."""
+    """Name the checkpoint to continue from instead in an error about the one in ``source``."""
     try:
         yield
     except MemspanError as error:
@@ -194,12 +194,12 @@ def failed_save(folder: Path, error: BaseException) -> MemspanError:
 
 @contextlib.contextmanager
 def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
-    """Delete a checkpoint that fails while it is made, and say why it failed."""
+    """Delete a checkpoint that could not be completed, and say why."""
     try:
         yield
     except (OSError, MemspanError) as error:
         shutil.rmtree(building, ignore_errors=True)
-        # That the folder is gone explains whatever failed in it.
+        # If the folder is gone, that explains whatever failed in it.
         lock.refuse_moved()
         if isinstance(error, MemspanError):
             raise
@@ -207,7 +207,7 @@ def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
 
 
 def _complete(building: Path) -> None:
-    """Give a checkpoint that has all its files its name."""
+    """Give a complete checkpoint its final name."""
     target = building.with_name(building.name.removeprefix(".").removesuffix(".tmp"))
     os.replace(building, target)
     sync_folder(target.parent)
@@ -266,7 +266,7 @@ def recover(folder: Path, state: State, keep: int) -> None:
 
 
 def export(folder: Path, keep: int) -> list[int]:
-    """Convert the checkpoints of several processes into those of one, and publish the best weights.
+    """Merge the checkpoints of several processes, and publish the best weights.
 
     Args:
         folder: the run's, locked.
@@ -300,7 +300,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _settle(folder: Path, best_step: int | None, keep: int) -> None:
-    """Name the best checkpoint, delete all others but the newest, and what is left of earlier ones."""
+    """Name the best checkpoint, and delete the others but the newest, and leftovers of earlier ones."""
     steps = steps_of(folder)
     # Older versions named the latest one here after a save by several processes.
     (folder / CHECKPOINTS / "latest").unlink(missing_ok=True)
@@ -319,7 +319,7 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
 
 
 def _delete(folder: Path, leftovers: Iterable[Path]) -> None:
-    """Delete files and folders of the run in ``folder``, and say so where that fails."""
+    """Delete files and folders of the run in ``folder``, or say that it failed."""
     for left in leftovers:
         try:
             if left.is_dir() and not left.is_symlink():

@@ -18,7 +18,7 @@ from memspan.files.disk import link_atomically, only_writer, read_limited, write
 from memspan.invocation import command
 
 CHECKPOINTS = "checkpoints"
-"""The folder in a run's with its checkpoints."""
+"""The folder of checkpoints in a run's folder."""
 BEST = "best"
 """The file there that names the best one."""
 SHIPPED = {
@@ -36,7 +36,7 @@ class Place:
     run: Path
     """The run's folder."""
     checkpoint: Path | None
-    """The checkpoint's; None: the run itself, whose weights are the best so far."""
+    """The checkpoint's folder; None: the run itself, whose weights are the best so far."""
 
 
 def folder_name(step: int) -> str:
@@ -47,14 +47,14 @@ def folder_name(step: int) -> str:
 def place_of(path: str | Path) -> Place:
     """The run or checkpoint at that path, or the shipped run of that name.
 
-    ``RUN/checkpoints/step-00000750`` is a checkpoint, as are ``step-750`` and ``best`` there. All else
-    is taken for a run, whatever is there.
+    ``RUN/checkpoints/step-00000750`` is a checkpoint, as are ``step-750`` and ``best`` there. Anything
+    else is taken for a run, whatever is there.
 
     Raises:
         MemspanError: the run has no such checkpoint.
     """
     folder = run_folder(path)
-    # As it was given, unless that is from within the run's folder.
+    # As given, unless that is relative to somewhere inside the run's folder.
     whole = folder if folder.parent.name == CHECKPOINTS else Path(os.path.abspath(folder))
     if whole.parent.name != CHECKPOINTS or not (whole.parents[1] / "config.toml").is_file():
         return Place(folder, None)
@@ -74,7 +74,7 @@ def place_of(path: str | Path) -> Place:
 
 
 def run_alone(path: str | Path, why: str) -> Path:
-    """The folder of the run at that path; ``why`` says what needs a run and not a checkpoint."""
+    """The folder of the run at that path; ``why``: the reason to refuse a checkpoint."""
     place = place_of(path)
     if place.checkpoint is not None:
         raise MemspanError(f"{path} is a checkpoint, and {why}: give the run's folder, {place.run}")
@@ -82,7 +82,7 @@ def run_alone(path: str | Path, why: str) -> Path:
 
 
 def run_folder(run: str | Path) -> Path:
-    """The folder at that path or, where there is none, that of the shipped run of that name."""
+    """The folder at that path, or else that of the shipped run of that name."""
     path = Path(run)
     return path if path.is_dir() else SHIPPED.get(str(path), path)
 
@@ -134,7 +134,7 @@ class RunLock:
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of the files in :data:`BOUND` as they were loaded, by name."""
-        # Loads OpenSSL, which help and other verbs do without.
+        # Loads OpenSSL, which help and other verbs do not need.
         import hashlib
 
         return {name: hashlib.sha256(self.loaded[name]).hexdigest() for name in BOUND}
@@ -148,7 +148,7 @@ class RunLock:
             return False
 
     def refuse_moved(self) -> None:
-        """Raise :class:`MemspanError` where the folder was moved, deleted or replaced."""
+        """Raise :class:`MemspanError` if the folder was moved, deleted or replaced."""
         if not self.is_in_place:
             raise MemspanError(
                 f"the run's folder {self.folder} was moved, deleted or replaced while it was trained: "
@@ -157,7 +157,7 @@ class RunLock:
             ) from None
 
     def restore(self) -> list[str]:
-        """Write files again that were changed or deleted since they were loaded.
+        """Rewrite files that were changed or deleted since they were loaded.
 
         Returns:
             A line for the user about each.

@@ -3,8 +3,8 @@
     {"step": 1000, "changed": {"train.steps": [1000, 5000]}, "before": SHA-256, "after": SHA-256}
 
 The checksums are those of ``config.toml``: they tie checkpoints saved before a change to the options
-after it. A change is recorded here before ``config.toml`` is written; if a crash comes in between, it
-does not count.
+after it. A change is recorded here before ``config.toml`` is written, and does not count after a crash
+in between.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def record(lock: RunLock, step: int, changed: dict[str, list[object]], config: b
 
 
 def made(changes: list[Change], config: str) -> list[Change]:
-    """``changes``, less a last one that never reached ``config.toml``, whose SHA-256 is ``config``."""
+    """``changes``, minus a last one that never reached ``config.toml``, whose SHA-256 is ``config``."""
     unmade = changes and changes[-1].after != config and changes[-1].before == config
     return changes[:-1] if unmade else changes
 

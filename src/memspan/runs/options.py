@@ -82,10 +82,10 @@ SECTIONS: dict[str, type] = {
     "optim": OptimConfig,
     "train": TrainConfig,
 }
-"""Tables of a file and their options. The table ``model`` has its architecture's. A file says how to
-train and not where to write, so that other flags have no place in it."""
+"""Tables of a file and their options; ``model`` has the architecture's. A file says how to train, not
+where to write, so it has no place for other flags."""
 LIMIT = 1 << 14
-"""Bytes of a file at most; those that memspan writes have two thousand."""
+"""Maximum size of a file in bytes; those that memspan writes have two thousand."""
 _FOLDER = Path(str(resources.files("memspan").joinpath("presets")))
 PRESETS = {
     file.relative_to(_FOLDER).with_suffix("").as_posix(): file
@@ -174,7 +174,7 @@ def section(kind: type[T], table: str, options: object) -> T:
 
 
 def _shown(name: object) -> str:
-    """A name of a file's own, which may be long."""
+    """A name from a file, shortened: it may be long."""
     return repr(name)[:60]
 
 

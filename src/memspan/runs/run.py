@@ -33,7 +33,7 @@ class Run:
     """A trained model and everything that is needed to use it."""
 
     folder: Path
-    """As it was given: the run's, or that of one of its checkpoints."""
+    """The folder as given: the run's, or that of one of its checkpoints."""
     config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
     model: LanguageModel
@@ -45,7 +45,7 @@ class Run:
 
 
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
-    """Begin a run in the locked folder, anew where one ended before its first checkpoint.
+    """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint.
 
     Raises:
         MemspanError: the folder holds a run already, or cannot be written.
@@ -64,7 +64,7 @@ def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenize
 
 
 def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
-    """Where a run or checkpoint is that has weights, and its options; the weights are not read.
+    """The place of a run or checkpoint with weights, and its options; the weights are not read.
 
     Raises:
         MemspanError: not a run, or one without weights yet.
@@ -79,8 +79,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     """The best weights of a run so far, or those of one of its checkpoints, ready to evaluate.
 
     Args:
-        folder: the run's, or a checkpoint's in it, such as ``runs/book/checkpoints/step-750``. Where
-            there is none, the name of a run that comes with memspan, such as ``shakespeare``.
+        folder: the run's, or a checkpoint's in it, such as ``runs/book/checkpoints/step-750``; or the
+            name of a run that comes with memspan, such as ``shakespeare``.
         device: where the model goes, such as ``cuda``.
 
     Raises:
@@ -114,7 +114,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
 
 
 def opened(run: Run | str | Path) -> Run:
-    """The run itself, or the one in that folder, on CUDA where there is one."""
+    """The run itself, or the one in that folder, on CUDA if available."""
     return run if isinstance(run, Run) else load(run, str(device_for("auto")))
 
 
@@ -123,7 +123,7 @@ def precision_for(
 ) -> Precision:
     """The precision to read in: ``auto`` is float32, multiplied as in training.
 
-    What to know about the choice is logged as a warning of the logger ``memspan``.
+    What the user should know about it is logged as a warning of the logger ``memspan``.
 
     Raises:
         MemspanError: the two contradict each other, or the device has no bfloat16.
@@ -140,8 +140,8 @@ def precision_for(
 def segment_for(
     run: Run, memory: Memory | None, sizes: Mapping[str, object], reading: Mapping[str, object]
 ) -> int:
-    """Tokens to read at once: as in training, or fewer where the positions of the run's model do not
-    reach that far.
+    """Tokens to read at once: as in training, or fewer if the positions of the run's model do not reach
+    that far.
 
     Args:
         run: the run.
@@ -153,7 +153,7 @@ def segment_for(
     memory = run.model.initial_memory(1, **sizes) if memory is None else memory
     backbone: Any = run.model.backbone
     longest: int | None = backbone.longest_segment(memory, **reading)
-    # Where not even one token fits, the reader says what does.
+    # If not even one token fits, the reader says what does.
     return own if longest is None else max(min(own, longest), 1)
 
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 SHARDS = "shards"
 """The folder's name in a checkpoint's folder."""
 WEIGHT = "model/"
-"""How the names of weights begin, among all tensors."""
+"""Prefix of the weights' names among all tensors."""
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Name, shape and type of a saved tensor to the tensor that it is read into: a DTensor to read only
-this process's part."""
+"""Maps a saved tensor's name, shape and type to the tensor to read it into: a DTensor to read only this
+process's part."""
 
 
 def _allow_reading_alone() -> None:
@@ -44,8 +44,8 @@ def _allow_reading_alone() -> None:
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
-# Filters are those of the process. What a thread sets is lost where another ends a block without
-# warnings, and what is set here, where the caller has begun one.
+# Filters are process-wide. A thread's are lost when another thread leaves a catch_warnings block, and
+# these, when the caller leaves one that it has entered.
 _allow_reading_alone()
 Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Fills tensors, by name, and returns them."""
@@ -58,7 +58,7 @@ def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) 
         folder: a new one.
         checkpoint: with the same names in all processes. Tensors are DTensors, or the same
             everywhere; they may change again as soon as this returns.
-        group: for the processes' messages about it; in use until the future is done.
+        group: for communication about it; in use until the future is done.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -90,8 +90,8 @@ def read(
     Args:
         folder: the checkpoint's.
         state: names the shards and their checksums.
-        target: what the tensors are read into; None: complete tensors.
-        verify: compare checksums; one process of several does that for all.
+        target: what the tensors are read into (None: complete tensors).
+        verify: compare checksums, which one process of several does for all.
     """
     _refuse_damaged(folder, state, verify)
     tensors = load_shards(folder / SHARDS, target or _complete)
@@ -154,7 +154,7 @@ def _checkpoint(names: Iterable[str], tensor: Callable[[str], Tensor], state: St
 
 
 def _loader(folder: Path) -> tuple[Load, Mapping[str, TensorStorageMetadata]]:
-    """What fills given tensors, by name, from a folder of shards; and what tensors there are."""
+    """A function that fills given tensors, by name, from a folder of shards; and its entries."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -162,7 +162,7 @@ def _loader(folder: Path) -> tuple[Load, Mapping[str, TensorStorageMetadata]]:
     with _naming(folder):
         metadata = reader.read_metadata()
         entries = _entries(metadata)
-    # For each load it would be read again.
+    # Otherwise each load would read it again.
     reader.read_metadata = lambda: metadata  # type: ignore[method-assign]
     _allow_reading_alone()
 
@@ -200,7 +200,7 @@ def _entries(metadata: Metadata) -> Mapping[str, TensorStorageMetadata]:
         assert isinstance(entry, TensorStorageMetadata)
         elements = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
         if elements != math.prod(entry.size):
-            # Before memory is allocated for elements that no file has.
+            # Before allocating memory for elements that no file has.
             raise ValueError(f"{name} has {elements:,} elements, not {math.prod(entry.size):,}")
         entries[name] = entry
     return entries

@@ -36,8 +36,8 @@ class RunText:
 def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:
     """A split of a corpus (None: the run's own) in the run's tokens.
 
-    What the user should know about it is logged as a warning of the logger ``memspan``. ``field``: with
-    its text (None: as in training). ``progress``: show a bar while it is tokenised.
+    What the user should know about it is logged as a warning of the logger ``memspan``. ``field``: that
+    of the text (None: as in training). ``progress``: show a bar while it is tokenised.
 
     Raises:
         MemspanError: there is no such text, field or split.
@@ -66,8 +66,8 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
 def _prepared(
     run: Run, corpus: str | None, field: str | None, split: str, progress: bool
 ) -> TokenizedCorpus:
-    """The text in the run's tokens; of its own no more than the split takes. Of one for training the
-    others may be cut."""
+    """The text in the run's tokens; of the run's own text, no more than the split needs. Other splits
+    may be cut from the one for training."""
     data = run.config.data
     texts = corpus or data.texts
     if not isinstance(texts, str) and split != "train" and split in texts:

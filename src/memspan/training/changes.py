@@ -18,7 +18,7 @@ from memspan.precision import Precision
 from memspan.runs.options import RunConfig
 
 Changes = dict[str, list[object]]
-"""Option, such as ``train.steps``, to its values before and after."""
+"""Maps an option, such as ``train.steps``, to its values before and after."""
 FIXED = {
     "optim.optimiser": "another could not continue from what this one keeps",
     "train.batch_size": "each row of the batch has its own memory and its own position in the text",
@@ -27,7 +27,7 @@ FIXED = {
 }
 """Options that cannot change once training has begun, and why."""
 MOVABLE = (*(f"data.{name}" for name in TEXTS), "data.field")
-"""Where the text is: it may move, since its content is compared."""
+"""Options that say where the text is: it may move, since its content is compared."""
 
 
 def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig]) -> Changes:
@@ -43,7 +43,7 @@ def refuse_fixed(changed: Changes, folder: Path, begun: bool) -> None:
     Args:
         changed: the options.
         folder: the run's, for the message.
-        begun: whether its training has begun; that of a converted run has not.
+        begun: whether its training has begun, unlike that of a converted run.
 
     Raises:
         MemspanError: names the option and why it cannot change.

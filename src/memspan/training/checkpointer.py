@@ -18,10 +18,10 @@ from memspan.training.state import TrainingState
 
 
 class Checkpointer:
-    """Writes checkpoints of ``state``; of several processes all call all methods.
+    """Writes checkpoints of ``state``; all processes call all methods.
 
     Several processes save together while training goes on, one checkpoint at a time: each save waits
-    for the one before, and raises what that one could not do.
+    for the previous one, and raises its error if it failed.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Checkpointer:
         self._last: Future[None] | None = None
 
     def save(self) -> None:
-        """Write a checkpoint of all that the next step depends on.
+        """Write a checkpoint of everything that the next step depends on.
 
         Raises:
             MemspanError: the disk is full, or the run's folder was moved or deleted.
         """
         state = self._state
-        # Without validations there is no best yet: the latest weights are published.
+        # Before a validation no weights are best: the latest are published.
         best = state.best_step in (None, state.step)
         if self._lock is not None:
             self._lock.refuse_moved()
@@ -53,7 +53,7 @@ class Checkpointer:
             checkpoints.save(self._lock, state.snapshot(self.folder), best, self._keep)
 
     def latest_in_words(self) -> str:
-        """Which checkpoint training can continue from."""
+        """The checkpoint from which training can continue, for messages."""
         steps = checkpoints.steps_of(self.folder)
         if not steps:
             return f"there was no checkpoint in {self.folder} yet"
@@ -71,7 +71,7 @@ class Checkpointer:
             self._state.processes.wait()
 
     def export(self) -> None:
-        """At the end: what several processes wrote becomes the checkpoints of a single one."""
+        """At the end: convert the checkpoints of several processes into those of one."""
         if self._state.mesh is not None and self._state.processes.first:
             checkpoints.export(self.folder, self._keep)
 

@@ -1,4 +1,4 @@
-"""What a run would take, before any of it is made: ``memspan train --dry-run``."""
+"""What a run would take, before it allocates anything: ``memspan train --dry-run``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memspan.training.state import refuse_sharing, streams_of
 from memspan.training.updates import Updater
 
 LONGEST_UPDATE = 3.0
-"""Seconds of an update that is timed, about, at most."""
+"""About the longest update that is timed, in seconds."""
 Run = RunConfig[BackboneConfig]
 
 
@@ -44,22 +44,22 @@ class Estimate:
     available: float
     """Bytes of the device, for all processes on it."""
     sharing: int
-    """Processes that share them."""
+    """Processes that share the device."""
     flops_per_token: float
     """Multiplications and additions of matrix products, forward and backward, and where layers are
     recomputed forward again."""
     recompute: bool
     n_processes: int
     tokens_per_second: float
-    """Of all processes together."""
+    """Speed of all processes together."""
     probe: str
     """What was timed."""
     steps: int
     """Updates of the run."""
     checkpoints: int
-    """The most that are on the disk at once."""
+    """Maximum number on the disk at once."""
     disk: int
-    """Bytes that they take."""
+    """Bytes that these take."""
     tokens: int
     """Tokens that the run reads."""
 
@@ -87,14 +87,14 @@ def estimate(
 
     Args:
         config: all options of the run.
-        n_processes: that would share its rows. If they are not there, speed is that of one times their
-            number, without the exchange of gradients.
+        n_processes: processes that would share its rows. If this is run in one, its speed is multiplied
+            by their number, without the exchange of gradients.
         optimiser: as for :func:`memspan.train`.
         processes: of a distributed run, which all call this with the same arguments.
 
     Raises:
         MemspanError: an option that cannot be used, a vocabulary that is not known without a download,
-            a model of which not even a few layers fit this device.
+            a model so large that not even a few of its layers fit this device.
 
     Example::
 
@@ -162,7 +162,7 @@ def _timed(plan: Plan, found: Sampled, processes: Processes) -> tuple[float, str
         probe = f"updates of {most} of the {n_layers} layers with 1 of {n_rows} rows, scaled"
         return n_rows * line(times, n_layers), probe
     rows, times = 1, {1: seconds(n_layers, 1)}
-    # What an update takes whatever its rows is in both of two times, and so is not multiplied.
+    # The constant part of an update is in both times, and so is not multiplied.
     while rows < n_rows and is_quick(more := min(2 * rows, n_rows), line(times, more)):
         rows, times[more] = more, seconds(n_layers, more)
     share = "" if rows == n_rows else f" with {rows} of its {n_rows} rows"
@@ -170,7 +170,7 @@ def _timed(plan: Plan, found: Sampled, processes: Processes) -> tuple[float, str
 
 
 def _seconds(updater: Updater) -> float:
-    """Of an update: the faster of two after a first one."""
+    """Duration of an update: the faster of two after a first one."""
     processes, device, times = updater.state.processes, updater.state.device, []
     for _ in range(3):
         processes.wait()
@@ -204,7 +204,7 @@ def report(found: Estimate) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In words: ``3.2 days``, or hours or minutes."""
+    """A duration in days, hours or minutes, such as ``3.2 days``."""
     for unit, length in (("days", 86_400), ("hours", 3_600)):
         if seconds >= length:
             return f"{seconds / length:,.1f} {unit}"
@@ -243,7 +243,7 @@ def updates(config: Run) -> int:
 
 
 def _prepared_here(data: DataConfig, what: str, remedy: str) -> TokenizedCorpus:
-    """The text where that takes no download; ``what`` is otherwise unknown, and what would help."""
+    """The text, if that takes no download. Otherwise ``what`` is unknown, and ``remedy`` helps."""
     if not is_local(data.texts):
         text = data.train or data.corpus or ""
         prepare_it = command("data", "prepare", text, "--tokenizer", data.tokenizer)

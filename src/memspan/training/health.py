@@ -19,7 +19,7 @@ MOST_SKIPS_IN_A_ROW = 50
 
 @dataclass
 class Health:
-    """How much was not finite so far; a part of every checkpoint."""
+    """Counts of what was not finite so far; part of every checkpoint."""
 
     skipped_updates: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
@@ -34,7 +34,7 @@ class Health:
 
 
 def without_non_finite_rows(memory: Memory) -> tuple[Memory, int]:
-    """``memory`` with the rows emptied that hold NaN or infinity, and how many those are."""
+    """``memory`` with rows that hold NaN or infinity emptied, and their number."""
     rows = non_finite_rows(memory)
     return (memory, 0) if rows is None else (memory.reset(rows), int(rows.sum()))
 
@@ -42,8 +42,8 @@ def without_non_finite_rows(memory: Memory) -> tuple[Memory, int]:
 def non_finite_rows(memory: Memory) -> Tensor | None:
     """bool ``[B]``: the rows that hold NaN or infinity; None if no row does."""
     floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]
-    # One pass in the usual case: a sum is finite only if all its terms are. In float32, which every
-    # device has; where it overflows, each element is checked.
+    # One pass in the usual case: a sum is finite only if all its terms are. Every device has float32;
+    # if the sum overflows, each element is checked.
     if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float32) for t in floats)):
         return None
     rows = torch.stack([~t.isfinite().flatten(1).all(1) for t in floats]).any(0)
@@ -64,10 +64,8 @@ def largest_gradients(model: nn.Module, n: int = 3) -> str:
 
 
 def describe_position(segment: Segment, losses: Tensor) -> str:
-    """Where in the training text the rows are whose ``losses [B, T]`` are not finite, as text.
-
-    All rows, if every loss is finite (and a gradient is not).
-    """
+    """The positions in the training text of the rows whose ``losses [B, T]`` are not finite, or of all
+    rows if every loss is (and a gradient is not)."""
     bad = (~losses.isfinite()).any(1)
     rows = bad.nonzero()[:, 0].tolist() or list(range(len(bad)))
     length = segment.inputs.shape[1]

@@ -26,7 +26,7 @@ from memspan.training.optimisers import learning_rate
 from memspan.training.state import TrainingState
 
 Record = Mapping[str, float | None]
-"""Numbers by name; None where a number does not exist, such as bits per byte of unknown tokens."""
+"""Numbers by name; None if a number does not exist, such as bits per byte of unknown tokens."""
 
 
 class Logger(Protocol):
@@ -51,7 +51,7 @@ def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
 
 
 def refuse_missing(trackers: Iterable[str]) -> None:
-    """Raise :class:`MemspanError` where a tracker is not installed."""
+    """Raise :class:`MemspanError` if a tracker is not installed."""
     for name in trackers:
         try:
             import_module(name)
@@ -80,7 +80,7 @@ class JsonLines:
             ) from None
 
     def close(self) -> None:
-        """Every record is written at once: nothing is open."""
+        """Nothing to close: every record is written at once."""
 
 
 class TensorBoard:
@@ -119,8 +119,8 @@ class Trackio:
 class Wandb:
     """A run of Weights & Biases' project ``memspan``, named like the run's folder.
 
-    Its own files are in the run's folder ``wandb``. ``WANDB_MODE=offline`` keeps all there, and its
-    other variables, such as ``WANDB_PROJECT``, apply, too.
+    Its files are in the run's folder ``wandb``; ``WANDB_MODE=offline`` keeps everything there. Other
+    variables, such as ``WANDB_PROJECT``, apply, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -148,7 +148,7 @@ TRACKERS: dict[str, Callable[[Path], Logger]] = {
     "trackio": Trackio,
     "wandb": Wandb,
 }
-"""Loggers beside ``metrics.jsonl``, by the name of the library that each needs."""
+"""Loggers besides ``metrics.jsonl``, by the name of the library that each needs."""
 
 
 def _known(record: Record) -> dict[str, float]:
@@ -171,11 +171,11 @@ class MetricLogger:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Measure the speed from here on: what came before was not training alone."""
+        """Measure the speed from here on: before, other work than training was done."""
         self._start, self._tokens_before = time.perf_counter(), self._state.tokens_read
 
     def add(self, loss: Tensor | None) -> None:
-        """An update: its mean loss in nats per token, None if it was skipped."""
+        """Add an update's mean loss in nats per token, None if it was skipped."""
         if loss is not None:
             self._losses.append(loss)
 

@@ -41,7 +41,7 @@ def checksum(folder: Path) -> dict[str, object]:
     path = folder / "metrics.jsonl"
     content = b""
     if path.is_file():
-        # For writing, too: Windows flushes no other.
+        # Open for writing, too: Windows flushes only such files.
         with open(path, "r+b") as file:
             content = file.read()
             os.fsync(file.fileno())
@@ -60,9 +60,9 @@ def unchanged(folder: Path, saved: dict[str, object]) -> bool:
 def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     """Draw a run's metrics, and return the pictures' paths.
 
-    ``loss.png``: bits per byte in training and validation against tokens read, or nats per token where
-    unknown tokens leave no bits per byte. ``attention.png``, for architectures that report it: the
-    share of attention that falls on each part of memory.
+    ``loss.png``: bits per byte in training and validation against tokens read, or nats per token if
+    some are unknown. ``attention.png``, for architectures that report it: the share of attention on
+    each part of memory.
 
     Raises:
         MemspanError: matplotlib is not installed, or fails; the disk is full.
@@ -88,7 +88,7 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
             if axes.lines:
                 axes.legend()
 
-        # Written like everything else: whole or not at all, and never through a link to elsewhere.
+        # Written like everything else: completely or not at all, and never through a link.
         write_atomically(folder / name, png(on, 7, 4.2, dpi=120))
         pictures.append(folder / name)
 

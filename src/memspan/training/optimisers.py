@@ -1,7 +1,7 @@
 """The optimisers: torch's own by name, or one that the user's function makes; the learning rate.
 
-What one keeps is found by taking a step with small stand-ins for the parameters: its size, whether
-checkpoints can hold it, and whether what a checkpoint holds has its form.
+A step with small stand-ins for the parameters shows what an optimiser keeps: its size, whether
+checkpoints can hold it, and whether a checkpoint's state has its form.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from memspan.runs.options import RunConfig
 from memspan.training.options import OptimConfig
 
 Groups = list[dict[str, Any]]
-"""Parameters by their options, as torch's optimisers take them: ``params``, their ``names``,
+"""Groups of parameters as torch's optimisers take them: ``params``, their ``names``,
 ``weight_decay``, and ``factor``, which multiplies the learning rate."""
 MakeOptimiser = Callable[[Groups], torch.optim.Optimizer]
 Form = tuple[torch.dtype, int, bool]
 SMALL = 8
 """The largest dimension of a stand-in."""
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
-"""Types of numbers, and of the tensors that they are in checkpoints."""
+"""Types of numbers, and of the tensors that hold them in checkpoints."""
 
 
 def _adamw(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
@@ -67,7 +67,7 @@ def _is_weight_matrix(name: str, parameter: Tensor) -> bool:
 
 
 class _Together(torch.optim.Optimizer):
-    """Optimisers of different parameters as one, which has the groups and the state of all."""
+    """Optimisers of different parameters as one, with the groups and the state of all."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self._parts = parts
@@ -96,10 +96,10 @@ OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
 def with_optimiser(
     config: RunConfig[BackboneConfig], own: MakeOptimiser | None
 ) -> RunConfig[BackboneConfig]:
-    """The options of a run that the optimiser of ``own`` trains (None: the one that they name).
+    """The options of a run, trained by the optimiser from ``own`` (None: the one that they name).
 
     Raises:
-        MemspanError: ``own`` cannot be called, or the options ask for one and there is none.
+        MemspanError: ``own`` cannot be called, or is None although the options ask for one.
     """
     if own is not None:
         if not callable(own):
@@ -118,7 +118,7 @@ def with_optimiser(
 
 
 def groups_of(model: LanguageModel, config: OptimConfig) -> Groups:
-    """All parameters: weight decay is for matrices and tables alone, not for biases and gains."""
+    """All parameters; only matrices and tables have weight decay, not biases and gains."""
     groups: Groups = []
     factors = (1.0, config.compression_learning_rate)
     for parameters, factor in zip(model.clip_groups(), factors, strict=False):
@@ -141,7 +141,7 @@ def _is_decayed(name: str, parameter: Tensor) -> bool:
 
 
 class Optimiser:
-    """Updates a model's parameters; what it keeps for them goes to a checkpoint and comes back."""
+    """Updates a model's parameters; its state is saved in checkpoints and restored."""
 
     def __init__(
         self, model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None = None
@@ -149,19 +149,19 @@ class Optimiser:
         """
         Args:
             model: whose parameters it updates.
-            config: its options; they name it.
-            own: what makes it instead, from the parameters' groups.
+            config: its options, with its name.
+            own: makes it instead, from the parameters' groups.
 
         Raises:
-            MemspanError: ``own`` returns no optimiser of the parameters that it is given, or one that
-                cannot make a step with their gradients, or keeps what checkpoints do not hold.
+            MemspanError: ``own`` does not return an optimiser of the given parameters, or one that
+                cannot make a step with their gradients, or whose state checkpoints cannot hold.
         """
         make, groups = _maker(config, own), groups_of(model, config)
         self._parameters = dict(model.named_parameters())
         self._small = {name: (small, values) for name, small, values in _tried(make, groups)}
         self.optimizer = _made(make, groups)
         self.name = config.optimiser if own is None else type(self.optimizer).__name__
-        """For one of the user's, the name of its class."""
+        """For the user's own optimiser, the name of its class."""
         self._begun_with = _numbers(self.optimizer)
 
     def step(self, learning_rate: float) -> None:
@@ -170,10 +170,10 @@ class Optimiser:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """What it keeps: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed.
+        """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed.
 
         Raises:
-            MemspanError: it could not be restored.
+            MemspanError: the state could not be restored.
         """
         names = {id(p): name for name, p in self._parameters.items()}
         found: dict[str, Tensor] = {}
@@ -181,9 +181,9 @@ class Optimiser:
             name, kept = names[id(parameter)], _tensors(values)
             if _forms(kept, parameter) != self._forms(name):
                 raise MemspanError(
-                    f"{self.name} keeps for {name} ({', '.join(kept)}) what it does not keep for a "
-                    "small parameter after one step, and could not be resumed: let it choose by names "
-                    "and dimensions, not by sizes, and keep all from its first step on"
+                    f"{self.name} keeps other state for {name} ({', '.join(kept)}) than for a small "
+                    "parameter after one step, and could not be resumed: let it choose by names and "
+                    "dimensions, not by sizes, and keep all from its first step on"
                 )
             found |= {f"{name}/{key}": value for key, value in kept.items()}
         changed = _numbers(self.optimizer).items() - self._begun_with.items()
@@ -192,14 +192,14 @@ class Optimiser:
     def restore(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """The inverse of :meth:`tensors`, whose names are split here: ``PARAMETER``, then ``KEY``.
 
-        What it does not keep is dropped, such as the momentum of an ``sgd`` that now has none.
+        State that it does not keep is dropped, such as the momentum of an ``sgd`` that now has none.
 
         Raises:
-            TypeError: what it keeps is missing or of another form.
+            TypeError: its state is missing or of another form.
         """
         for name, parameter in self._parameters.items():
             if values := saved.get(name):
-                # Fused updates trust it.
+                # Fused updates do not check it.
                 if not self._forms(name).items() <= _forms(values, parameter).items():
                     raise TypeError(f"the optimiser's state of {name} has another form")
                 self.optimizer.state[parameter] = {
@@ -213,13 +213,13 @@ class Optimiser:
                 group[key] = value.item()
 
     def _forms(self, name: str) -> dict[str, Form]:
-        """The forms of what it keeps for a parameter."""
+        """The forms of its state for a parameter."""
         small, values = self._small[name]
         return _forms(_tensors(values), small)
 
 
 def kept_bytes(model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None) -> int:
-    """What an optimiser keeps for ``model``, which may be one of shapes alone."""
+    """Size of an optimiser's state for ``model``, which may be on the meta device."""
     parameters = dict(model.named_parameters())
     return sum(
         value.itemsize * (parameters[name] if value.shape == small.shape else value).numel()
@@ -251,11 +251,11 @@ def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:
 
 
 def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Names of parameters, small stand-ins, and what an optimiser keeps for those after a step."""
+    """Names of parameters, small stand-ins, and an optimiser's state for these after a step."""
     groups = [{**group, "params": [_stand_in(p) for p in group["params"]]} for group in groups]
     names = {id(p): n for g in groups for n, p in zip(g["names"], g["params"], strict=True)}
     parameters = [parameter for group in groups for parameter in group["params"]]
-    # The run's own random numbers do not depend on it.
+    # Without effect on the run's random numbers.
     with torch.random.fork_rng(devices={p.device for p in parameters if p.is_cuda}):
         optimizer = _made(make, groups)
         for parameter in parameters:
@@ -275,8 +275,8 @@ def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, d
         for key, value in values.items() if id(owner) in names else [(owner, values)]:
             if id(owner) not in names or not _is_held(key, value):
                 raise MemspanError(
-                    f"{type(optimizer).__name__} keeps {str(key)[:40]!r}, {type(value).__name__}: what "
-                    "checkpoints hold are numbers and tensors, by name for each parameter"
+                    f"{type(optimizer).__name__} keeps {str(key)[:40]!r}, {type(value).__name__}: "
+                    "checkpoints hold only numbers and tensors, by name for each parameter"
                 )
     for parameter in parameters:
         yield names[id(parameter)], parameter, optimizer.state.get(parameter, {})
@@ -291,7 +291,7 @@ def _is_held(key: object, value: object) -> bool:
 
 
 def _stand_in(parameter: Tensor) -> nn.Parameter:
-    """As many dimensions, and sharded likewise."""
+    """A small parameter with as many dimensions, and sharded likewise."""
     device = "cpu" if parameter.is_meta else parameter.device
     sizes = [min(n, SMALL) for n in parameter.shape]
     small = torch.zeros(sizes, dtype=parameter.dtype, device=device)
@@ -299,7 +299,7 @@ def _stand_in(parameter: Tensor) -> nn.Parameter:
 
 
 def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Values as a checkpoint holds them, which None is not in."""
+    """Values as a checkpoint holds them, without those that are None."""
     return {
         key: value if isinstance(value, Tensor) else torch.tensor(value, dtype=NUMBERS[type(value)])
         for key, value in values.items()
@@ -308,12 +308,12 @@ def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _restored(value: Tensor, like: Any) -> Any:
-    """A checkpoint's value, as ``like`` is."""
+    """A checkpoint's value in the form of ``like``."""
     return placed(value.to(like.device), like) if isinstance(like, Tensor) else value.item()
 
 
 def _forms(values: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Form]:
-    """What values for a parameter have in common with those for its stand-in."""
+    """The form of a parameter's values, which is also that of its stand-in's."""
     return {
         key: (value.dtype, value.dim(), value.shape == parameter.shape)
         for key, value in values.items()
@@ -321,7 +321,7 @@ def _forms(values: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Form]:
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Numbers of its groups, but for the learning rate, which is the schedule's."""
+    """Numbers of its groups, except the learning rate, which the schedule sets."""
     return {
         f"{number}/{key}": value
         for number, group in enumerate(optimizer.param_groups)

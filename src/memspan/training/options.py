@@ -69,7 +69,7 @@ class OptimConfig:
 MOST_SEGMENTS = 1 << 16
 """Most segments in one update."""
 BUDGETS = ("steps", "max_tokens", "epochs")
-"""Options that say how long a run trains; a run has exactly one."""
+"""Options for how long a run trains; a run has exactly one."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class TrainConfig:
     """Training loop."""
 
     steps: int | None = None
-    """Updates to make. A run has one budget: this, max_tokens or epochs. One that is given replaces
-    that of a preset or of the run to resume."""
+    """Updates to make. A run has one budget: this, max_tokens or epochs; it replaces that of a preset
+    or of the run to resume."""
     max_tokens: int | None = None
     """Instead of steps: training tokens to read over all rows, an upper limit."""
     epochs: float | None = None
@@ -91,7 +91,7 @@ class TrainConfig:
     """Training curriculum: segments start at this length and double, in equal shares of
     curriculum_steps, until they have segment_length (None: segment_length from the start)."""
     curriculum_steps: int = 0
-    """Step from which segments have segment_length, with first_segment_length."""
+    """With first_segment_length: step from which segments have segment_length."""
     accumulate: int = 1
     """Segments whose gradients are averaged into one update."""
     accumulate_later: int | None = None
@@ -100,13 +100,13 @@ class TrainConfig:
     accumulate_from: int = 0
     """Step from which accumulate_later replaces accumulate."""
     gradient_segments: int = 1
-    """Segments of an update through which gradients flow back, by way of memory; 1: they stop at a
-    segment's start. At most accumulate."""
+    """Segments of an update through which gradients flow back via memory, at most accumulate; 1: they
+    stop at a segment's start."""
     recompute: bool = False
     """Activation checkpointing: each layer keeps only its inputs for the backward pass, and is computed
     again there. It takes less memory and a third to a half more time, and changes no numbers; a run may
-    be resumed with it or without. Where layers read token by token it saves nothing within a segment,
-    only with gradient_segments over 1."""
+    be resumed with it or without. For layers that read token by token it saves nothing within a
+    segment, only with gradient_segments over 1."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
     evaluate_tokens: int = 131_072
@@ -167,12 +167,12 @@ class TrainConfig:
         )
 
     def updates(self, row_length: int, step: int = 0, tokens_read: int = 0) -> int:
-        """Updates that the budget allows, including those that were made.
+        """Updates that the budget allows, including those already made.
 
         Args:
             row_length: tokens of each stream until the text starts again.
-            step: updates that were made, perhaps with other segments.
-            tokens_read: tokens of each stream that they have read.
+            step: updates already made, perhaps with other segments.
+            tokens_read: tokens of each stream that these have read.
         """
         if self.steps is not None:
             return self.steps
@@ -185,14 +185,14 @@ class TrainConfig:
         if self.max_tokens is not None:
             return bisect_right(range(MOST), self.max_tokens, key=read) - 1
         assert self.epochs is not None
-        # What is left of a row after its last whole segment is not read.
+        # The rest of a row after its last whole segment is not read.
         whole = self.batch_size * (row_length - row_length % self.segment_length)
         return bisect_left(range(MOST), math.ceil(Fraction(self.epochs) * whole), key=read)
 
     def checkpoints(self, steps: int) -> int:
         """Checkpoints on the disk at once, at most, in a run of ``steps`` updates."""
         due = [every for every in (self.save_every, self.evaluate_every) if every]
-        # One at the end. Where both are due there is one as well.
+        # One at the end; if both are due, there is still one.
         made = 1 + sum(steps // every for every in due)
         if len(due) == 2:
             made -= steps // math.lcm(*due)
@@ -212,7 +212,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         given: object = self.tracker
         if isinstance(given, str):
-            # As in files of older versions, which knew one tracker, or "none".
+            # Files of older versions have one tracker, or "none".
             object.__setattr__(self, "tracker", (given,))
         check_types(self)
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")

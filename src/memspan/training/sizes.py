@@ -1,4 +1,4 @@
-"""The memory that training takes: a lower bound, and for larger models what samples of it say."""
+"""The memory that training takes: a lower bound and, for larger models, an estimate from samples."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from memspan.training.state import TrainingState
 from memspan.training.updates import Updater
 
 MEASURED_FROM = 0.01
-"""Share of the device's memory from which on a lower bound is not enough to tell that training fits."""
+"""Share of the device's memory above which a lower bound does not show that training fits."""
 PROCESS = 400_000_000
-"""Bytes of Python and its libraries on a CPU, with what they allocate for themselves."""
+"""Bytes of Python and its libraries on a CPU, with their own allocations."""
 FORMULAS = {str(operation): formula for operation, formula in flop_registry.items()}
 
 
 class Tally(TorchDispatchMode):
     """Counts what PyTorch does within: operations of matrix products, and bytes of tensors.
 
-    What a loop in C multiplies by itself is not counted.
+    Products in loops in C are not counted.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Tally(TorchDispatchMode):
         self.operations = 0
         """Multiplications and additions."""
         self.live = self.peak = 0
-        """Bytes of tensors made within: of those that live, and the most so far."""
+        """Bytes of tensors made within: of those alive, and the peak."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,7 +62,7 @@ class Tally(TorchDispatchMode):
         name = str(function.overloadpacket).removesuffix("_").replace("_for_cpu", "")
         if name in FORMULAS:
             self.operations += FORMULAS[name](*args, **kwargs, out_val=result)
-        # Views, and what is changed in place, share what they were given.
+        # Views and tensors changed in place share storages that were there before.
         made, given = _storages(result), _storages((args, kwargs))
         for storage in (made[key] for key in made.keys() - given.keys()):
             self.live += storage.nbytes()
@@ -85,18 +85,18 @@ class Needs:
 
     weights: int
     gradients: int
-    """With DDP twice: it collects them in buckets."""
+    """Twice with DDP, which collects them in buckets."""
     moments: int
-    """Or whatever else the optimiser keeps."""
+    """The optimiser's state, whatever it is."""
     activations: int
-    """Of the segments that gradients flow through, forward and backward."""
+    """Those of the segments that gradients flow through, forward and backward."""
     memory: int
-    """The architecture's, before and after an update."""
+    """The architecture's memory, before and after an update."""
     process: int
     """Python and its libraries."""
     saving: int
-    """On a CPU, what several processes copy of their state in order to write it while training goes on:
-    one copy of all, two of the part that each writes. One process copies nothing."""
+    """Copies of the state that several processes on a CPU make to write it during training: one of all,
+    two of the part that each writes. One process copies nothing."""
 
     @property
     def total(self) -> int:
@@ -125,7 +125,7 @@ class Sampled:
     peaks: dict[int, dict[int, float]]
     """Bytes of activations, by layers, then by rows."""
     operations: dict[int, float]
-    """Per token, in the matrix products of a forward pass, by layers."""
+    """Operations per token in the matrix products of a forward pass, by layers."""
 
     def activations(self, n_layers: int, rows: int) -> float:
         """Bytes with this many layers and rows: they grow linearly in both."""
@@ -133,7 +133,7 @@ class Sampled:
 
 
 def line(points: Mapping[int, float], at: int) -> float:
-    """What a line through the last two of ``points`` is at ``at``; of one, through zero."""
+    """The value at ``at`` of the line through the last two ``points``, or through one and zero."""
     first, last = [0, *sorted(points)][-2:]
     low = points.get(first, 0.0)
     return low + (at - first) * max(0.0, points[last] - low) / (last - first)
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Of each process."""
+        """Rows of each process."""
         return self.config.train.batch_size // self.n_processes
 
     def with_layers(self, n_layers: int) -> Plan:
@@ -172,7 +172,7 @@ class Plan:
         part = (BYTES * whole + moments) // n_processes
         gathered = saving = 0
         if config.train.parallel == "fsdp" and n_processes > 1:
-            # FSDP2 gathers one unit at a time, and what is in none.
+            # FSDP2 gathers one unit at a time, and all parameters outside of units.
             units = [sum(p.numel() for p in unit.parameters()) for unit in model.units()]
             gathered = whole - sum(units) + max(units, default=0)
             own, moments = own // n_processes, moments // n_processes
@@ -181,8 +181,8 @@ class Plan:
             # Fields of a memory may share tensors, so that rows are copied once more.
             saving = BYTES * own + moments + 2 * part + 4 * memory
         if activations is None:
-            # What every layer is given, and what its second half is, in all segments that gradients
-            # flow through; with recompute the first alone, in one segment.
+            # The inputs of every layer and of its second half, in all segments that gradients flow
+            # through; with recompute the first alone, in one segment.
             inputs = 1 if config.train.recompute else 2 * config.train.gradient_segments
             tokens = rows * config.train.segment_length
             activations = BYTES * inputs * tokens * config.model.n_layers * config.model.d_model
@@ -197,7 +197,7 @@ class Plan:
         )
 
     def updater(self, rows: int, processes: Processes = ALONE) -> Updater:
-        """What trains this many rows in each process, on made-up tokens."""
+        """Trains this many rows in each process, on made-up tokens."""
         from memspan.data.tokenizers.words import WordTokenizer
 
         batch_size, segments = rows * processes.size, self.config.train.gradient_segments
@@ -232,7 +232,7 @@ class Plan:
         layers, counts = self._layers(), range(1, min(2, self.rows) + 1)
         largest = replace(self.with_layers(layers[-1]), n_processes=1).needs(counts[-1])
         if largest.total > memory_of(self.device):
-            # Nor does the whole, and it is that which was asked for.
+            # Then the whole does not fit either, and the message is about that.
             whole = replace(self, n_processes=1).needs(self.rows)
             whole.refuse_more_than(memory_of(self.device), 1)
         found = Sampled({n_layers: {} for n_layers in layers}, {})
@@ -241,7 +241,7 @@ class Plan:
             state = updater.state
             for parameter in state.model.parameters():
                 parameter.register_post_accumulate_grad_hook(_drop)
-            # What an update reads displaces what is in memory.
+            # An update replaces what is in memory.
             with torch.no_grad():
                 state.memory = updater.read(state.streams.next()).memory
             with Tally() as counted:
@@ -252,13 +252,13 @@ class Plan:
         return found
 
     def _layers(self) -> list[int]:
-        """Those of samples. A recomputed layer by itself takes less than with another after it, whose
-        gradient it is given."""
+        """Numbers of layers in samples. A single recomputed layer takes less than one that is followed
+        by another, whose gradient it is given."""
         n_layers = self.config.model.n_layers
         try:
             has_fewer = self.with_layers(1).config.model.n_layers == 1
         except (TypeError, ValueError, MemspanError):
-            # Its architecture has no option for them.
+            # The architecture has no option for the number of layers.
             has_fewer = False
         least = 1 + self.config.train.recompute
         return sorted({min(least, n_layers), min(least + 1, n_layers)}) if has_fewer else [n_layers]
@@ -266,8 +266,8 @@ class Plan:
 
 @torch.no_grad()
 def _operations(state: TrainingState) -> float:
-    """Per token of a forward pass, in the products of the reference: those of loops in C cannot be
-    counted."""
+    """Operations per token in the products of a forward pass of the reference: those of loops in C
+    cannot be counted."""
     segment = state.streams.next().part(state.rows, state.device)
     inputs, targets = segment.inputs, segment.targets
     with Tally() as counted:
@@ -282,7 +282,7 @@ def _drop(parameter: Tensor) -> None:
 def refuse_oversized_training(plan: Plan) -> None:
     """Raise :class:`MemspanError` if training does not fit the device.
 
-    Where a lower bound leaves no doubt that it fits, nothing is measured.
+    Nothing is measured if a lower bound leaves no doubt that it fits.
     """
     config, available = plan.config, memory_of(plan.device)
     sharing = on_this_machine(plan.n_processes, plan.device)

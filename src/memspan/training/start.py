@@ -56,14 +56,14 @@ def train(
     Args:
         config: all options of the run.
         folder: a new folder for it.
-        init_from: a run whose weights are taken as far as they fit.
+        init_from: a run whose weights are taken if they fit.
         optimiser: makes the optimiser, in place of the one that ``config.optim`` names. It is called
             with groups of parameters as torch's optimisers take them: ``params``, their ``names``,
-            ``weight_decay``, and ``factor``, by which the learning rate is multiplied; the rate itself
-            is set before each step, as ``config.optim`` says. It is called first with small stand-ins,
-            which have the names and numbers of dimensions of the parameters, and may leave parameters
-            out. What the optimiser keeps for each parameter must be tensors and numbers; they are in
-            checkpoints, as are numbers in its groups that change.
+            ``weight_decay``, and ``factor``, which multiplies the learning rate; the rate itself is set
+            before each step, as ``config.optim`` says. It may leave parameters out, and is called first
+            with small stand-ins, which have the parameters' names and numbers of dimensions. The
+            optimiser's state for each parameter must be tensors and numbers; checkpoints hold it, and
+            numbers in its groups that change.
         console: where progress, scores and a sample are shown (None: nowhere).
         processes: of a distributed run, which all call this with the same arguments; see
             :func:`memspan.distributed.processes.joined`.
@@ -103,7 +103,7 @@ def train(
     state = TrainingState(config, prepared, device, processes, source, optimiser)
     if state.warm_start is not None:
         console.print(state.warm_start.summary())
-    # Its weights would stay in memory for as long as this trains.
+    # Otherwise its weights would stay in memory during training.
     del source
     with _locked(folder, processes) as lock:
         if lock is not None:
@@ -177,7 +177,7 @@ def _resume(
     # A single process checks all of the checkpoint before the model takes memory.
     saved = latest.load() if processes.size == 1 else None
     if processes.first:
-        # As long as it is not known that the run goes on: by its own options.
+        # By the run's own options, until it is certain that it goes on.
         checkpoints.recover(folder, state, before.train.keep)
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
@@ -216,7 +216,7 @@ def _resume(
 def _merged(
     before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
 ) -> RunConfig[BackboneConfig]:
-    """``wanted`` with absolute paths, and the run's own precision where it says ``auto``."""
+    """``wanted`` with absolute paths, and the run's own precision for ``auto``."""
     options = _without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
     return dataclasses.replace(_with_absolute_paths(wanted, before.data), train=options)
 
@@ -255,8 +255,8 @@ def _check_corpus(
         )
     if known and not is_whole(known):
         console.print(
-            f"{folder} was saved by an older version, which recorded its training tokens only: "
-            "whether its other splits and the borders of documents are the same is not known"
+            f"{folder} was saved by an older version, which recorded only its training tokens: its "
+            "other splits and the borders of documents may have changed"
         )
 
 
@@ -314,7 +314,7 @@ def _refuse_sizes(
     processes: Processes,
     optimiser: MakeOptimiser | None,
 ) -> None:
-    """Refuse rows that processes cannot share or the text does not have, and what does not fit."""
+    """Refuse rows that processes cannot share or the text lacks, and runs that do not fit."""
     refuse_sharing(config, processes)
     streams_of(config, prepared)
     vocab_size = prepared.tokenizer.vocab_size

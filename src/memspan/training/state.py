@@ -1,4 +1,4 @@
-"""Everything that the next step of a run depends on, to and from a checkpoint."""
+"""Everything that the next step of a run depends on, saved to and restored from checkpoints."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class TrainingState:
             config: all options of the run.
             prepared: its corpus.
             device: where weights and memory are.
-            processes: of the run, which all make a state of their own.
-            source: a run whose weights are taken where they fit.
-            optimiser: makes one of the user's (None: the options name one).
+            processes: of the run, each of which makes its own state.
+            source: a run whose weights are taken if they fit.
+            optimiser: makes the user's own (None: the options name one).
 
         Raises:
             MemspanError: an option or optimiser that cannot be used.
@@ -93,7 +93,7 @@ class TrainingState:
         # First: refuses more rows than the text has before memory is made for them.
         self.streams = streams_of(config, prepared)
         self.steps = options.updates(self.streams.row_length)
-        """Updates that the run is to make in all."""
+        """Updates that the run makes in all."""
         vocab_size = prepared.tokenizer.vocab_size
         n_rows = self.rows.stop - self.rows.start
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
@@ -136,13 +136,13 @@ class TrainingState:
 
     @property
     def stops_early(self) -> bool:
-        """Whether as many validations in a row have not improved as the options allow."""
+        """Whether the score has not improved in as many validations in a row as the options allow."""
         patience = self.config.train.early_stopping_patience
         return patience is not None and self.unimproved >= patience
 
     @property
     def is_finished(self) -> bool:
-        """Whether no update is left to make."""
+        """Whether all updates have been made."""
         return self.step >= self.steps or self.stops_early
 
     def patience_in_words(self) -> str:
@@ -158,8 +158,8 @@ class TrainingState:
     def note_score(self, nats_per_token: float) -> None:
         """Remember this step if its validation score is the best so far; count it otherwise.
 
-        ``nats_per_token``: infinite if a loss was not finite. Of several processes the first one's
-        counts, since all must stop together.
+        ``nats_per_token``: infinite if a loss was not finite. The first process's counts: all must stop
+        together.
         """
         nats_per_token = self.processes.of_first(nats_per_token)
         improves = nats_per_token < self.best - self.config.train.early_stopping_threshold
@@ -168,7 +168,7 @@ class TrainingState:
             self.best, self.best_step = nats_per_token, self.step
 
     def snapshot(self, folder: Path) -> Checkpoint:
-        """The state as it is now; of what processes share, this one's part.
+        """The state as it is now; this process's part of whatever is shared.
 
         ``folder``: the run's, whose ``metrics.jsonl`` belongs to the state.
         """
@@ -258,7 +258,7 @@ class TrainingState:
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
         load_weights(self.model, weights, folder)
         if not saved.training and not saved.state["step"]:
-            # Converted from another program's checkpoint: all else is as before the first step.
+            # Converted from another program's checkpoint: everything else is as before the first step.
             return
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
@@ -276,7 +276,7 @@ class TrainingState:
         self.step = saved.state["step"]
         self._seed_this_process()
         self._restore_generators(groups["random"])
-        # Older versions did not count: theirs follows from the options, which could not change then.
+        # Older versions did not count: the number follows from the options, which were fixed then.
         counted = {"tokens_read": self.config.train.tokens_read(self.step)}
         self.streams.load_state_dict(counted | saved.state["streams"])
         read = self.streams.tokens_read

@@ -1,4 +1,4 @@
-"""What a run says about itself on the terminal: before training and at its end."""
+"""What a run prints on the terminal: before training and at its end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from memspan.training.validation import MIN_P, Validation
 
 PROMPT_LINES = 3
 PROMPT_WIDTH = 100
-"""How much of what was read before a sample is shown: lines, and characters of each."""
+"""How much of a sample's prompt is shown: lines, and characters of each."""
 LEAST_WORTH = 0.002
-"""The least share of the loss that memory must save to be reported: less may be chance."""
+"""The smallest saving by memory that is reported, as a share of the loss: less may be chance."""
 
 
 def introduce(console: Console, state: TrainingState, folder: Path) -> None:
@@ -56,7 +56,7 @@ def conclude(console: Console, state: TrainingState, validation: Validation, fol
         for picture in metrics.plot(folder, state.config.model.plots):
             say(f"  picture     {picture}")
     except MemspanError as error:
-        # All that counts is saved.
+        # Everything that matters is saved.
         say(f"  no picture: {error}")
     tokens, _ = validation.text()
     text = state.prepared.tokenizer.decode(tokens)
@@ -84,7 +84,7 @@ def _last_lines(prompt: bytes) -> str:
 def _show_score(
     console: Console, state: TrainingState, validation: Validation, text: bytes
 ) -> None:
-    """The model's score, what it is without memory, and a compressor's."""
+    """The model's score, with and without memory, and a compressor's."""
     config, say = state.config, console.print
     scores = validation.score(1)
     n_tokens = config.train.evaluate_tokens
@@ -108,7 +108,7 @@ def _show_score(
     if scores.n_unknown:
         say(
             f"{percent(scores.unknown_share)} of the tokens are unknown and their text is not "
-            "scored: there are no bits per byte, and the model cannot be compared with lzma, a "
+            "scored: bits per byte are unknown, and the model cannot be compared with lzma, a "
             "compressor."
         )
 

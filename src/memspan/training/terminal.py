@@ -21,16 +21,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 PLAIN_SECONDS = 30
-"""Seconds between the lines that replace a progress bar where there is no terminal."""
+"""Seconds between the lines that replace a progress bar without a terminal."""
 ESTIMATE_UPDATES = 100
-"""Updates of a progress bar whose mean speed tells the time left, however long they take."""
+"""The time left follows from the mean speed over this many updates of a progress bar."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
 """Signals that stop training, with a checkpoint."""
 
 
 @contextmanager
 def unbreakable_output() -> Iterator[None]:
-    """Within, printing never fails: a run outlives the terminal, pipe or log that it prints to.
+    """Printing inside never fails: a run outlives the terminal, pipe or log that it prints to.
 
     The first failure is reported on standard error, if that can still be written.
     """
@@ -44,7 +44,7 @@ def unbreakable_output() -> Iterator[None]:
             )
 
     stdout, stderr = sys.stdout, sys.stderr
-    # They are None where the caller closed them.
+    # They are None if the caller closed them.
     with (
         redirect_stdout(stdout and Unbreakable(stdout, report)),
         redirect_stderr(stderr and Unbreakable(stderr, lambda error: None)),
@@ -90,9 +90,9 @@ class Unbreakable(io.TextIOBase):
 
 @contextmanager
 def stoppable(ask: Callable[[], None]) -> Iterator[None]:
-    """Within, the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) calls ``ask``.
+    """Inside, the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) calls ``ask``.
 
-    A second one ends the process at once. What was ignored, as SIGHUP is under nohup, stays ignored.
+    A second one ends the process at once. Ignored signals, such as SIGHUP under nohup, stay ignored.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -131,7 +131,7 @@ def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """The same on standard error, up to ``total`` (None: unknown); yields what takes the count."""
+    """The same on standard error, up to ``total`` (None: unknown); yields a function of the count."""
     # A folder's name may hold braces.
     what = what.replace("{", "{{").replace("}", "}}")
     of = "" if total is None else "/{task.total:,.0f}"
@@ -142,7 +142,7 @@ def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int]
 
 @contextmanager
 def counting_on(what: str, unit: str) -> Iterator[Callable[[float, float], None]]:
-    """The same from the first call on: yields what takes the count and the total."""
+    """The same from the first call on; yields a function of the count and the total."""
     with ExitStack() as stack:
         shown: list[Callable[[int], None]] = []
 
@@ -185,7 +185,7 @@ def _bar(
 
 
 def _time_left(seen: Sequence[tuple[float, int]], total: int | None) -> str:
-    """The time until ``total`` at the mean speed of ``seen``, times and counts; empty if unknown."""
+    """The time until ``total`` at the mean speed of ``seen`` (times and counts); empty if unknown."""
     (start, first), (now, last) = seen[0], seen[-1]
     if total is None or last == first:
         return ""

@@ -23,7 +23,7 @@ LOG_EVERY = 10
 
 
 class Trainer:
-    """Trains a run; of several processes each has one, and the first alone logs."""
+    """Trains a run. Each of several processes has one, and only the first logs."""
 
     def __init__(self, state: TrainingState, checkpointer: Checkpointer, console: Console) -> None:
         self.state, self.checkpointer, self.console = state, checkpointer, console

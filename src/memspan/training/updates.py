@@ -19,13 +19,13 @@ from memspan.training.state import TrainingState
 
 
 class Updater:
-    """Makes the updates of a run; all it carries from one to the next is the run's state."""
+    """Makes the updates of a run; it carries only the run's state from one to the next."""
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.skips_in_a_row = 0
         self.statistics: Mapping[str, Tensor] = {}
-        """Those of the last segment read, see :class:`~memspan.models.output.Output`."""
+        """Statistics of the last segment read, see :class:`~memspan.models.output.Output`."""
 
     def update(self) -> Tensor | None:
         """Read the next segments and update the weights once.
@@ -35,7 +35,7 @@ class Updater:
             or a gradient was not finite.
 
         Raises:
-            NonFiniteError: it was not finite, and training is to stop then, or does not recover.
+            NonFiniteError: one was not finite, and training is to stop then or does not recover.
         """
         state, config = self.state, self.state.config
         state.model.train()
@@ -86,7 +86,7 @@ class Updater:
                 if n % state.config.train.gradient_segments == 0 or last:
                     pending.backward()
                     pending = torch.zeros((), device=state.device)
-                    # The paper's stop-gradient: back-propagation ends at this segment's border.
+                    # The paper's stop-gradient: back-propagation ends at this segment's start.
                     state.memory = state.memory.detach()
             read.append((segment, output.losses.detach()))
         return read

@@ -22,9 +22,9 @@ from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
 
 PROMPT_TOKENS = 512
-"""Tokens that are read before a sample is written, at most."""
+"""Maximum number of tokens that are read before a sample is written."""
 MIN_P = 0.1
-"""Of samples: after minutes of training, what is less likely is mostly a misspelling."""
+"""Sampling parameters: after minutes of training, less likely tokens are mostly misspellings."""
 STATISTICS_SEGMENTS = 32
 """Segments that statistics read: the last of them, with memory filled by those before."""
 
@@ -34,7 +34,7 @@ class Validation:
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
-        # Whatever the run trains in, scores are comparable; the best weights are chosen by them.
+        # Whatever the run trains in: scores must be comparable, and they choose the best weights.
         self.precision = dataclasses.replace(state.precision, products="float32")
 
     @property
@@ -79,7 +79,7 @@ class Validation:
         )
 
     def prompt(self) -> bytes:
-        """The beginning of the text to score, up to where a paragraph, a line or a word ends."""
+        """The beginning of the text to score, up to the end of a paragraph, a line or a word."""
         text = self.state.prepared.tokenizer.decode(self.text()[0][:PROMPT_TOKENS])
         for end in (b"\n\n", b"\n", b" "):
             if (at := text.rfind(end, len(text) // 2)) >= 0:

@@ -1,4 +1,4 @@
-"""Starting from another run's weights: the same architecture's, or those that mean the same."""
+"""Starting from another run's weights, of the same architecture or of parts that mean the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memspan.runs.run import Run
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Which of the model's tensors were taken, in part, or not at all."""
+    """Which of the model's tensors were taken, wholly, in part or not at all."""
 
     source: str
     mapped: list[str]
@@ -39,7 +39,7 @@ class WarmStart:
 
 @torch.no_grad()
 def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> WarmStart:
-    """Copy into ``model`` what ``source`` has for it.
+    """Copy into ``model`` the weights of ``source`` that fit.
 
     Raises:
         MemspanError: another width, other heads, another vocabulary, or an unrelated architecture.
@@ -86,7 +86,7 @@ def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmSt
         elif given is not None and table and given.shape[1:] == own.shape[1:]:
             rows = min(len(given), len(own))
             own[:rows].copy_(given[:rows])
-            # The other table may be the longer one.
+            # Either table may be the longer one.
             (report.mapped if rows == len(own) else report.partly).append(name)
         else:
             report.fresh.append(name)
