@@ -348,7 +348,10 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
     ("name", "line"),
     [
         ("few", "has 65 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
-        ("few --tokenizer bytes", "models.py:few has 65 tokens, and the text has others"),
+        (
+            "few --tokenizer bytes",
+            "has 65 tokens, but this tokeniser gives the text others",
+        ),
         ("headless", "where logits are [B, T, 256]: give one with a language model's head"),
         ("stops", "the model stopped with ZeroDivisionError: division by zero"),
         ("vectors", "reads vectors, and a text is tokens: give a language model"),

@@ -1,2 +1,1 @@
-"""Trained models behind other libraries' interfaces. Each needs an extra, and nothing else imports
-it."""
+"""Trained models behind other libraries' interfaces. Each needs an extra; no other room imports it."""

@@ -40,11 +40,11 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
     goes on from the memory that was stored there.
 
     Args:
-        backbone: of any architecture. Where it says ``cut_invariant()``, a slice has the values of
+        backbone: of any architecture. If it is ``cut_invariant()``, a slice has the same values as
             acting.
         in_key: vectors ``[..., D]``.
         out_key: the backbone's output, ``[..., D]``.
-        memory_key: under which the memory's tensors stand.
+        memory_key: the entry with the memory's tensors.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
         super().__init__()
         self.backbone = backbone
         self.in_key, self.out_key, self.memory_key = in_key, out_key, memory_key
-        # Of tensors, one by one: TorchRL's estimators take no nested tensordicts.
+        # Each tensor is a key: TorchRL's estimators do not take nested tensordicts.
         fields = list(backbone.initial_memory(1).tensors())
         self.in_keys = [in_key, "is_init", *((memory_key, name) for name in fields)]
         self.out_keys = [out_key, *(("next", memory_key, name) for name in fields)]
@@ -105,7 +105,7 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
         first = torch.zeros_like(starts)
         first[:, 0] = True
         if stored is not None:
-            # Slice samplers mark where slices begin. Where an episode does, nothing has been stored.
+            # Slice samplers mark where slices begin. At an episode's start nothing has been stored.
             marked = starts & (stored["tokens_seen"] > 0)
             first, starts = first | marked, starts & ~marked
         begins = first.flatten().nonzero().flatten()

@@ -1,1 +1,1 @@
-"""How far back a trained run remembers, one measurement per file, and the report on them."""
+"""How far back a trained run remembers: one measurement per file, and a report."""

@@ -17,12 +17,12 @@ MOST_TOKENS = 8192
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """Where one layer's attention goes, the mean over heads and tokens."""
+    """Where one layer's attention goes, averaged over heads and tokens."""
 
     by_distance: tuple[float, ...]
     """Shares of the distances from each of ``Attention.distances`` up to the next."""
     by_kind: dict[str, float]
-    """Shares of the parts of the memory, and of the segment where it is apart."""
+    """Shares of the parts of the memory, and of the segment if it is separate."""
     mean_distance: float
     """Tokens."""
 
@@ -32,7 +32,7 @@ class Attention:
     """Where attention goes."""
 
     tokens: int
-    """That attended."""
+    """Number of tokens that attended."""
     distances: tuple[int, ...]
     """Tokens: 0, 1, 2, 4, 8, ..."""
     layers: tuple[AttentionLayer, ...]
@@ -44,7 +44,7 @@ def exists(subject: RunSubject) -> bool:
 
 
 def measured(subject: RunSubject, history: int, budget: Budget) -> Iterator[Attention]:
-    """The attention of segments after ``history`` tokens, of more and more of them."""
+    """The attention of more and more segments after ``history`` tokens."""
     draws = np.random.default_rng(SEED)
     total: list[_Sums] = []
     seconds, tokens = 0.0, 0

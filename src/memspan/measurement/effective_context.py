@@ -23,26 +23,24 @@ from memspan.measurement.span import Span
 
 THRESHOLD = 0.01
 SHARES = (0.1, 0.5, 1.0)
-"""The paper's r: shares of the tokens, the hardest ones, that are looked at."""
+"""The paper's r: shares of the tokens, of which only the hardest count."""
 
 
 @dataclass(frozen=True)
 class EffectiveContext:
-    """Of one run among the group."""
+    """The effective context of one run in the group."""
 
     run: str
     tokens: dict[float, int]
-    """By r, the length."""
+    """The length by r."""
     longest: int
-    """Tokens, the longest history that all were measured with: a length that reaches this may be
+    """Longest history, in tokens, with which all were measured: a length that reaches it may be
     longer."""
 
 
 def effective_context(spans: dict[str, Span]) -> list[EffectiveContext]:
-    """Of every run, by its folder, on the targets and histories that all were measured with.
-
-    Empty if they share none.
-    """
+    """The effective context of every run, by its folder, on the targets and histories that they share;
+    empty if they share none."""
     n_points = min(len(span.points) for span in spans.values())
     shared = set.intersection(*(set(span.first.tolist()) for span in spans.values()))
     if not shared or len({span.losses.shape[1] for span in spans.values()}) > 1:

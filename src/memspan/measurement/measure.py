@@ -1,4 +1,4 @@
-"""Everything that is measured of one run."""
+"""All measurements of one run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memspan.targets import is_run
 
 T = TypeVar("T")
 LEAST_TOKENS = 32
-"""A text that has fewer tokens is not measured."""
+"""Texts with fewer tokens are refused."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Measurement:
     """How far back a run remembers."""
 
     run: str
-    """As it was named: a run's folder, or another model."""
+    """The name as given: a run's folder, or another model."""
     architecture: str
     parameters: int
     corpus: str
@@ -39,7 +39,7 @@ class Measurement:
     split: str
     """The part of it that was read."""
     tokenizer: str
-    """Its kind."""
+    """Kind of the tokeniser."""
     vocabulary: str
     """SHA-256 of the tokeniser: distances in tokens can be compared where it is the same."""
     segment_length: int
@@ -47,14 +47,14 @@ class Measurement:
     window: int | None
     """Tokens that a model of transformers can see (None: any number)."""
     state_bytes: int
-    """What one row carries after ``longest`` tokens, or a window's."""
+    """Bytes that one row carries after ``longest`` tokens, or after a window's."""
     longest: int
-    """Tokens, the longest distance that was requested and that the text allows."""
+    """Longest distance that was requested and that the text allows, in tokens."""
     budget: float
     """CPU seconds that were allowed."""
     span: Span | None = None
     memory_lengths: tuple[MemoryLength, ...] = ()
-    """One per size that the architecture's memory has."""
+    """One per size of the architecture's memory."""
     repeats: Repeats | None = None
     attention: Attention | None = None
     retention: Retention | None = None
@@ -71,7 +71,7 @@ class Measurement:
         return not self.memory_lengths and all(part is None for part in parts)
 
     def as_dict(self) -> dict[str, object]:
-        """All numbers, plain JSON values; of the span's losses only their means."""
+        """All numbers, plain JSON values; only means of the span's losses."""
         found = _plain(self)
         assert isinstance(found, dict)
         return found
@@ -112,7 +112,7 @@ def measure(
         field: the field or column with the corpus's text, in JSON Lines, CSV, Parquet and data sets
             (None: as in training).
         split: ``train``, ``validation``, ``test``, or ``all``: the whole text, in order.
-        longest: tokens, the longest distance to measure; a short text allows less.
+        longest: longest distance to measure, in tokens; a short text allows less.
         budget: CPU seconds to spend on measuring, of all threads together.
         precision: of matrix products (None: float32, multiplied as in training). For runs.
         tokenizer: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the
@@ -189,7 +189,7 @@ def measure(
 
 
 def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
-    """The longest distance that so many tokens allow, a power of two, and what that leaves out."""
+    """The longest distance that this many tokens allow, a power of two, and what that leaves out."""
     if n_tokens < LEAST_TOKENS:
         raise MemspanError(
             f"measuring needs at least {LEAST_TOKENS} tokens, and what was asked for ({split}) has "
@@ -239,11 +239,11 @@ class _Measuring:
         }
 
     def _last(self, name: str, share: float, start: Callable[[Budget], Iterator[T]]) -> T | None:
-        """The last of a measurement's results, each of which has more tokens than the one before.
+        """The last result of a measurement; each has more tokens than the one before.
 
         Args:
             name: what is measured.
-            share: of the budget's rest, for this one.
+            share: of the remaining budget, for this measurement.
             start: the measurement.
         """
         found = None
@@ -264,7 +264,7 @@ class _Measuring:
         return f"its share of the budget of {self.seconds:g} s is too small"
 
     def _shortened(self, name: str, reached: int) -> None:
-        """Say so where the budget allowed no longer distance than ``reached``."""
+        """Note if the budget allowed no longer distance than ``reached``."""
         if reached < self.longest:
             self.left_out.append(f"{name}, distances over {reached:,}: {self._too_small()}")
 

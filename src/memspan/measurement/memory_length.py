@@ -1,4 +1,4 @@
-"""Loss against the size of the memory that is given at evaluation, on the same tokens."""
+"""Loss against the size of the memory at evaluation, on the same tokens."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class MemoryLengthPoint:
     slots: int
     bits_per_byte: float
     difference: Estimate
-    """From the memory of training."""
+    """Difference from the loss with training's memory."""
     full: bool
-    """Whether the memory was full, in some stream at least, before the first token was scored."""
+    """Whether the memory was full, at least in one stream, before the first token was scored."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class MemoryLength:
     """One of the architecture's memory sizes varied, the others as in training."""
 
     option: str
-    """Its name, as ``evaluate`` takes it."""
+    """Name of the size, as ``evaluate`` takes it."""
     trained: int
     """Slots in training."""
     targets: int
     """Tokens that were scored with every size."""
     blocks: int
-    """Segments that they stand in; the intervals come from how these differ."""
+    """Segments with these tokens; the intervals come from how they differ."""
     points: tuple[MemoryLengthPoint, ...]
-    """By size."""
+    """Losses in the order of sizes."""
     impossible: dict[int, str]
-    """Sizes that the model cannot be given, and why."""
+    """Sizes that the model cannot have, and why."""
 
 
 def sizes(config: BackboneConfig) -> dict[str, int]:
@@ -69,7 +69,7 @@ def _n_streams(subject: RunSubject) -> int:
 
 
 def _least_segments(rows: int) -> int:
-    """Of a stream, so that the half of them that is scored has :data:`LEAST_BLOCKS` in all streams."""
+    """Segments of a stream, so that the scored half has :data:`LEAST_BLOCKS` over all streams."""
     return max(2, 2 * -(-LEAST_BLOCKS // rows) - 1)
 
 
@@ -86,8 +86,8 @@ def measured(
         option: a name from :func:`sizes`.
         trained: its value in training.
         warm_up: tokens of each stream that are read before any is scored, to fill the memories; half of
-            those read, where the budget ends early.
-        budget: for how long.
+            those read if the budget ends early.
+        budget: time to spend.
     """
     rows = _n_streams(subject)
     least = _least_segments(rows)
@@ -102,7 +102,7 @@ def measured(
     """By slots, the number of segments that filled the memory."""
 
     def points() -> MemoryLength:
-        # Of few segments only half, so that there is something to score.
+        # With few segments only half, so that some are left to score.
         unscored = min(most_unscored, len(nats) // 2)
         blocks = Blocks(np.concatenate(nats[unscored:]), np.concatenate(n_bytes[unscored:]))
         own = list(readers).index(trained)
@@ -130,7 +130,7 @@ def measured(
             except NonFiniteError:
                 raise
             except MemspanError as error:
-                # The positions do not reach so far, which readers of some architectures see here.
+                # The positions do not reach so far, which some architectures' readers notice only here.
                 impossible[slots] = str(error)
                 del readers[slots]
         if trained not in readers:
@@ -138,7 +138,7 @@ def measured(
         nats.append(np.stack([losses[slots] for slots in readers], -1))
         n_bytes.append(subject.n_bytes(segment.targets))
         targets.append(int((segment.targets != NOT_SCORED).sum()))
-        # A reader's memory is a copy, and what fills up later is of no interest.
+        # A reader's memory is a copy, and it does not matter what fills up later.
         waiting = readers.keys() - full_after.keys() if len(nats) <= most_unscored else ()
         full_after |= {n: len(nats) for n in waiting if _is_full(readers[n].memory)}
         if len(nats) >= least and len(nats).bit_count() == 1:
@@ -161,7 +161,7 @@ def _is_full(memory: Memory) -> bool:
 def _readers(
     subject: RunSubject, option: str, wanted: list[int], rows: int
 ) -> tuple[dict[int, Reader], dict[int, str]]:
-    """A reader for each number of slots, and why there is none for the others."""
+    """A reader for each number of slots, and why the others cannot have one."""
     readers: dict[int, Reader] = {}
     impossible: dict[int, str] = {}
     for slots in wanted:

@@ -50,7 +50,7 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes:
                 if estimates:
                     low, high = [y.low for y in estimates], [y.high for y in estimates]
                     axes.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.15)
-            # Zero has a place on the scale, too.
+            # The scale has a place for zero.
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.xaxis.set_major_formatter("{x:.0f}")
             axes.set(xlabel=xlabel, ylabel=ylabel, title=title)

@@ -1,8 +1,8 @@
 """Repeats: random strings that appear twice, and what the second appearance costs.
 
-A string of tokens drawn from the text's own frequencies says nothing about anything but itself: only a
-model that remembers its first appearance predicts the second. Between them stands the text itself. The
-control has another such string in the place of the first appearance.
+A string of tokens drawn by their frequencies in the text is predictable only for a model that remembers
+its first appearance. The text itself stands between the two. In the control, another such string
+replaces the first appearance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RepeatPoint:
     """Second appearances this many tokens after the first."""
 
     distance: int
-    """From a token to its repetition."""
+    """Tokens from a token to its repetition."""
     repeated: float
     """Bits per byte of the second appearance."""
     control: float
@@ -43,7 +43,7 @@ class Repeats:
     """What a string's first appearance saves at its second."""
 
     strings: int
-    """At every distance."""
+    """Number of strings at every distance."""
     points: tuple[RepeatPoint, ...]
 
 
@@ -53,7 +53,7 @@ def distances(longest: int) -> list[int]:
 
 
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats]:
-    """From more and more strings, as long as the budget lasts."""
+    """Results from more and more strings, as long as the budget lasts."""
     draws = np.random.default_rng(SEED)
     scale, rows, seconds = distances(longest), 8, 0.0
     nats: list[np.ndarray] = []
@@ -68,7 +68,7 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats
         line = int(draws.integers(subject.segment_length))
         found: list[np.ndarray] = []
         for distance in scale:
-            # In the first round it is not known what a distance costs.
+            # In the first round the cost of a distance is unknown.
             if not seconds and budget.left() < 2 * last:
                 break
             start = budget.spent()

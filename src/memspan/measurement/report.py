@@ -35,7 +35,7 @@ class Report:
     def __init__(self, measurements: list[Measurement]) -> None:
         self.measurements = measurements
         self.names = _names(measurements)
-        """Short and different from one another."""
+        """Short, distinct names."""
         self.notes: list[str] = []
         self.effective_context: list[EffectiveContext] = []
         self._warn()
@@ -105,8 +105,8 @@ class Report:
                     "Relative effective context length (Dai et al. 2019), tokens",
                     ("run", *(f"r = {r:g}" for r in shares)),
                     rows,
-                    "Context that still improves on the best short-context run by 1 %; r: of the "
-                    "hardest tokens only this share.",
+                    "Context that still improves on the best short-context run by 1 %; r: only this "
+                    "share of the tokens, the hardest.",
                 )
             )
         return found
@@ -135,12 +135,12 @@ class Report:
 
 
 def _at_least(tokens: int, beyond: bool) -> str:
-    """A length that may be longer, as nothing longer was measured."""
+    """A length that may be longer, since nothing longer was measured."""
     return f"{'at least ' if beyond else ''}{tokens:,}"
 
 
 def _losses(name: str, m: Measurement) -> Iterator[Table]:
-    """What history, memory and repetition do for one run's loss."""
+    """The effect of history, memory and repetition on one run's loss."""
     if m.span is not None:
         yield Table(
             f"{name}: loss against history, from an empty memory",
@@ -180,7 +180,7 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
 
 
 def _inside(name: str, m: Measurement) -> Iterator[Table]:
-    """Where it attends, and what its matrices keep."""
+    """Where the model attends, and what its matrices keep."""
     if m.attention is not None:
         kinds = list(m.attention.layers[0].by_kind)
         yield Table(
@@ -292,7 +292,7 @@ def _page(report: Report, drawn: bytes | None) -> str:
 
 
 def _names(measurements: list[Measurement]) -> list[str]:
-    """The last parts of the runs' paths, as many as make them different."""
+    """The last parts of the runs' paths, as many as make them distinct."""
     paths = [Path(m.run).resolve().parts for m in measurements]
     for n in range(1, max(map(len, paths)) + 1):
         names = ["/".join(path[-n:]) for path in paths]

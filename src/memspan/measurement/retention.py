@@ -20,7 +20,7 @@ class RetentionLayer:
     """One layer's matrices."""
 
     kept: tuple[float, ...]
-    """Of a written value, the share that its key still reads, by ``Retention.after``."""
+    """Share of a written value that its key still reads, by ``Retention.after``."""
     effective_rank: float
     """The exponential of the entropy of the singular values, mean over heads."""
 
@@ -30,11 +30,11 @@ class Retention:
     """How well values that are written to matrices are kept."""
 
     values: int
-    """In every layer and head."""
+    """Number of values in every layer and head."""
     after: tuple[int, ...]
     """Further tokens."""
     full_rank: int
-    """What the effective rank can be at most."""
+    """The maximum of the effective rank."""
     layers: tuple[RetentionLayer, ...]
 
 
@@ -44,7 +44,7 @@ def exists(subject: RunSubject) -> bool:
 
 
 def measured(subject: RunSubject, longest: int, budget: Budget) -> Iterator[Retention]:
-    """Of values that are written after some history, and read up to ``longest`` tokens later."""
+    """Retention of values written after some history and read up to ``longest`` tokens later."""
     draws = np.random.default_rng(SEED)
     history = min(longest, len(subject.tokens) - longest - 2)
     after = [0, *histories(longest - 1)]

@@ -2,8 +2,8 @@
 
 The same target tokens are scored with ``n`` tokens of history, ``n`` log-spaced, from an empty memory
 each time. The span is the smallest ``n`` whose loss is within :data:`TOLERANCE` of the longest
-history's; its interval reaches from the first ``n`` of which that may be true to the first of which it
-surely is.
+history's; its interval reaches from the first ``n`` for which that may be true to the first for which
+it surely is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memspan.measurement.subject import SEED, Budget, Cuts, Subject
 TOLERANCE = 0.01
 """Bits per byte."""
 BLOCK = 64
-"""Targets that stand together in the text."""
+"""Neighbouring targets in the text that form a block."""
 MOST_ROWS = 32
 """Blocks of a round."""
 MOST_READ = 128
@@ -29,13 +29,13 @@ MOST_TARGETS = 32768
 
 @dataclass(frozen=True)
 class SpanPoint:
-    """The loss with so much history."""
+    """The loss with this much history."""
 
     history: int
-    """Tokens, n in the mean: from 16 on neighbours are read together, and have n ± n/16."""
+    """Tokens, n on average: from 16 on, neighbours are read together, and have n ± n/16."""
     bits_per_byte: float
     difference: Estimate
-    """From the longest history's, on the same targets."""
+    """Difference from the longest history's loss, on the same targets."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Span:
     targets: int
     """Tokens that were scored with every history."""
     blocks: int
-    """Of neighbouring targets; the intervals come from how these differ."""
+    """Blocks of neighbouring targets; the intervals come from how they differ."""
     points: tuple[SpanPoint, ...]
     first: np.ndarray = field(repr=False, compare=False)
     """Position of each block's first target, ``[N]``."""
@@ -71,8 +71,8 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
 
     Args:
         subject: its text has at least ``longest`` tokens and a block of targets.
-        longest: tokens of history at most.
-        budget: where it does not last for one round, the longest history is shorter.
+        longest: maximum history in tokens.
+        budget: if it does not last for one round, the longest history is shorter.
     """
     width = block_width(len(subject.tokens))
     waiting = _blocks(len(subject.tokens), longest, width)
@@ -82,7 +82,7 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
     n_bytes: list[np.ndarray] = []
     for turn in range(len(waiting)):
         rows = min(rows, len(waiting), MOST_ROWS)
-        # Not once it is known that the round would not end in time.
+        # Stop once it is known that the round would not end in time.
         if seconds:
             rows = min(rows, int(budget.left() / seconds))
         if rows < 1 or sum(len(f) for f in first) * width >= MOST_TARGETS:
@@ -125,9 +125,9 @@ def _round(
     """Nats ``[B, W]`` of the blocks from ``first [B]`` on, for each history.
 
     Args:
-        place: of the blocks' first input in its segment. The segments of the text are the same for
+        place: position of the blocks' first input in its segment. The text has the same segments for
             all histories, or a history's loss would depend on where it puts a target.
-        budget: stop before a history that it does not last for (None: stop at nothing).
+        budget: stop before a history for which it does not last (None: never stop).
     """
     last = 0.0
     for n in scale:
@@ -152,10 +152,10 @@ def _alike(
     subject: Subject, offsets: range, n: int, w: int, place: int, n_blocks: int
 ) -> Iterator[tuple[Cuts, tuple[int, ...]]]:
     """Offsets in a block that are cut alike, and so can be read side by side, :data:`MOST_READ` rows at
-    a time. Of short histories that is most: few meet the end of a segment."""
+    a time. With short histories most are: few meet the end of a segment."""
     alike: dict[Cuts, list[int]] = {}
     for offset in offsets:
-        # Of the first of w neighbours: n in the mean of all, as every other group has one less.
+        # History of the first of w neighbours: n on average, since every other group has one less.
         history = n - (w - 1 + offset // w % 2) // 2
         cuts = subject.cuts(history + w - 1, history - 1 - offset - place)
         alike.setdefault(cuts, []).append(offset)

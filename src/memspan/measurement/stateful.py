@@ -30,9 +30,9 @@ from memspan.targets import as_stateful, named
 SEGMENT = 256
 """Tokens that are read at once: a model whose outputs depend on cuts is measured with these."""
 MOST_SCORES = 1 << 26
-"""Logits at once."""
+"""Maximum number of logits at once."""
 TEXT = "tiny-shakespeare-held-out"
-"""Read where no corpus is named."""
+"""The default text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class StatefulSubject(Subject):
     """Any language model that carries state."""
 
     model: Stateful[Any]
-    """In evaluation mode."""
+    """The model, in evaluation mode."""
     window: int | None = None
-    """Tokens that it can see: for targets with more history, this many are read anew (None: any)."""
+    """Tokens that it can see: with more history, this many are read anew (None: any number)."""
     prefix: tuple[int, ...] = ()
     """What its tokeniser puts before every text, which does not count as history."""
 
@@ -59,13 +59,13 @@ class StatefulSubject(Subject):
         return finite(torch.cat([self._seen(*part, cuts, last) for part in parts]))
 
     def _seen(self, inputs: Tensor, targets: Tensor, cuts: Cuts, last: int) -> Tensor:
-        """Nats ``[B, last]``, of at most a window's tokens each."""
+        """Nats ``[B, last]``, each from at most a window's tokens."""
         n = inputs.shape[1]
         width = n if self.window is None else max(1, self.window - len(self.prefix))
         if n <= width:
             return self._nats(inputs, targets, cuts, last)
-        # A window for each target would be exact; neighbours in one miss an eighth of it at most. A
-        # power of two, so that they are the same neighbours for all histories.
+        # A window for each target would be exact; neighbours that share one miss at most an eighth of
+        # it. A power of two, so that all histories have the same neighbours.
         step, found = 1 << (max(1, width // 8).bit_length() - 1), []
         for start in range(n - last, n, step):
             end = min(start + step, n)
@@ -100,7 +100,7 @@ class StatefulSubject(Subject):
         try:
             scores, state = self.model.read(inputs, state)
         except Exception as error:
-            # Whatever it raises is the model's own.
+            # Whatever it raises is the model's error.
             raise MemspanError(f"the model stopped with {type(error).__name__}: {error}") from error
         size = self.model.inputs.vocab_size
         if scores.shape[:2] != inputs.shape or scores.dim() != 3 or scores.shape[2] < (size or 0):
@@ -130,7 +130,7 @@ def subject_of(
     device: str,
     progress: bool,
 ) -> tuple[StatefulSubject, list[str]]:
-    """A model other than a run and a text, and what the text's reading leaves out.
+    """A model other than a run, with a text, and what reading it leaves out.
 
     Raises:
         MemspanError: there is no such model, text, field or split, or the model cannot be read or has
@@ -154,7 +154,7 @@ def subject_of(
     if tokens.max(initial=0) >= vocab_size:
         # Not by the vocabulary's size: a tokeniser may have more special tokens than the model.
         raise MemspanError(
-            f"{name} has {vocab_size:,} tokens, and the text has others in this tokeniser: give the "
+            f"{name} has {vocab_size:,} tokens, but this tokeniser gives the text others: give the "
             "one that the model was trained with (--tokenizer)"
         )
     left_out = []
@@ -174,7 +174,7 @@ def subject_of(
 
 
 def name_of(target: object) -> str:
-    """As the target was named, or its class."""
+    """The target's name as given, or its class."""
     return str(target) if isinstance(target, str | Path) else type(target).__name__
 
 
@@ -207,7 +207,7 @@ def tokenizer_for(
     tokenizer: Tokenizer
     has_none = not any((folder / name).is_file() for name in FILES)
     if given == "bytes" or (given is None and has_none):
-        # Some have special tokens, too; many more are those of another tokeniser.
+        # Some have a few special tokens more; many more mean another tokeniser.
         if given is None and not 256 <= vocab_size < 512:
             raise MemspanError(
                 f"{target} has {vocab_size:,} tokens and no tokeniser, and bytes are 256: give its "

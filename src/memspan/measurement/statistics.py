@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 LEAST_BLOCKS = 2
-"""From fewer, nothing can be said about how they differ."""
+"""Fewer do not show how they differ."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Blocks:
     """Losses of the same blocks under several conditions, compared block by block.
 
     Args:
-        nats: the losses of each block's targets together, ``[N, conditions]``; N is at least
+        nats: the sum of the losses of each block's targets, ``[N, conditions]``; N is at least
             :data:`LEAST_BLOCKS`.
         n_bytes: bytes of those targets, ``[N]``.
     """
@@ -51,9 +51,9 @@ class Blocks:
 def _interval(x: np.ndarray) -> tuple[float, float]:
     """The 95 % interval of a mean, about ``x``'s own mean of 0.
 
-    Student's t after Hall's transformation (1992), which takes account of skewness: the few blocks
-    that cost much are more often missing from a sample than not. Resampling the blocks, the usual way,
-    covers .79 to .92 where there are eight.
+    Student's t after Hall's transformation (1992), which accounts for skewness: the few blocks that
+    cost much are more often missing from a sample than not. Resampling blocks, the usual way, covers
+    .79 to .92 with eight of them.
     """
     n = len(x)
     deviation = x.std(ddof=1)

@@ -24,7 +24,7 @@ Cuts = tuple[tuple[int, int], ...]
 SEED = 1
 """Seed of every random choice, so that runs are measured on the same tokens."""
 ROWS = 4
-"""Places in the text at which the inside of a model is looked at together."""
+"""Places in the text at which a model is inspected together."""
 
 
 class Budget:
@@ -57,7 +57,7 @@ class Subject(ABC):
     segment_length: int
     """Tokens per step, T."""
     document_starts: np.ndarray | None = None
-    """Index of each document's first token, where documents are read apart (None: they are not)."""
+    """Index of each document's first token if documents are read apart (None: they are not)."""
 
     def segment(self, first: np.ndarray, n_tokens: int) -> Segment:
         """The targets from the positions ``first [B]`` on, ``n_tokens`` in each row, and their inputs.
@@ -97,8 +97,8 @@ class Subject(ABC):
         """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.
 
         Args:
-            line: index of an input with which a segment begins; the others begin whole segments away
-                from it. It need not lie inside.
+            line: index of an input that begins a segment; the others begin whole segments away from it.
+                It may lie outside.
         """
         inside = range(1 + (line - 1) % self.segment_length, n_tokens, self.segment_length)
         return tuple(pairwise([0, *inside, n_tokens]))
@@ -109,12 +109,12 @@ class RunSubject(Subject):
     """A model of memspan."""
 
     model: LanguageModel
-    """In evaluation mode."""
+    """The model, in evaluation mode."""
     precision: Precision | None = None
     """Of matrix products (None: as torch is set)."""
 
     def reader(self, batch_size: int, memory: Memory | None = None) -> Reader:
-        """At the start of a text, or after ``memory``."""
+        """A reader at the start of a text, or after ``memory``."""
         return self.model.reader(memory, batch_size, precision=self.precision)
 
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:

@@ -1,5 +1,4 @@
-"""The laws of any model that carries state, and the interface that they need: imports torch and nothing
-else.
+"""The laws of any model that carries state, and the interface that they need; imports only torch.
 
 :class:`Stateful` says what a model is, :func:`check` tries the laws.
 """

@@ -24,15 +24,15 @@ from memspan.stateful.protocol import (
 from memspan.stateful.recurrent import copied, mapped
 
 CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
-"""What models call their caches, in outputs and in arguments."""
+"""Names of caches, in models' outputs and arguments."""
 LENGTHS = (
     "sliding_window", "attention_window_size", "window_size", "attention_chunk_size", "chunk_size",
     "mamba_chunk_size", "block_size", "conv_kernel", "conv_L_cache", "mamba_d_conv", "conv1d_width",
     "linear_conv_kernel_dim", "short_conv_kernel_size", "ple_conv_kernel_size",
 )  # fmt: skip
-"""Options of configs that are lengths in tokens."""
+"""Options of configs for lengths in tokens."""
 PROMISED: frozenset[Padding] = frozenset({"right-last", "left"})
-"""Padding that a mask leaves out. States after padding on the right are not: generate warns."""
+"""Padding that a mask leaves out, but not from states after padding on the right: generate warns."""
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Cached:
     cache: Any = None
     """None: nothing was read."""
     name: str = ""
-    """Of the argument that takes the cache."""
+    """Name of the argument that takes the cache."""
     mask: Tensor | None = None
-    """int64 ``[B, length]``, 0 for padding (None: there was none)."""
+    """int64 ``[B, length]``, 0 for padding (None: no padding so far)."""
 
 
 class Causal:
@@ -114,8 +114,8 @@ class Causal:
                 raise
         size = _size(first)
         state, problem = None, None
-        # Models without attention take the mask of what they read alone; earlier releases of some read
-        # on by single tokens only.
+        # Models without attention take a mask of the new inputs only; earlier releases of some continue
+        # with single tokens only.
         for length, masks_past in ((2, True), (2, False), (1, True), (1, False)):
             self._masks_past = masks_past
             try:
@@ -133,7 +133,7 @@ class Causal:
         return all(getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers)
 
     def _make_first(self) -> None:
-        """Begin with the cache that generate makes: in earlier releases some models had their own."""
+        """Make the cache that generate begins with: in earlier releases some models had their own."""
         from transformers import DynamicCache
 
         module: Any = self.module
@@ -186,7 +186,7 @@ class Causal:
         try:
             output = self.module(input_ids=inputs, **given)
         except Exception as error:
-            # Whatever it raises is the model's own.
+            # Whatever it raises is the model's error.
             raise RefusedError(f"{type(error).__name__}: {error}") from error
         parts = self._named(output)
         if parts["logits"] is None:
@@ -201,10 +201,10 @@ class Causal:
         return parts["logits"], Cached(state.rows, state.length + length, cache, name, mask)
 
     def _named(self, output: Any) -> dict[str, Any]:
-        """The parts of an output by name, logits among them."""
+        """The parts of an output by name, including the logits."""
         if isinstance(output, Mapping):
             return {"logits": None, **output}
-        # In a tuple there are no names: the first floating-point tensor, and what comes next.
+        # A tuple has no names: take the first floating-point tensor, and what comes next.
         several = list(output) if isinstance(output, tuple | list) else [output]
         scores = [isinstance(p, Tensor) and p.is_floating_point() and p.dim() == 3 for p in several]
         if True not in scores:

@@ -1,4 +1,4 @@
-"""One case of a law: what is called, and the script that would call the same."""
+"""One case of a law: its calls, and a script that makes the same calls."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from memspan.stateful.protocol import (
 
 @dataclass(frozen=True)
 class Case:
-    """What a law is tried with."""
+    """An example to try a law with."""
 
     rows: int
     pieces: tuple[int, ...]
-    """Tokens of the calls, one after the other; what each is for is the law's."""
+    """Tokens of the calls, in order; their purpose depends on the law."""
     variant: str = ""
-    """What is done, where a law has several things to do."""
+    """Which of a law's several actions is tried."""
 
     @property
     def tokens(self) -> int:
         return sum(self.pieces)
 
     def __str__(self) -> str:
-        # Forty single tokens are one word.
+        # Forty single tokens are summarised as one term.
         runs: list[tuple[int, int]] = []
         for piece in self.pieces:
             if runs and runs[-1][0] == piece:
@@ -73,7 +73,7 @@ def _written(index: Any) -> str:
 
 
 def join(parts: Sequence[Named], dim: int = 1) -> Named:
-    """``parts`` one after the other."""
+    """``parts`` concatenated."""
     if len(parts) == 1:
         return parts[0]
     text = f"torch.cat([{', '.join(part.text for part in parts)}]"
@@ -84,8 +84,8 @@ def join(parts: Sequence[Named], dim: int = 1) -> Named:
 class Reading:
     """Calls a model, and writes down what it calls.
 
-    ``x`` is the case's inputs, ``[rows, tokens]``; ``other`` are as long, of two rows more, for
-    whatever else is to be read.
+    ``x`` are the case's inputs, ``[rows, tokens]``; ``other`` are as long, with two more rows, for
+    anything else to read.
     """
 
     def __init__(self, model: Stateful[Any], case: Case, seed: int, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Reading:
         seed = int(torch.randint(2**31, (), generator=generator))
         value = inputs.draw(*shape, torch.Generator().manual_seed(seed))
         if inputs.width is None:
-            # Of few tokens, rows may begin alike, or end as what they are compared with.
+            # With few tokens, rows may begin alike, or end like those that they are compared with.
             for _ in range(20):
                 same_start = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
                 last = self.x.value[:, -1].cpu() if name == "other" else None
@@ -126,7 +126,7 @@ class Reading:
         self.lines.append(text)
 
     def given(self, value: Tensor, text: str, name: str) -> Named:
-        """Something computed, under a name of its own."""
+        """A computed value, under a new name."""
         self._count += 1
         self.line(f"{name}{self._count} = {text}")
         return Named(value, f"{name}{self._count}")
@@ -136,7 +136,7 @@ class Reading:
         return Named(self.model.start(rows), f"start({rows})")
 
     def read(self, inputs: Named, state: Named, own: bool = True) -> tuple[Named, Named]:
-        """``own``: inputs of the call's own, which it may spoil."""
+        """``own``: a copy of the inputs, which the call may spoil."""
         value = inputs.value.clone() if own else inputs.value
         text = f"read({inputs.text}, {state.text})"
         return self._outputs(self.model.read(value, state.value), text)
@@ -210,7 +210,7 @@ class Reading:
         return self._state(self.model.truncate(state.value, n), f"truncate({state.text}, {n})")
 
     def saved(self, state: Named) -> Named:
-        """What is loaded from a file to which ``state`` was saved."""
+        """``state``, saved to a file and loaded from it."""
         if not isinstance(self.model, Saves):
             raise NotOfferedError("its states cannot be saved")
         path = self._folder / f"state{len(list(self._folder.iterdir()))}"
@@ -225,7 +225,7 @@ class Reading:
 
 
 def device_of(model: Stateful[Any]) -> torch.device:
-    """Where a model computes."""
+    """The device of a model."""
     tensors = (*model.module.parameters(), *model.module.buffers())
     return tensors[0].device if tensors else torch.device("cpu")
 
@@ -239,15 +239,15 @@ _FUNCTIONS = (
 def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str) -> str:
     """Python that runs ``lines`` as far as ``shown`` needs them, and prints that.
 
-    Without memspan if the model :class:`~memspan.stateful.protocol.Reproduces`, or has lines ``made``
-    that make it; otherwise ``model`` has to be there, as it was given, in evaluation mode.
+    It does not need memspan if the model :class:`~memspan.stateful.protocol.Reproduces`, or has lines
+    ``made`` that make it; otherwise ``model`` must be defined, in evaluation mode.
     """
     names = _words(shown)
     last = max(
         (i for i, line in enumerate(lines) if names & _words(line.partition(" = ")[0])), default=0
     )
     lines = lines[: last + 1]
-    # Calls may matter even if what they return is not used; inputs that are not read do not.
+    # Calls may matter even if their results are not used; inputs that are not read do not.
     read = [_words("\n".join([*lines[:i], *lines[i + 1 :], shown])) for i in range(len(lines))]
     lines = [
         line

@@ -39,7 +39,7 @@ NAMES = (*(law.name for law in LAWS[:-1]), BOUNDED, LAWS[-1].name)
 """All laws, in the order of a report."""
 SAYS = {law.name: law.says for law in LAWS} | {BOUNDED: "the state grows only if it says so"}
 SHRINKING = 2.0
-"""Seconds for finding the smallest case of a law."""
+"""Seconds to search for the smallest case that breaks a law."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Finding:
     law: str
     outcome: Outcome
     detail: str = ""
-    """Why, or with what: the smallest case of a broken law, the model's own error, what was missing."""
+    """The reason: the smallest case of a broken law, the model's own error, or what was missing."""
     difference: float | None = None
-    """The largest, relative to the outputs' deviation; of the smallest case if the law is broken."""
+    """The largest, relative to the outputs' deviation; in the smallest case if the law is broken."""
     floor: float | None = None
-    """What one unit in the last place of the weights makes in that case, relative to the deviation.
+    """The effect of one unit in the last place of the weights in that case, relative to the deviation.
     A law is broken above twenty times that."""
     script: str | None = None
     """Python that shows a broken law."""
@@ -67,7 +67,7 @@ class Report:
     crossed: Mapping[str, tuple[int, int]]
     """Internal lengths in tokens, by name, and how often they were crossed."""
     dtype: str
-    """Of outputs."""
+    """Type of the outputs."""
     seed: int
     seconds: float
     versions: Mapping[str, str]
@@ -101,7 +101,7 @@ class Report:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """All of it. Differences that are infinite are the string ``"infinite"``."""
+        """The report as JSON; infinite differences are the string ``"infinite"``."""
         content = asdict(self)
         for finding in content["findings"]:
             if finding["difference"] is not None and not math.isfinite(finding["difference"]):
@@ -115,7 +115,7 @@ def check(
     seed: int = 0,
     budget: float = 15.0,
 ) -> Report:
-    """Try ``laws`` of ``model``, by name; None is all of :data:`NAMES`.
+    """Try ``laws`` of ``model``, by name (None: all of :data:`NAMES`).
 
     After ``budget`` CPU seconds, over all threads, no new case is started; a law that had more to try
     is *inconclusive*. Weights, buffers, modes and random numbers are restored afterwards.
@@ -143,7 +143,7 @@ def check(
 
 @contextmanager
 def as_it_was(model: Stateful[Any]) -> Iterator[None]:
-    """``model`` in evaluation mode; what is done to it within is undone afterwards."""
+    """``model`` in evaluation mode; changes made inside the block are undone afterwards."""
     module, device = model.module, device_of(model)
     modes = [(each, each.training) for each in module.modules()]
     tensors = [*module.parameters(), *module.buffers()]
@@ -195,7 +195,7 @@ class _Bench:
         if error := self._fit():
             return tuple(Finding(name, "refused", error) for name in names)
         found = {}
-        # The first says whether the others can be tried; the next is for a model that has read little.
+        # The first decides whether others can be tried; the second wants a model that has read little.
         for law in (LAWS[0], LAWS[-1], *LAWS[1:-1]):
             if law.name in names or law.name == "repeatable":
                 found[law.name] = self._examine(law)
@@ -206,7 +206,7 @@ class _Bench:
         return tuple(found[name] for name in names)
 
     def _fit(self) -> str | None:
-        """Do without the longest lengths if the model refuses as many tokens; why none will do."""
+        """Drop the longest lengths while the model refuses so many tokens; returns why none fits."""
         while True:
             tokens = length_of(self.claims)
             pieces = (tokens,) if self.claims.cuts else (tokens // 2, tokens - tokens // 2)
@@ -292,7 +292,7 @@ class _Bench:
         return judged
 
     def _reference(self, law: Law, case: Case) -> Reference:
-        """Of the case's inputs read in one call, so that no law's own subject sets the floor."""
+        """The case's inputs read in one call: the subject of a law must not set its own floor."""
         pieces = (case.tokens,) if self.claims.cuts else tuple(n for n in case.pieces if n)
         if law.reference:
             pieces = case.pieces
@@ -314,8 +314,8 @@ class _Bench:
         return self._references[key]
 
     def _weakness(self, case: Case, within: Reference, needed: float) -> str:
-        """Which wrong state makes too little of a difference, if one does."""
-        # Where a state is used is where it has to matter; a text cut often is cut in the middle.
+        """Which wrong state, if any, makes too little difference."""
+        # A state must matter where it is used; a text with many cuts is cut in the middle here.
         cut = case.pieces[0] if len(case.pieces) == 2 else sum(case.pieces[:-1])
         if len(case.pieces) > 3 or not 0 < cut < case.tokens:
             cut = case.tokens // 2
@@ -350,13 +350,13 @@ class _Bench:
         return self._powers[key]
 
     def _shrunk(self, law: Law, case: Case, judged: _Judged) -> Finding:
-        """The smallest case found that is broken as clearly, or nearly so."""
+        """The smallest case found in which the law is broken as clearly, or nearly so."""
         end = time.process_time() + SHRINKING
         enough = judged.difference / 10
         smaller = iter(_smaller(case))
         while time.process_time() < end and (candidate := next(smaller, None)):
             try:
-                # What differs by chance may do so once.
+                # A chance difference may occur once.
                 times = 4 if law.name == "repeatable" else 1
                 several = [self._judge(law, candidate, power=False) for _ in range(times)]
                 tried = min(several, key=lambda each: each.difference)

@@ -1,4 +1,4 @@
-"""How exact a model's numbers are: what the last place of its weights does to them."""
+"""How exact a model's numbers are: the effect of the last place of its weights on them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Reference:
     outputs: Tensor
     deviation: float
     floor: float
-    """Relative to the deviation."""
+    """The floor, relative to the deviation."""
 
     @property
     def threshold(self) -> float:
-        """A law is broken above it."""
+        """The difference above which a law is broken."""
         return FACTOR * self.floor
 
 
 def difference(expected: Tensor, seen: Tensor) -> float:
-    """The largest difference, infinite where one alone is NaN or there are more of the one."""
+    """The largest difference; infinite if only one of two values is NaN, or the sizes differ."""
     if expected.shape != seen.shape:
         return float("inf")
     if not expected.numel():
@@ -47,16 +47,16 @@ def difference(expected: Tensor, seen: Tensor) -> float:
 
 
 def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits: int) -> Reference:
-    """What ``compute`` gives, and its largest change over random perturbations of the weights.
+    """The result of ``compute``, and its largest change over random perturbations of the weights.
 
-    The random numbers that it draws are the same each time. Weights are restored bit for bit.
-    ``bits`` is how many the weights have that do not count (:func:`idle_bits`).
+    It draws the same random numbers each time. Weights are restored bit for bit. ``bits``: the number
+    of the weights' last bits that do not count (:func:`idle_bits`).
     """
     outputs = _again(compute, seed)
     least = exact(outputs)
     if math.isnan(least.deviation):
         return least
-    # What a model keeps of earlier calls, which is a law's subject, may not set the floor.
+    # State kept from earlier calls, which is what a law tests, must not set the floor.
     pure = difference(outputs, _again(compute, seed)) <= FACTOR * rounding(outputs)
     change = _change(compute, outputs, module, seed, bits) if pure else 0.0
     floor = max(change, rounding(outputs, bits)) / least.deviation
@@ -64,9 +64,8 @@ def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits:
 
 
 def exact(outputs: Tensor) -> Reference:
-    """A reference for what must be the same but for the rounding of outputs. Numbers are NaN if these
-    are all the same, or not finite.
-    """
+    """A reference for outputs that must be equal up to their rounding. Numbers are NaN if the outputs
+    are all the same, or not finite."""
     finite = outputs[outputs.isfinite()].double()
     deviation = finite.std(correction=0).item() if len(finite) else 0.0
     if not deviation > 0:
@@ -75,8 +74,8 @@ def exact(outputs: Tensor) -> Reference:
 
 
 def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> int:
-    """How many of the weights' last bits do not count, since something is computed in float32 of what
-    is float64: larger perturbations change outputs in proportion, unless they are rounded inside."""
+    """How many of the weights' last bits do not count, because part of a float64 model computes in
+    float32: larger perturbations change outputs in proportion, unless they are rounded inside."""
     outputs = _again(compute, seed)
     if not any(weight.dtype == torch.float64 for weight in module.parameters()):
         return 0
@@ -105,7 +104,7 @@ def _change(
 
 
 def rounding(outputs: Tensor, bits: int = 0) -> float:
-    """The last place of the largest output."""
+    """One unit in the last place of the largest output."""
     finite = outputs[outputs.isfinite()]
     bits = bits if outputs.dtype == torch.float64 else 0
     return (
@@ -134,7 +133,7 @@ def _next(weight: Tensor, generator: torch.Generator, bits: int) -> Tensor:
     """Read as integers, floating-point numbers of one sign are in order."""
     up = torch.randint(2, weight.shape, generator=generator).to(weight.device)
     step = (2 * up - 1) * (2**bits if weight.dtype == torch.float64 else 1)
-    # What is not finite stays; zero and its neighbours can only be made larger.
+    # Values that are not finite stay; zero and its neighbours can only be made larger.
     finfo = torch.finfo(weight.dtype)
     step = torch.where(weight.abs() < finfo.max / 2, step, torch.zeros_like(step))
     step = torch.where(weight.abs() < finfo.tiny * 2, step.abs(), step)

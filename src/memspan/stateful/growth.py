@@ -1,4 +1,4 @@
-"""The law ``bounded``: what a state's size does as a stream goes on."""
+"""The law ``bounded``: how a state's size develops as a stream goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memspan.stateful.case import Reading
 from memspan.stateful.protocol import leaves_of
 
 EARLY, MIDDLE, LATE = 10, 500, 1000
-"""Segments after which the size is taken."""
+"""Numbers of segments after which the size is measured."""
 LATE_IF_GROWING = 100
 SCRIPT = """\
 import pickle
@@ -20,7 +20,7 @@ state, sizes = start(1), []
 for segment in range(1000):
     y, state = read(x if segment % 2 else x[:, :1], state)
     sizes.append(len(pickle.dumps(state)))"""
-"""What shows the sizes of a state's file."""
+"""Code that shows the sizes of a state's file."""
 
 
 def size_of(state: Any) -> int:

@@ -1,7 +1,7 @@
 """The laws of a model that carries state: each draws cases and says what must equal what.
 
-A law but ``cuts`` compares readings that are cut alike, so that each bug is named by the law that it
-breaks, and so that models whose outputs depend on the cuts by design are tested all the same.
+All laws but ``cuts`` compare readings with the same cuts, so that each bug breaks its own law, and
+models whose outputs depend on the cuts by design can be tested, too.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ROWS = 3
 
 @dataclass
 class Compared:
-    """What must be equal, and what must differ or else the case shows nothing."""
+    """What must be equal, and what must differ for the case to show anything."""
 
     equal: list[tuple[Named, Named]]
     """Expected, seen."""
     unequal: list[tuple[Named, Named]] | None = None
-    """None: a wrong state, which is the same for all laws, must differ."""
+    """What must differ (None: outputs from a wrong state, as for all laws)."""
     otherwise: str = ""
-    """What to say if it does not."""
+    """The message if it does not."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class Law:
     name: str
     says: str
     cases: Callable[[Claims, int], Iterable[Case]]
-    """The cases for what a model claims and a seed."""
+    """The cases for a model's claims and a seed."""
     compare: Callable[[Reading, Case], Compared]
     missing: Callable[[Stateful[Any]], str | None] = lambda _: None
-    """Why a model cannot be asked, in words."""
+    """Why the law cannot be tried with a model, if so."""
     reference: Callable[[Reading, Case], Tensor] | None = None
-    """What the floor is measured of; None: the outputs of the case."""
+    """The computation whose floor is measured (None: the case's outputs)."""
 
 
 def length_of(claims: Claims) -> int:
-    """Tokens that cross every internal length twice; on both sides of a cut, if they are few."""
+    """Tokens that cross every internal length twice; if they are few, on both sides of a cut."""
     longest = min(max(claims.lengths.values(), default=4), 256)
     return max(24, (4 if longest <= 32 else 2) * longest + 5)
 
@@ -72,7 +72,7 @@ def _each(pieces: Iterable[tuple[int, ...]], variants: Sequence[str] = ("",)) ->
 
 
 def _plain(claims: Claims, variants: Sequence[str]) -> list[Case]:
-    """Two calls that make a state, and one that reads on: of many tokens, and of one."""
+    """Two calls that make a state, and one that reads on: many tokens, and one."""
     half, rest = _halves(claims)
     return _each([(0, 1, 3), (half - 1, 1, 1), (half // 2, half - half // 2, rest)], variants)
 
@@ -307,7 +307,7 @@ def _packed(reading: Reading, case: Case) -> Compared:
         for first, stop in pairwise(edges):
             if first == stop:
                 continue
-            # What is before the first document's start belongs to the one of the call before.
+            # Tokens before the first start belong to the previous call's document.
             prefix = 0 if starts[row, first] else before
             pieces = [prefix, stop - first, after if stop == packed else 0]
             inputs = x[:, before + first - prefix :]
@@ -573,4 +573,4 @@ LAWS: tuple[Law, ...] = (
     ),
     Law("order-of-calls", "other calls in between change nothing", _order_cases, _order),
 )
-"""In the order of a report; ``bounded`` compares no outputs, and is in ``memspan.stateful.growth``."""
+"""In a report's order; ``bounded`` does not compare outputs, and is in ``memspan.stateful.growth``."""

@@ -1,7 +1,7 @@
 """What a model that carries state offers: four functions over rows.
 
-This module imports torch and nothing of memspan, so that it can be used in the tests of any package.
-``B`` is the number of rows, ``T`` that of tokens.
+It does not import the rest of memspan, so that the tests of any package can use it. ``B`` is the number
+of rows, ``T`` that of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Inputs:
     width: int | None = None
     """Vectors are floating-point ``[B, T, width]`` (None: it reads tokens)."""
     dtype: torch.dtype = torch.float32
-    """Of vectors."""
+    """Type of vectors."""
 
     def draw(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Random inputs of this many rows and tokens."""
@@ -40,10 +40,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a model says about itself, where models differ by design."""
+    """A model's statements about itself, where models differ by design."""
 
     consumes_state: bool = False
-    """``read`` uses up the state that it is given. Otherwise that stays usable."""
+    """``read`` uses up the given state. False: that stays usable."""
     cuts: bool = True
     """Outputs do not depend on where a text is cut. False: they do, by design, and laws are tested at
     equal cuts."""
@@ -52,8 +52,8 @@ class Claims:
     carries_gradients: bool = True
     """Gradients flow through the state that is passed in. False: it is detached, by design."""
     padding: frozenset[Padding] = frozenset()
-    """Padding that the documentation promises to leave out: on the right, on the right of a segment
-    after which nothing is read, on the left of a first segment, on the left of a later one."""
+    """Padding that the documentation promises to ignore: on the right, on the right of a last segment,
+    on the left of a first segment, on the left of a later one."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
     a table of positions, by name."""
@@ -66,8 +66,8 @@ class Stateful(Protocol[State]):
     inputs: Inputs
     claims: Claims
     module: nn.Module
-    """What computes: its weights are perturbed to see how exact numbers are, and it is put into
-    training and evaluation mode."""
+    """The module that computes: its weights are perturbed to see how exact numbers are, and it is put
+    into training and evaluation mode."""
 
     def start(self, batch_size: int) -> State:
         """The state of ``batch_size`` rows that have read nothing."""
@@ -93,8 +93,8 @@ class Resets(Protocol[State]):
     """A model whose rows can begin anew."""
 
     def reset(self, state: State, rows: Tensor) -> State:
-        """``state`` with nothing left in the rows where ``rows``, bool ``[B]``, is true. ``state`` may
-        be used up."""
+        """``state`` emptied in the rows where ``rows``, bool ``[B]``, is true. ``state`` may be used
+        up."""
         ...
 
 
@@ -127,8 +127,8 @@ class ReadsPadded(Protocol[State]):
     def read_padded(
         self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, State]:
-        """As :meth:`Stateful.read`; of row ``i`` only ``lengths[i]`` inputs, int64 ``[B]``, are real.
-        The rest, on that ``side``, is padding, which may be anything."""
+        """As :meth:`Stateful.read`, but only ``lengths[i]`` inputs of row ``i`` are real (int64
+        ``[B]``). The rest, on that ``side``, is padding, with any values."""
         ...
 
 
@@ -143,7 +143,7 @@ class ReadsPacked(Protocol[State]):
 
 
 class RefusedError(Exception):
-    """A model cannot do what was asked, and says so itself: the message is the model's."""
+    """A model cannot do what was asked; the message is the model's own."""
 
 
 class NotOfferedError(Exception):
@@ -151,7 +151,7 @@ class NotOfferedError(Exception):
 
 
 MADE = "module = ...  # in evaluation mode"
-"""For scripts about a module when it is not known how it was made."""
+"""In scripts, a module of unknown origin."""
 
 
 @runtime_checkable
@@ -172,7 +172,7 @@ def tensors_of(state: Any) -> list[Tensor]:
 
 
 def leaves_of(state: Any) -> list[Any]:
-    """What a state of any kind consists of: its tensors, numbers, strings, ..., without containers."""
+    """The leaves of a state of any kind: its tensors, numbers, strings, ..., without containers."""
     found: list[Any] = []
     seen: set[int] = set()
 

@@ -1,7 +1,7 @@
-"""Architectures of transformers made small and random: a table of configs, and the weights.
+"""Small random models of transformers' architectures: a table of configs, and the weights.
 
 Every internal length is short enough that a few hundred tokens cross it several times, and every kind
-of layer occurs. A type that is not in the table cannot be made.
+of layer occurs. Types that are not in the table cannot be made.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ALTERNATING: dict[str, Any] = {
 }
 
 RECIPES: dict[str, dict[str, Any]] = {
-    # Attention to everything so far.
+    # Full attention.
     "llama": {},
     "gpt2": {"n_positions": 1024},
     "gpt_neox": {},
@@ -183,7 +183,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "block_types": ["recurrent", "attention"],
     },
 }
-"""What a small model of a type has beside :data:`SIZES`, by type."""
+"""Options of small models besides :data:`SIZES`, by type."""
 GATED_DELTA = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("olmo_hybrid", "kimi_linear", "bailing_hybrid"),
@@ -191,7 +191,7 @@ GATED_DELTA = (
 CODED: dict[str, dict[str, int]] = {name: {"chunk": 64} for name in GATED_DELTA}
 """Internal lengths that no config names: the chunk of the gated delta rule is an argument's default."""
 PADDING: dict[str, frozenset[Padding]] = {"rwkv": frozenset()}
-"""What a documentation promises where that differs from others."""
+"""What the documentation promises, by type, where that is unusual."""
 
 
 def build(model_type: str, seed: int = 0, vocab_size: int = VOCABULARY) -> Causal:
@@ -211,7 +211,7 @@ def build(model_type: str, seed: int = 0, vocab_size: int = VOCABULARY) -> Causa
     }
     options = {"vocab_size": vocab_size, **sizes, **recipe}
     with torch.random.fork_rng():
-        # What is not randomised below may be drawn, too.
+        # Weights that are not randomised below may be drawn, too.
         torch.manual_seed(seed)
         config = AutoConfig.for_model(model_type, **options)
         model = AutoModelForCausalLM.from_config(config)

@@ -21,8 +21,8 @@ from memspan.stateful.protocol import (
 
 
 def mapped(function: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """A state of any kind with ``function`` applied to its tensors; what holds them is copied."""
-    # A copy takes for its parts what it is told that it has copied.
+    """A state of any kind with ``function`` applied to its tensors; containers are copied."""
+    # deepcopy takes a part's copy from its memo if it is there.
     return copy.deepcopy(state, {id(tensor): function(tensor) for tensor in tensors_of(state)})
 
 
@@ -55,7 +55,7 @@ class Recurrent:
         self.inputs = Inputs(width=module.input_size, dtype=next(module.parameters()).dtype)
 
     def start(self, batch_size: int) -> Any:
-        """All zeros, which is also what the module takes for no state."""
+        """All zeros, like the module's own default."""
         weight, layers = next(self._rnn.parameters()), self._rnn.num_layers
         width = self._rnn.proj_size or self._rnn.hidden_size
         hidden = weight.new_zeros(layers, batch_size, width)
@@ -72,7 +72,7 @@ class Recurrent:
     def read_padded(
         self, inputs: Tensor, state: Any, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, Any]:
-        """By :func:`torch.nn.utils.rnn.pack_padded_sequence`, which knows padding on the right."""
+        """By :func:`torch.nn.utils.rnn.pack_padded_sequence`, which supports padding on the right."""
         if side == "left":
             raise NotOfferedError("packed sequences have no padding on the left")
         try:
@@ -144,10 +144,10 @@ class Function:
     """``first(batch_size)``: the state of rows that have read nothing."""
     inputs: Inputs
     module: nn.Module = field(default_factory=nn.Module)
-    """What holds the weights (none: no weights)."""
+    """The module with the weights, if any."""
     claims: Claims = field(default_factory=Claims)
     batch_dimension: int = 0
-    """Of the state's tensors."""
+    """Dimension of rows in the state's tensors."""
 
     def start(self, batch_size: int) -> Any:
         return self.first(batch_size)
@@ -158,7 +158,7 @@ class Function:
     def select(self, state: Any, rows: Tensor) -> Any:
 
         def picked(part: Tensor) -> Tensor:
-            # A count that all rows share has no rows.
+            # A count shared by all rows has no dimension of rows.
             return part.index_select(self.batch_dimension, rows) if part.dim() else part
 
         return mapped(picked, state)

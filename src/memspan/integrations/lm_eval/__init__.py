@@ -19,7 +19,7 @@ from memspan.installed import require
 try:
     require("lm-eval")
 except MemspanError as error:
-    # While ``python -m`` looks for __main__, which could say it in one line, argv says so.
+    # ``python -m`` imports this before __main__, which could say it in one line; argv is -m then.
     if sys.argv[:1] != ["-m"]:
         raise
     print(f"memspan: {error}", file=sys.stderr)

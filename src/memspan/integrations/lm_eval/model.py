@@ -84,8 +84,8 @@ class MemspanLM(LM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log-probability of each whole document ``(text,)``, in nats: that of all of its tokens,
-        each scored once with all that the memory holds, as :func:`memspan.evaluate` does."""
+        """The log-probability of each whole document ``(text,)``, in nats: the sum over its tokens,
+        each scored once with all that the memory holds, as by :func:`memspan.evaluate`."""
         texts = [self._encode(request.args[0]) for request in requests]
         self._report_unknown(texts)
         found = [0.0] * len(texts)
@@ -100,9 +100,9 @@ class MemspanLM(LM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
         """The log-probability of each continuation of ``(context, continuation)``, in nats, and whether
-        it is what greedy generation writes.
+        greedy generation would write it.
 
-        After an empty context the first token's input is that before any text.
+        After an empty context the first token's input is that of a text's start.
 
         Raises:
             MemspanError: a continuation is empty.
@@ -123,7 +123,7 @@ class MemspanLM(LM):
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What is written after each context of ``(context, options)``, up to a text of ``until``.
+        """The continuation of each context of ``(context, options)``, up to a text of ``until``.
 
         An empty context is a line break, as in :func:`memspan.generate`.
 
@@ -245,7 +245,7 @@ class MemspanLM(LM):
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
-    """How tokens are drawn, by options as the harness has settled them: greedily unless ``do_sample``.
+    """How tokens are drawn, from the harness's options: greedily unless ``do_sample``.
 
     The draws follow torch's seed, which the harness sets.
 
@@ -260,7 +260,7 @@ def _sampling(options: dict[str, Any]) -> Sampling:
         )
     if not options.pop("do_sample"):
         return Sampling(temperature=0.0)
-    # 1 is what the harness means where a task names no temperature.
+    # 1 is the harness's default if a task does not set a temperature.
     seed = int(torch.randint(2**31, ()))
     return Sampling(**{"temperature": 1.0, **options}, seed=seed)
 
@@ -271,7 +271,7 @@ def _row(ids: np.ndarray) -> Tensor:
 
 
 def _at_least_1(name: str, value: int | str) -> int:
-    """A number that may have come as text."""
+    """An integer of at least 1, perhaps given as text."""
     try:
         number = int(value)
     except ValueError:

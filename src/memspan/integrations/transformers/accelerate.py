@@ -1,9 +1,9 @@
-"""Models of transformers with gated-delta layers, on our operations on a CPU.
+"""Run models of transformers with gated-delta layers on our operations on a CPU.
 
 Layers of Qwen3-Next, Qwen3.5 and OLMo Hybrid call four functions by names of their module: two for the
-gated delta rule, two for the convolution before it. These are kernels of fla and causal-conv1d where
-those are installed, which need a GPU, else plain PyTorch. Here a layer's forward pass is the same code
-with other functions under these names. Everything else stays theirs: hooks, adapters and caches.
+gated delta rule, two for the convolution before it. These are kernels of fla and causal-conv1d, which
+need a GPU, if installed, else plain PyTorch. Here a layer's forward pass is the same code with other
+functions under these names. Everything else stays theirs: hooks, adapters and caches.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def accelerate(model: nn.Module) -> Acceleration:
         A handle; ``handle.remove()``, or leaving a ``with`` block, undoes it.
 
     Raises:
-        MemspanError: there is no such layer, or one is not on a CPU or not as it is known here. Then
-            nothing is changed.
+        MemspanError: there is no such layer, or one is not on a CPU or differs from those known here.
+            Then nothing is changed.
     """
     layers = {
         name: module for name, module in model.named_modules() if _is_gated_delta(type(module))
@@ -92,7 +92,7 @@ def accelerate(model: nn.Module) -> Acceleration:
 
 
 def _is_gated_delta(kind: type) -> bool:
-    """By the name of the class, or of one that it inherits from."""
+    """Whether it is such a layer, by the name of the class or of a base."""
     return any(base.__name__.endswith("GatedDeltaNet") for base in kind.__mro__)
 
 
@@ -125,7 +125,7 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
 
 def _is_replaced(layer: nn.Module) -> bool:
     own, plain = vars(layer).get("forward"), type(layer).forward
-    # A layer that was pickled while accelerated has its class's as its own.
+    # A layer pickled while accelerated has its class's forward pass as an instance attribute.
     return own is not None and getattr(own, "__func__", None) not in (plain, _accelerated(plain))
 
 
@@ -139,7 +139,7 @@ def _accelerated(forward: Function) -> Function:
 
 
 def _with_names(function: Any, names: Mapping[str, Function]) -> Function:
-    """The same code where global ``names`` are others; in a decorated function, in the inner one."""
+    """The same code with other global ``names``; in a decorated function, in the inner one."""
     inner = getattr(function, "__wrapped__", None)
     cells = function.__closure__
     if inner is None:
@@ -171,7 +171,7 @@ def _gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    # In float32 whatever they are, like theirs.
+    # In float32 whatever their types, like theirs.
     q, k, v, decay, strength = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
     if initial_state is None:
         before = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
@@ -239,11 +239,11 @@ _OURS: dict[str, tuple[Function, set[str]]] = {
         {"hidden_states", "conv_state", "weight", "bias", "activation"},
     ),
 }
-"""By their names, and the arguments of theirs: what is not among these, ours would not see."""
+"""By their names, with the arguments of theirs: ours would not see any others."""
 
 
 def _instead(ours: Function, theirs: Function) -> Function:
-    """``ours``, but theirs elsewhere than on CPUs, for packed documents and in exports."""
+    """``ours``, but ``theirs`` on other devices, for packed documents and in exports."""
 
     @wraps(theirs)
     def chosen(x: Tensor, *given: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What ``generate`` carries from call to call: a memory, where other models have keys and values."""
+"""What ``generate`` carries from call to call: a memory instead of keys and values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MemspanCache(Cache):
         self._model: LanguageModel | None = None
         self._columns = 0
         self.last_logits: Tensor | None = None
-        """After each row's last token, ``[B, V]`` (None: nothing was read through this cache)."""
+        """Logits after each row's last token, ``[B, V]`` (None: this cache has read nothing)."""
 
     @property
     def memory(self) -> Memory | None:
@@ -53,7 +53,7 @@ class MemspanCache(Cache):
         """Bind to the first model that reads through this cache, with this many rows.
 
         Raises:
-            MemspanError: another model, or other rows: says what to do.
+            MemspanError: another model, or another number of rows.
         """
         if self._model not in (None, model):
             raise MemspanError(
@@ -94,7 +94,7 @@ class MemspanCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """Rows; -1 where nothing was read."""
+        """Rows; -1 if nothing was read."""
         return self._rows
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -129,8 +129,8 @@ class MemspanCache(Cache):
             MemspanError: always.
         """
         raise MemspanError(
-            "a memory cannot be cropped, it does not keep what it has read: copy the cache before "
-            "reading what may have to be taken back"
+            "a memory cannot be cropped, since it does not keep what it has read: copy the cache "
+            "before reading what may have to be taken back"
         )
 
     def __copy__(self) -> MemspanCache:

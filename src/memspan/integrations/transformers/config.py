@@ -21,11 +21,11 @@ class MemspanConfig(PreTrainedConfig):
         model: the architecture's options; those left out have their defaults.
         embedding: those of embedding and head, see :class:`memspan.EmbeddingConfig`.
         vocab_size: number of token ids, V.
-        segment_length: tokens that are read at once, at most; longer inputs are read in segments. That
-            of a run is its segment length in training.
-        padding_id: outside of the vocabulary, what stands for padding wherever it is, whatever the
-            attention mask says. transformers' ``pad_token_id`` would have to be one of the vocabulary.
-        options: what every config of transformers takes.
+        segment_length: maximum number of tokens read at once; longer inputs are read in segments. A
+            run's is its segment length in training.
+        padding_id: an id outside of the vocabulary that is padding wherever it stands, whatever the
+            attention mask says. transformers' ``pad_token_id`` would have to be in the vocabulary.
+        options: those of every config of transformers.
 
     Raises:
         MemspanError: an unknown option, a wrong type or a value out of range.
@@ -48,7 +48,7 @@ class MemspanConfig(PreTrainedConfig):
         self.model, self.embedding = model or {}, embedding or {}
         self.vocab_size, self.segment_length = vocab_size, segment_length
         self.padding_id = padding_id
-        # The model says itself what is tied; without this, transformers does not ask.
+        # The model says which weights are tied; without this, transformers does not ask.
         options["tie_word_embeddings"] = True
         backbone, embeddings = self.parts()
         self.model = dataclasses.asdict(cast(Any, backbone))

@@ -107,7 +107,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
     disable_progress_bar()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Complete or not at all: nobody finds a folder without its weights.
+        # Complete or not at all: a folder never lacks its weights.
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as outer:
             unfinished = Path(outer) / folder.name
             unfinished.mkdir()
@@ -128,7 +128,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
 
 
 def example_prompt(tokenizer: Tokenizer) -> str:
-    """A text for the card's example: not every vocabulary has the words of the usual one."""
+    """A prompt for the card's example: not every vocabulary has the words of the usual one."""
     usual = "Once upon a time"
     try:
         if not tokenizer.count_unknown(tokenizer.encode(usual.encode())):

@@ -46,9 +46,9 @@ _LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
         "o_proj": ("output",),
     },
 }
-"""For each module of a class of layers, ours whose rows it holds, one after the other."""
+"""For each module of a class of layers, those of ours whose rows it holds, in order."""
 _BY_KEY_HEAD = ("Qwen3NextGatedDeltaNet",)
-"""Classes that hold them one after the other for each head of keys, not for all together."""
+"""Classes that hold them in that order for each head of keys, not for all heads together."""
 _SAME = ("A_log", "dt_bias")
 
 
@@ -59,10 +59,10 @@ def to_gated_delta_rule(layer: nn.Module) -> GatedDeltaRule:
         layer: of Qwen3-Next, Qwen3.5 or OLMo Hybrid.
 
     Returns:
-        What computes the same, on the same device and of the same type.
+        A layer that computes the same, on the same device and of the same type.
 
     Raises:
-        MemspanError: the layer is none of these, or has other parts or options.
+        MemspanError: the layer is of another kind, or has other parts or options.
     """
     rule = _empty(layer)
     rule.load_state_dict(to_our_names(layer, layer.state_dict()), assign=True)
@@ -76,7 +76,7 @@ def from_gated_delta_rule(rule: GatedDeltaRule, layer: nn.Module) -> None:
     """Copy the weights of a layer of ours into one of transformers, which then computes the same.
 
     Raises:
-        MemspanError: the layer is none of those, has other parts, or other sizes and options than
+        MemspanError: the layer is of another kind, has other parts, or other sizes and options than
             ours. Then nothing is copied.
     """
     expected = _empty(layer)
@@ -101,7 +101,7 @@ def to_our_names(layer: nn.Module, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _views(layer: Any, tensors: Tensors) -> dict[str, Tensor]:
-    """Views of a layer's tensors under our names, by heads of keys where it holds several so."""
+    """Views of a layer's tensors under our names, by heads of keys if it holds several that way."""
     sizes = {name: len(t) for name, t in _empty(layer).state_dict().items()}
     groups = layer.num_k_heads if type(layer).__name__ in _BY_KEY_HEAD else 1
     views = {name: tensors[name] for name in _SAME} | {"convolution": tensors["conv1d.weight"]}

@@ -1,5 +1,4 @@
-"""A language model with a memory as a model of transformers: its interface, without any arithmetic of
-its own."""
+"""A language model with a memory as a model of transformers: only the interface, no arithmetic."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
     """Any architecture of memspan, with the methods of transformers' models: ``generate``,
     ``save_pretrained`` and the others.
 
-    ``self.model`` is the :class:`memspan.LanguageModel`. Where other models cache keys and values, this
-    one has a memory of constant size, see :class:`MemspanCache`.
+    ``self.model`` is the :class:`memspan.LanguageModel`. Instead of caching keys and values, it has a
+    memory of constant size, see :class:`MemspanCache`.
 
     Args:
         config: its options.
 
     Raises:
-        MemspanError: the options are not those of a model.
+        MemspanError: the options are invalid.
     """
 
     config_class = MemspanConfig
@@ -86,7 +85,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> CausalLMOutputWithPast:
-        """Read on. The parameters' names are transformers', which ask for this many.
+        """Read on. The names and number of parameters are transformers'.
 
         Args:
             input_ids: int64 ``[B, T]``, what is new.
@@ -95,8 +94,8 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values: what was read before, which moves on (None: nothing).
             labels: int64 ``[B, T]``, the same as ``input_ids``; the loss is that of predicting each
                 from what is before it. A label of -100 is not scored.
-            shift_labels: the same, but each in the column before it, where it is predicted: a stream
-                that is cut into segments needs it to score the first token of each.
+            shift_labels: the same, but each in the column before, where it is predicted: needed to
+                score the first token of each segment of a stream.
             num_items_in_batch: scored tokens of all batches of an update (None: of this one).
             use_cache: False returns no cache.
             logits_to_keep: columns, from the right, whose logits are wanted (0: all).
@@ -147,7 +146,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
     def _own(
         self, input_ids: Tensor, attention_mask: Tensor | None, n_before: int
     ) -> Tensor | None:
-        """Bool ``[B, T]``, false at padding; None where there is none."""
+        """Bool ``[B, T]``, false at padding; None without any."""
         own = torch.ones_like(input_ids, dtype=torch.bool)
         if self.config.padding_id is not None:
             own = input_ids != self.config.padding_id
@@ -171,7 +170,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         order = (~own).to(torch.uint8).argsort(dim=1, stable=True)
         moved = tokens.masked_fill(~own, 0).gather(1, order)
         latest = own.cumsum(1)[:, -to_keep:, None]
-        # Logits before all of these are not kept: those of a long prompt take gigabytes.
+        # Earlier logits are not kept: those of a long prompt take gigabytes.
         unwanted = max(int(latest.min()) - 1, 0)
         logits, auxiliary_loss = self._read(moved, own.sum(1), cache, tokens.shape[1] - unwanted)
         if before is None:
@@ -232,10 +231,10 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What ``generate`` passes to :meth:`forward`: of ``input_ids`` what is new.
+        """What ``generate`` passes to :meth:`forward`: the new part of ``input_ids``.
 
         Raises:
-            MemspanError: nothing is new to what the cache has read, or there is nothing at all.
+            MemspanError: the cache has read all of ``input_ids``, or they are empty.
         """
         if not input_ids.shape[1] and inputs_embeds is None:
             raise MemspanError("input_ids has no tokens: give a prompt of at least one")
@@ -246,7 +245,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
                 "of the text again and what is new, or start with MemspanCache(cache.memory) and "
                 "give what is new alone"
             )
-        # What stop strings needed; generate passes it on.
+        # Stop strings needed it; generate passes it on.
         kwargs.pop("tokenizer", None)
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids,
@@ -335,7 +334,7 @@ def _shifted(labels: Tensor, own: Tensor | None) -> Tensor:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """The names of tensors that are another's, each as a pattern, to the first name of that one."""
+    """Maps the names of tied tensors, each as a pattern, to the first name of the same tensor."""
     first: dict[int, str] = {}
     tied = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):

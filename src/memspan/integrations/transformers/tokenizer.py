@@ -22,11 +22,11 @@ from memspan.errors import MemspanError
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The same tokeniser for transformers, which saves it as a plain ``tokenizer.json``.
 
-    Texts are strings there, so it does not read bytes that are not UTF-8. Its one special token pads
-    batches. That is not one of the vocabulary, so it has no embedding, and no text contains it.
+    Texts are strings there, so it does not read bytes that are not UTF-8. Its only special token pads
+    batches. That is not in the vocabulary: it has no embedding, and texts do not contain it.
 
     Raises:
-        MemspanError: it is of a kind that has no equivalent in transformers.
+        MemspanError: its kind has no equivalent in transformers.
     """
     make = PIPELINES.get(type(tokenizer))
     if make is None:
@@ -78,7 +78,7 @@ def _words(tokenizer: WordTokenizer) -> Pipeline:
     pipeline = Pipeline(models.WordLevel(ids, unk_token=unknown))
     steps: list[Any] = [normalizers.Replace("\n", f" {END_OF_LINE} ")] if END_OF_LINE in ids else []
     if tokenizer.lower_case:
-        # The library takes characters one by one, and a sigma at a word's end has a letter of its own.
+        # The library lowers characters one by one, but a sigma at a word's end has its own letter.
         sigma = r"(?<=\p{Cased}\p{Case_Ignorable}*)Σ(?!\p{Case_Ignorable}*\p{Cased})"
         steps += [normalizers.Replace(Regex(sigma), "ς"), normalizers.Lowercase()]
     pipeline.normalizer = normalizers.Sequence(steps)
