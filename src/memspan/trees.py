@@ -245,7 +245,7 @@ def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.devic
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise MemspanError(f"{wanted}, not {values!r}") from None
-    # An empty list has no type of its own.
+    # An empty list does not have a type.
     found = found if found.numel() else found.to(dtype)
     has_values = found.layout == torch.strided and (
         not found.is_meta or torch.device(device).type == "meta"

@@ -156,7 +156,7 @@ def test_a_run_and_a_preset(
         ("mine.py:stops", "mine.py:stops stopped with OSError: no weights"),
         ("mine.py:both_ways", "make it with bidirectional=False"),
         ("mine.py:linear", "Linear has no state that is known here"),
-        ("mine.py:Hidden", "Hidden cannot be read: it returns no logits"),
+        ("mine.py:Hidden", "Hidden cannot be read: it does not return logits"),
         (
             "mine.py:kernel",
             "0 active drivers ([]). There should only be one; its kernels need a GPU: run it on one",

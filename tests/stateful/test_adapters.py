@@ -172,7 +172,7 @@ def test_models_that_read_on_by_single_tokens_are_read() -> None:
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        (Summing("states"), "no logits"),
+        (Summing("states"), "not return logits"),
         (Summing("logits"), "no cache"),
         (nn.Linear(2, 2), "no config.vocab_size"),
     ],

@@ -75,7 +75,7 @@ class TrainArguments(Generic[M]):
                 "--dry-run is for a new run: drop --resume, or give the run's config.toml as --preset"
             )
         if self.dry_run and self.config.data.corpus == STDIN:
-            raise MemspanError("--dry-run reads no text: drop --data.corpus -, or --dry-run")
+            raise MemspanError("--dry-run does not read a text: drop --data.corpus -, or --dry-run")
         if self.out == Path():
             raise MemspanError("--out names the current folder: give a folder for this run alone")
         if self.out is not None and not self.out.name:
@@ -128,7 +128,7 @@ def _is_launched() -> bool:
 
 @contextlib.contextmanager
 def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]:
-    """What training writes to, and the processes that share it."""
+    """The console for training, and the processes that share it."""
     if reports.is_worker():
         # Otherwise DDP advises against looking for unused parameters, which some options need.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

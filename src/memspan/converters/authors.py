@@ -95,7 +95,7 @@ def read(folder: Path) -> Checkpoint:
 def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
     """The tokeniser that reads the data set itself, and the run's options with it.
 
-    The authors' scripts write text8 as letters with spaces between them, ``_`` for a space of its own,
+    The authors' scripts write text8 as letters with spaces between them, ``_`` for a space in the text,
     and enwik8 as the numbers of its bytes, without line breaks.
     """
     listed, data = words.words, config.data
@@ -150,7 +150,7 @@ def _attributes(model: Inert) -> dict[str, Any]:
 
 
 def _part(module: Inert, *path: str) -> dict[str, Any]:
-    """The state of a module inside another; empty if there is none."""
+    """The state of a module inside another; empty if that is missing."""
     for name in path:
         found = dict(_entries(module, "_modules")).get(name)
         module = found if isinstance(found, Inert) else Inert()

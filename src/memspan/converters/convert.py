@@ -102,7 +102,7 @@ def _refuse_taken(out: Path) -> None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, but for the file that locks it on some file systems."""
+    """A folder's content, except the file that locks it on some file systems."""
     return [path for path in folder.iterdir() if path.name != ".lock"]
 
 

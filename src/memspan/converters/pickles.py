@@ -56,7 +56,7 @@ class Entries(dict[str, Any]):
     """Stands in for other kinds of dicts."""
 
     def __new__(cls, given: Any = ()) -> Any:
-        """From a dict, which it then is, or from a list of pairs, as Python 2 wrote an OrderedDict."""
+        """Keep a dict, or make one from a list of pairs, as Python 2 wrote an OrderedDict."""
         if isinstance(given, dict):
             return given
         made = super().__new__(cls)

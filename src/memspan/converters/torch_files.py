@@ -183,14 +183,14 @@ class _File:
         return value
 
     def _place(self, member: zipfile.ZipInfo) -> tuple[int, int]:
-        """Where a member of an archive begins, and its size."""
+        """Offset and size of a member of an archive."""
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{member.filename[:40]} is compressed, which torch.save never does")
         name, extra = struct.unpack_from("<HH", self._content, member.header_offset + 26)
         return member.header_offset + 30 + name + extra, member.file_size
 
     def _old(self) -> Any:
-        """As torch saved before version 1.6: pickles one after another, then the storages."""
+        """The format before torch 1.6: pickles one after another, then the storages."""
         at = 0
         for _ in ("number", "version", "system"):
             _, at = self._unpickled(at)

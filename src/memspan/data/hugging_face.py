@@ -91,7 +91,7 @@ def _from_hub(datasets: Any, name: str) -> Any:
     try:
         return datasets.load_dataset(*arguments)
     except Exception as error:
-        # Again anything may be raised; most often there is no network.
+        # Again anything may be raised; usually the network is missing.
         call = ", ".join(map(repr, arguments))
         raise MemspanError(
             f"cannot load {path} from the hub ({_line(error)}): where there is a network, run "

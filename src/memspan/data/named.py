@@ -25,11 +25,11 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """Where it is in the cache."""
+        """Its path in the cache."""
         return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
 
     def fetch(self) -> Path:
-        """Download it unless it is there; its path."""
+        """Download it unless it is there; returns its path."""
         return fetch(self.url, self.path, self.sha256, self.limit)
 
 

@@ -154,7 +154,7 @@ def _is_zipped(path: Path) -> bool:
 
 
 def _suffix(path: Path) -> str:
-    """What a file's name says about its content, as in ``.csv``, whether it is compressed or not."""
+    """The suffix that says what a file holds, such as ``.csv``, compressed or not."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
@@ -284,7 +284,7 @@ def _parquet(path: Path, field: str) -> Documents:
 
 
 RECORDS = {".jsonl": _json_lines, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
-"""What reads a file of records, one document each, by its suffix."""
+"""Readers of files of records, one document each, by suffix."""
 
 
 def _reported(path: Path, read: Callable[[], bytes]) -> bytes:

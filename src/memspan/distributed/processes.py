@@ -235,7 +235,7 @@ def is_loss(error: BaseException) -> bool:
     """Whether an error only says that another process has gone."""
     if isinstance(error, dist.DistError):
         return True
-    # gloo has no exceptions of its own in Python: its messages begin with its file and line, or name.
+    # gloo does not define exceptions in Python: its messages begin with its file and line, or name.
     return type(error) is RuntimeError and re.search(r"\bgloo\b", str(error), re.I) is not None
 
 

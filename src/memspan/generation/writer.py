@@ -214,7 +214,7 @@ class Writer:
     def _note(self, logits: Tensor, ids: list[int]) -> None:
         chosen = logits.float().log_softmax(-1)[torch.arange(len(ids)), ids]
         for sample, value in zip(self._samples, chosen.tolist(), strict=True):
-            # One that has stopped takes no more tokens.
+            # A sample that has stopped does not take more tokens.
             if len(sample.log_probabilities) < len(sample.tokens):
                 sample.log_probabilities.append(value)
 

@@ -99,7 +99,7 @@ def measured(
     targets: list[int] = []
     most_unscored = -(-warm_up // subject.segment_length)
     full_after: dict[int, int] = {}
-    """By slots, the number of segments that filled the memory."""
+    """Number of segments that filled the memory, by slots."""
 
     def points() -> MemoryLength:
         # With few segments only half, so that some are left to score.

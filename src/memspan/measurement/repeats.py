@@ -40,7 +40,7 @@ class RepeatPoint:
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a string's first appearance saves at its second."""
+    """How much a string's first appearance saves at its second."""
 
     strings: int
     """Number of strings at every distance."""

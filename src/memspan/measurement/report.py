@@ -264,7 +264,7 @@ img { max-width: 100%; }
 
 
 def _page(report: Report, drawn: bytes | None) -> str:
-    """One self-contained HTML file that makes no network requests."""
+    """One self-contained HTML file, without network requests."""
     body = ["<h1>How far back does it remember?</h1>"]
     if drawn is not None:
         data = base64.b64encode(drawn).decode()

@@ -44,7 +44,7 @@ class StatefulSubject(Subject):
     window: int | None = None
     """Tokens that it can see: with more history, this many are read anew (None: any number)."""
     prefix: tuple[int, ...] = ()
-    """What its tokeniser puts before every text, which does not count as history."""
+    """Ids that its tokeniser puts before every text, which do not count as history."""
 
     @torch.no_grad()
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
@@ -201,7 +201,7 @@ def tokenizer_for(
             the model's own folder, or bytes).
 
     Raises:
-        MemspanError: there is none.
+        MemspanError: the model's tokeniser is missing.
     """
     folder = Path(given) if given is not None else run_folder(target)
     tokenizer: Tokenizer

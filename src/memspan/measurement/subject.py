@@ -43,7 +43,7 @@ class Budget:
         return self._seconds - self.spent()
 
     def share(self, share: float) -> Budget:
-        """That share of what is left, from now on."""
+        """A share of what is left, from now on."""
         return Budget(share * max(self.left(), 0.0), self._tell)
 
 
@@ -111,7 +111,7 @@ class RunSubject(Subject):
     model: LanguageModel
     """The model, in evaluation mode."""
     precision: Precision | None = None
-    """Of matrix products (None: as torch is set)."""
+    """Precision of matrix products (None: as torch is set)."""
 
     def reader(self, batch_size: int, memory: Memory | None = None) -> Reader:
         """A reader at the start of a text, or after ``memory``."""

@@ -84,7 +84,7 @@ class Checkpoint:
     """Everything that training continues from."""
 
     weights: Mapping[str, Tensor]
-    """By name, see :func:`memspan.runs.checkpoint_files.weights_of`."""
+    """Weights by name, see :func:`weights_of`."""
     training: Mapping[str, Tensor]
     """Optimiser, carried memory and random states, by name."""
     state: State

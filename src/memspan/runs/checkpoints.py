@@ -343,5 +343,5 @@ def _step_folder(folder: Path, step: int) -> Path:
 
 
 def _building(folder: Path, step: int) -> Path:
-    """Where a checkpoint is while it is made."""
+    """The folder of a checkpoint while it is written."""
     return folder / CHECKPOINTS / f".step-{step:08d}.tmp"

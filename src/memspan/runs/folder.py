@@ -31,7 +31,7 @@ SHIPPED = {
 
 @dataclass(frozen=True)
 class Place:
-    """What a path names."""
+    """The run or checkpoint that a path names."""
 
     run: Path
     """The run's folder."""

@@ -91,7 +91,7 @@ PRESETS = {
     file.relative_to(_FOLDER).with_suffix("").as_posix(): file
     for file in sorted(_FOLDER.rglob("*.toml"), key=lambda file: (len(file.parts), file))
 }
-"""The presets that come with memspan: name -> file. The papers' are in a folder of their own."""
+"""The presets that come with memspan: name -> file. The papers' are in a separate folder."""
 
 
 def preset_file(name: str) -> Path:

@@ -37,11 +37,11 @@ class Run:
     config: RunConfig[BackboneConfig]
     tokenizer: Tokenizer
     model: LanguageModel
-    """With the best weights so far, or the checkpoint's, in evaluation mode."""
+    """The model with the best weights so far, or the checkpoint's, in evaluation mode."""
     step: int
     """Updates that made these weights."""
     corpus: Identity
-    """What it was trained and validated on; empty if saved by an older version, or converted."""
+    """Identity of its training and validation texts; empty for old or converted runs."""
 
 
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
@@ -158,7 +158,7 @@ def segment_for(
 
 
 def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of ``initial_memory`` and those of ``reader`` among ``options``; None is left out."""
+    """The options of ``initial_memory`` and those of ``reader``; None is left out."""
     given = {name: value for name, value in options.items() if value is not None}
     parts = []
     for kind in (run.config.model.memory_options, run.config.model.reader_options):

@@ -99,7 +99,7 @@ def read(
 
 
 def opened(folder: Path, state: State) -> Checkpoint:
-    """As :func:`read`, but each tensor is read whenever it is looked up, and not kept."""
+    """Like :func:`read`, but each tensor is read whenever it is looked up, and not kept."""
     _refuse_damaged(folder, state, verify=True)
     load, entries = _loader(folder / SHARDS)
 

@@ -160,7 +160,7 @@ class Causal:
         self, inputs: Tensor, state: Cached, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, Cached]:
         if "attention_mask" not in self._accepted:
-            raise NotOfferedError("it takes no attention_mask")
+            raise NotOfferedError("it does not take an attention_mask")
         places = torch.arange(inputs.shape[1], device=inputs.device)
         if side == "left":
             places = places.flip(0)
@@ -190,7 +190,9 @@ class Causal:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
         parts = self._named(output)
         if parts["logits"] is None:
-            raise RefusedError("it returns no logits: give a model with a language model's head")
+            raise RefusedError(
+                "it does not return logits: give a model with a language model's head"
+            )
         returned = next((name for name in CACHES if parts.get(name) is not None), None)
         if returned is None and state.cache is None:
             raise RefusedError(f"it returns no cache ({', '.join(CACHES)}): it carries no state")
@@ -213,7 +215,7 @@ class Causal:
         return {"logits": several[scores.index(True)], self._takes: rest[0] if rest else None}
 
     def select(self, state: Cached, rows: Tensor) -> Cached:
-        """By the cache's ``reorder_cache`` or ``batch_select_indices``."""
+        """Select rows with the cache's ``reorder_cache`` or ``batch_select_indices``."""
         cache = state.cache
         if isinstance(cache, tuple | list | dict):
             cache = mapped(lambda part: part.index_select(0, rows), cache)
@@ -229,7 +231,7 @@ class Causal:
         return Cached(len(rows), state.length, cache, state.name, mask)
 
     def truncate(self, state: Cached, n: int) -> Cached:
-        """By the cache's ``crop``."""
+        """Roll back with the cache's ``crop``."""
         if not hasattr(state.cache, "crop"):
             raise NotOfferedError(f"its {type(state.cache).__name__} has no crop")
         _asked(state.cache.crop, -n)

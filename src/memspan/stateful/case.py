@@ -161,7 +161,7 @@ class Reading:
         self, inputs: Named, state: Named, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Named, Named]:
         if not isinstance(self.model, ReadsPadded):
-            raise NotOfferedError("it reads no padded inputs")
+            raise NotOfferedError("it does not read padded inputs")
         text = (
             f"read_padded({inputs.text}, {state.text}, torch.tensor({lengths.tolist()}), {side!r})"
         )
@@ -170,7 +170,7 @@ class Reading:
 
     def read_packed(self, inputs: Named, state: Named, starts: Tensor) -> tuple[Named, Named]:
         if not isinstance(self.model, ReadsPacked):
-            raise NotOfferedError("it reads no packed inputs")
+            raise NotOfferedError("it does not read packed inputs")
         text = f"read_packed({inputs.text}, {state.text}, torch.tensor({starts.tolist()}))"
         starts = starts.to(inputs.value.device)
         return self._outputs(self.model.read_packed(inputs.value, state.value, starts), text)

@@ -322,7 +322,7 @@ def _packed(reading: Reading, case: Case) -> Compared:
 def _no_fresh(model: Stateful[Any]) -> str | None:
     if isinstance(model, Resets | ReadsPacked):
         return None
-    return "its rows cannot be reset, and it reads no packed inputs"
+    return "its rows cannot be reset, and it does not read packed inputs"
 
 
 # padding
@@ -373,10 +373,10 @@ def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Com
 def _padding_law(side: Literal["right", "left"]) -> Law:
     def missing(model: Stateful[Any]) -> str | None:
         if not isinstance(model, ReadsPadded):
-            return "it reads no padded inputs"
+            return "it does not read padded inputs"
         if {side, f"{side}-last"} & model.claims.padding:
             return None
-        return f"it promises no padding on the {side}"
+        return f"it does not promise to ignore padding on the {side}"
 
     return Law(
         f"padding-{side}",

@@ -243,7 +243,7 @@ def updates(config: Run) -> int:
 
 
 def _prepared_here(data: DataConfig, what: str, remedy: str) -> TokenizedCorpus:
-    """The text, if that takes no download. Otherwise ``what`` is unknown, and ``remedy`` helps."""
+    """The text, if it needs no download; otherwise ``what`` is unknown, and ``remedy`` helps."""
     if not is_local(data.texts):
         text = data.train or data.corpus or ""
         prepare_it = command("data", "prepare", text, "--tokenizer", data.tokenizer)

@@ -90,7 +90,7 @@ OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
     "muon": _muon,
     "sgd": _sgd,
 }
-"""By the names that ``--optim.optimiser`` takes."""
+"""The optimisers, by the names that ``--optim.optimiser`` takes."""
 
 
 def with_optimiser(

@@ -114,13 +114,13 @@ class Needs:
             )
 
     def parts(self) -> str:
-        """What it is made of, for people."""
+        """Its parts and their sizes, for people."""
         return ", ".join(f"{name} {in_units(size)}" for name, size in asdict(self).items() if size)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What samples of a few layers and rows took."""
+    """Activations and operations of samples with a few layers and rows."""
 
     peaks: dict[int, dict[int, float]]
     """Bytes of activations, by layers, then by rows."""
@@ -162,7 +162,7 @@ class Plan:
         return replace(self, config=replace(self.config, model=replace(options, n_layers=n_layers)))
 
     def needs(self, rows: int, activations: float | None = None) -> Needs:
-        """What a process takes with this many rows, given their activations (None: a lower bound)."""
+        """The needs of a process with this many rows, given their activations (None: a lower bound)."""
         config, n_processes, vocab_size = self.config, self.n_processes, self.vocab_size
         with torch.device("meta"), refuse_impossible("the model"):
             model = LanguageModel(vocab_size, config.model, config.embedding)

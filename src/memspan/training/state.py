@@ -71,7 +71,7 @@ class TrainingState:
         source: Run | None = None,
         optimiser: MakeOptimiser | None = None,
     ) -> None:
-        """As before the first step.
+        """Make the state before the first step.
 
         Args:
             config: all options of the run.
@@ -99,7 +99,7 @@ class TrainingState:
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
         self.model.recompute = options.recompute
         self.warm_start: WarmStart | None = None
-        """What was taken from ``source``."""
+        """Tensors taken from ``source``."""
         if source is not None:
             self.warm_start = initialise_from(self.model, prepared.tokenizer, source)
         self.memory: Memory = self.model.initial_memory(n_rows)

@@ -1,4 +1,4 @@
-"""What a run prints on the terminal: before training and at its end."""
+"""A run's messages on the terminal, before training and at its end."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Validation:
         state = self.state
         state.model.eval()
         scored, options = state.parallel.scored, state.config.train
-        # With sharded parameters the reader takes no options.
+        # With sharded parameters the reader does not take options.
         writing: dict[str, Any] = {}
         if isinstance(scored, LanguageModel):
             writing = state.config.model.writing_options(options.segment_length)

@@ -79,7 +79,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def content(self) -> dict[str, object]:
-        """What :func:`load_tokenizer` passes to the constructor, as JSON values."""
+        """The constructor's arguments in :func:`load_tokenizer`, as JSON values."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -46,7 +46,7 @@ class PretrainedTokenizer(Tokenizer):
         n = len(self._anchor)
         at = next((i for i in range(len(whole)) if whole[i : i + n] == self._anchor), 0)
         self.prefix: tuple[int, ...] = tuple(whole[:at])
-        """What it puts before every text, such as a token for its beginning."""
+        """Ids that it puts before every text, such as a token for its beginning."""
 
     @property
     def vocab_size(self) -> int:

@@ -35,13 +35,13 @@ from memspan.sampling import Sampling
 class MemspanLM(LM):
     """A run, which reads each document or context from an empty memory to its end.
 
-    Nothing is truncated and there are no windows: memory carries what was read. A context that several
-    requests share is read once, and each continuation goes on from its memory.
+    Nothing is truncated or cut into windows: memory carries what was read. A context that several
+    requests share is read once, and each continuation starts from its memory.
 
     Args:
         run: the run, its folder, or the name of one that comes with memspan.
         batch_size: texts that are read side by side; scores stay the same up to rounding.
-        device: where the model goes (None: CUDA where there is one; a :class:`memspan.Run` stays).
+        device: where the model goes (None: CUDA if available; a :class:`memspan.Run` stays).
         segment_length: tokens per step, T (None: as in training).
         max_batch_size: given by the harness to every model; has no effect.
         options: the architecture's own, such as ``memory_length=1024`` (left out: as in training).

@@ -218,7 +218,7 @@ def _at_least_float32(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _finished(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """From channels last to channels first."""
+    """Add the bias, apply the activation, and turn channels last into channels first."""
     y = y if bias is None else y + bias
     return (y if activation is None else ACT2FN[activation](y)).transpose(1, 2)
 
@@ -239,7 +239,7 @@ _OURS: dict[str, tuple[Function, set[str]]] = {
         {"hidden_states", "conv_state", "weight", "bias", "activation"},
     ),
 }
-"""By their names, with the arguments of theirs: ours would not see any others."""
+"""Our functions by their names, with the arguments of theirs: ours would not see any others."""
 
 
 def _instead(ours: Function, theirs: Function) -> Function:

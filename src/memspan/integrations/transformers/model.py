@@ -311,7 +311,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             MemspanError: always.
         """
         raise MemspanError(
-            "the vocabulary of a trained model cannot be resized; the padding token needs no "
+            "the vocabulary of a trained model cannot be resized; the padding token does not need an "
             "embedding, so it may stand outside of it"
         )
 

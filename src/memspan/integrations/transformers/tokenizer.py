@@ -60,7 +60,7 @@ def _bytes(tokenizer: ByteTokenizer) -> Pipeline:
 
 
 def _characters(tokenizer: CharacterTokenizer) -> Pipeline:
-    """Every character is a word of its own."""
+    """Every character is a separate word."""
     others = [] if tokenizer.unknown is None else [UNKNOWN]
     ids = {token: n for n, token in enumerate([*others, *tokenizer.characters])}
     pipeline = Pipeline(models.WordLevel(ids, unk_token=UNKNOWN))
