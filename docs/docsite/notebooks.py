@@ -21,12 +21,13 @@ class NotebookPage:
     """Its PNGs, by the names that the text has for them."""
 
 
-def read_notebook(path: Path, note: Callable[[str], str]) -> NotebookPage:
+def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") -> NotebookPage:
     """A notebook with its stored outputs.
 
     Args:
         path: the notebook.
         note: makes of a cell of Markdown what the site needs.
+        repository: its public address, ``https://github.com/OWNER/NAME`` (empty: it has none).
 
     Raises:
         DocsError: it has an output that is neither text nor a PNG.
@@ -49,12 +50,21 @@ def read_notebook(path: Path, note: Callable[[str], str]) -> NotebookPage:
             pictures[name] = base64.b64decode(output["data"]["image/png"])
             parts.append(f"![What the cell draws.]({name})")
     title, _, rest = "\n\n".join(parts).partition("\n")
-    return NotebookPage(f"{title}\n\n{_opening(path.name)}\n{rest}\n", pictures)
+    return NotebookPage(f"{title}\n\n{_opening(path.name, repository)}\n{rest}\n", pictures)
 
 
-def _opening(name: str) -> str:
-    return (
+def _opening(name: str, repository: str) -> str:
+    """How to run it: by one click where the repository has a public address."""
+    download = (
         f"[Download the notebook]({name}){{ .md-button download }} to run it: in a clone, after "
         "`pip install '.[notebooks]'`; or upload it to a hosted one, with the wheel that "
         "`make package` makes, and begin with `%pip install memspan-*.whl matplotlib`."
+    )
+    if not repository:
+        return download
+    place = repository.removeprefix("https://github.com/").strip("/")
+    hosted = f"https://colab.research.google.com/github/{place}/blob/main/examples/notebooks/{name}"
+    return (
+        f"[Open it in Colab]({hosted}){{ .md-button }} and begin with "
+        f"`%pip install git+https://github.com/{place} matplotlib`.\n\n{download}"
     )

@@ -80,7 +80,10 @@ class Staging:
                 self.write(at, _not_searched(f"# `{path}`\n\n{code}\n"))
 
     def _copy_notebook(self, path: Path, at: PurePosixPath) -> None:
-        notebook = read_notebook(self.root / path, lambda text: self._rewritten(text, path, at))
+        repository = os.environ.get("REPOSITORY", "")
+        notebook = read_notebook(
+            self.root / path, lambda text: self._rewritten(text, path, at), repository
+        )
         self.write(at, notebook.text)
         folder = self.folder / at.parent
         shutil.copyfile(self.root / path, folder / path.name)

@@ -134,6 +134,10 @@ def test_a_notebook(tmp_path: Path) -> None:
     rest = "ABOUT [A](A.MD)\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
     assert page.text.endswith(rest + "![What the cell draws.](it-1.png)\n")
     assert page.pictures == {"it-1.png": b"p"}
+    assert "Colab" not in page.text
+    page = notebooks.read_notebook(path, str.upper, "https://github.com/me/it/")
+    assert "google.com/github/me/it/blob/main/examples/notebooks/it.ipynb)" in page.text
+    assert "`%pip install git+https://github.com/me/it matplotlib`" in page.text
     cells[1]["outputs"] = [{"output_type": "error"}]
     path = tmp_path / "wrong.ipynb"
     path.write_text(json.dumps({"cells": cells}))
