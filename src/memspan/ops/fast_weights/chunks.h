@@ -325,8 +325,8 @@ static void add_part(
     for (long t = 0; t < c->n; t++) sums[t] += sum[t];
 }
 
-/* Gradients of one head of values, given that of S after the chunk, d, which becomes that before it; none:
-   it is zero, and d uninitialised. */
+/* Gradients of one head of values, given that of S after the chunk, d, which becomes that before it where
+   anyone wants that; none: it is zero, and d uninitialised. */
 static void backward_chunk(
     Chunk *c, const Loop *f, long b, long head, long start, const REAL *s, REAL *d, int none
 ) {
@@ -378,6 +378,7 @@ static void backward_chunk(
         *TOKEN(f->d_log_decay, b, head, start + t) = sum;
     }
 
+    if (!start && !f->d_before) return;
     Matrix kT = {c->kT, TOKENS, 1}, qT = {c->qT, TOKENS, 1};
     scale(d_y, c->since, c);
     scale(d_u, c->since, c);
