@@ -73,6 +73,15 @@ static void multiply(
     }
 }
 
+/* c [n, n] = sign a b up to and on the diagonal; what is above it is left as it may be. */
+static void multiply_below(REAL *c, REAL sign, Matrix a, const REAL *b, long n, long depth) {
+    for (long first = 0; first < n; first += LANES) {
+        long end = first + LANES < n ? first + LANES : n;
+        Matrix from = {a.at + first * a.row, a.row, a.column};
+        multiply(c + first * TOKENS, NULL, TOKENS, 0, sign, from, b, TOKENS, end - first, end, depth);
+    }
+}
+
 /* out[c, r] = in[r, c] */
 static void transpose(REAL *out, long out_stride, const REAL *in, long in_stride, long rows, long columns) {
     long whole_rows = 0, whole_columns = columns / LANES * LANES;
@@ -157,8 +166,8 @@ static void load_keys(Chunk *c, const Loop *f, long b, long h, long start) {
     side_by_side(c->kT, TOKEN(f->k, b, h, start), f->k.token, n, c->K);
     side_by_side(c->qT, TOKEN(f->q, b, h, start), f->q.token, n, c->K);
     Matrix k = {c->kT, 1, TOKENS}, q = {c->qT, 1, TOKENS};
-    multiply(c->gram, NULL, TOKENS, 0, 1, k, c->kT, TOKENS, n, n, c->K);
-    multiply(c->scores, NULL, TOKENS, 0, 1, q, c->kT, TOKENS, n, n, c->K);
+    multiply_below(c->gram, 1, k, c->kT, n, c->K);
+    multiply_below(c->scores, 1, q, c->kT, n, c->K);
 }
 
 /* Products of just the decays between: a quotient of products from the chunk's start would lose what is
@@ -348,8 +357,8 @@ static void backward_chunk(
     side_by_side(c->zT, d_u, w, n, V);
 
     Matrix read = {d_y, w, 1}, error = {d_u, w, 1};
-    multiply(c->d_P, NULL, TOKENS, 0, 1, read, c->uT, TOKENS, n, n, V);
-    multiply(c->d_A, NULL, TOKENS, 0, -1, error, c->uT, TOKENS, n, n, V);
+    multiply_below(c->d_P, 1, read, c->uT, n, V);
+    multiply_below(c->d_A, -1, error, c->uT, n, V);
     for (long i = 0; i < n; i++)
         for (long j = 0, at = i * TOKENS; j <= i; j++, at++) {
             REAL d_A = j < i ? c->d_A[at] : 0, both = c->d_P[at] * c->P[at] + d_A * c->A[at];
