@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 MOST = (11, 1599)
 """Modules and lines: a third of the 34 and 4,798 that one layer's attention once imported."""
 MOST_OF = {"TransformerXL": (11, 1749), "Compressive": (12, 2199)}
@@ -12,6 +14,8 @@ MOST_OF = {"TransformerXL": (11, 1749), "Compressive": (12, 2199)}
 5,484 lines."""
 PROGRAM = """
 import sys
+
+import pytest
 from importlib import import_module
 
 import torch
@@ -32,6 +36,7 @@ for package in sys.argv[1:]:
 """
 
 
+@pytest.mark.processes
 def test_a_block_brings_little_along() -> None:
     command = [sys.executable, "-c", PROGRAM, "memspan.ops", "memspan.layers"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -74,6 +74,7 @@ def linted(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.processes
 def test_every_forbidden_import_is_reported(lint: Path) -> None:
     before = linted(lint)
     assert before.returncode == 0, before.stdout
@@ -88,6 +89,7 @@ def test_every_forbidden_import_is_reported(lint: Path) -> None:
         assert f"{module}->{name}" in said, (module, name)
 
 
+@pytest.mark.processes
 def test_a_module_without_a_layer_is_reported(lint: Path) -> None:
     (lint / "memspan" / "elsewhere.py").write_text("")
     after = linted(lint)

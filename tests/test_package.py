@@ -66,6 +66,7 @@ def test_dir_shows_what_is_public(module: ModuleType) -> None:
     assert not [n for n in module.__all__ if not inspect.getdoc(getattr(module, n))]
 
 
+@pytest.mark.processes
 def test_dir_and_options_do_not_import_torch() -> None:
     program = (
         "import memspan, memspan.models, memspan.ops, sys; dir(memspan); dir(memspan.ops);"

@@ -117,6 +117,7 @@ def test_a_broken_law_is_status_1_with_a_script(capsys: pytest.CaptureFixture[st
     assert json.loads(Path("report.json").read_text())["findings"] == found["findings"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["forgets", "Own"])
 def test_a_script_about_a_file_needs_the_file_alone(name: str) -> None:
     assert status(f"mine.py:{name}", "--laws", "cuts", "--scripts", "out", "--seed", "3") == 1
@@ -201,6 +202,7 @@ def test_models_are_given_as_they_are() -> None:
         assert [f.outcome for f in report.findings] == ["holds", "holds"]
 
 
+@pytest.mark.processes
 def test_help_needs_no_torch() -> None:
     code = "import sys\nfrom memspan import cli\ntry: cli.main(['check', '--help'])\n"
     code += "finally: assert 'torch' not in sys.modules"

@@ -22,6 +22,7 @@ from memspan.runs.options import PRESETS, read_config
 pytestmark = pytest.mark.usefixtures("text_file")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("verb", [[], ["train"], ["evaluate"], ["generate"], ["data", "prepare"]])
 def test_help_explains_without_importing_torch(verb: list[str]) -> None:
     code = (

@@ -61,6 +61,7 @@ def test_train_writes_a_run_and_reports(
     assert len(list((run / "checkpoints").glob("step-*"))) <= 3
 
 
+@pytest.mark.processes
 def test_commands_on_the_screen_can_be_typed_as_they_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

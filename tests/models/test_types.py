@@ -17,9 +17,12 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import memspan
 
 
+@pytest.mark.processes
 def test_annotations_are_true() -> None:
     folders = [str(Path(memspan.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}

@@ -24,6 +24,7 @@ def _text(own_folders: Path) -> None:
     Path("text.txt").write_text(tiny_runs.TEXT)
 
 
+@pytest.mark.processes
 def test_tensorboard_gets_the_metrics() -> None:
     pytest.importorskip("tensorboard")
     # A process of its own: what tensorboard warns of is not ours to fix.
