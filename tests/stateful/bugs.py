@@ -1,13 +1,17 @@
-"""Bugs planted in the twins: each is named by the law that it breaks."""
+"""Bugs planted in the twins: each is named by the law that it breaks.
+
+One that every case notices which notices another of its law would show nothing that the other does not,
+so a new one should be missed by some.
+"""
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from small_models import KERNEL, WIDTH, Attention, Convolved, Gated, Sliding, State, Twin
+from small_models import KERNEL, WIDTH, Attention, Convolved, Gated, State, Twin
 from torch import Tensor, nn
 
 from memspan.stateful.protocol import Claims
@@ -47,42 +51,9 @@ class WindowForgetsWhatWasBeforeAShortSegment(Convolved):
 
 
 @breaks("cuts")
-class WindowOneTooOld(Convolved):
-    def window(self, before: Tensor, x: Tensor) -> Tensor:
-        return F.pad(torch.cat([before, x], 1)[:, -KERNEL:-1], (0, 0, 0, 0))
-
-
-@breaks("cuts")
-class StateInHalfPrecision(Gated):
-    def mix(self, x: Tensor, state: State) -> Read:
-        y, state = super().mix(x, state)
-        return y, {"h": state["h"].to(torch.bfloat16).to(self.dtype)}
-
-
-@breaks("cuts")
 class PositionsResetAtACut(Attention):
     def positions(self, state: State, real: Tensor) -> Tensor:
         return real.cumsum(1) - 1
-
-
-@breaks("cuts")
-class PositionsOffByOneAfterACut(Attention):
-    def positions(self, state: State, real: Tensor) -> Tensor:
-        return super().positions(state, real) + (state["position"] > 0)[:, None]
-
-
-@breaks("cuts")
-class WindowOneTooShortInTheCache(Sliding):
-    def kept(self, state: State) -> State:
-        state = super().kept(state)
-        return state | {name: state[name][:, 1:] for name in ("k", "v", "valid")}
-
-
-@breaks("cuts")
-class NormalisedOverTheSegmentSoFar(Gated):
-    def read(self, inputs: Tensor, state: State) -> Read:
-        y, state = super().read(inputs, state)
-        return y / y.abs().mean(2, keepdim=True).cummax(1).values, state
 
 
 @breaks("cuts")
@@ -97,31 +68,13 @@ class FirstSegmentOfOneTokenIsNotRemembered(Gated):
 
 
 @breaks("causality")
-class MeanOverTheSegment(Convolved):
-    def mix(self, x: Tensor, state: State) -> Read:
-        return super().mix(x - 0.01 * x.mean(1, keepdim=True), state)
-
-
-@breaks("causality")
 class MaskLeaksAfterACache(Attention):
     def seen(self, queries: int, keys: int) -> Tensor:
         seen = super().seen(queries, keys)
         return seen | (keys > queries)
 
 
-@breaks("causality")
-class MaskLeaksOneToken(Attention):
-    def seen(self, queries: int, keys: int) -> Tensor:
-        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries + 1)
-
-
 # Rows.
-
-
-@breaks("rows")
-class StateSharedBetweenRows(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return super().step(x, h + 1e-3 * h.mean(0), t)
 
 
 @breaks("rows")
@@ -131,23 +84,6 @@ class TwiceTheOutputsForSeveralRows(Gated):
     def read(self, inputs: Tensor, state: State) -> Read:
         y, state = super().read(inputs, state)
         return y if inputs.shape[1] > 1 else y.expand(-1, len(y), -1), state
-
-
-@breaks("rows")
-class BatchStatistics(Gated):
-    def layers(self) -> dict[str, nn.Module]:
-        return super().layers() | {"norm": nn.BatchNorm1d(WIDTH, track_running_stats=False)}
-
-    def mix(self, x: Tensor, state: State) -> Read:
-        return super().mix(self.module["norm"](x.mT).mT if len(x) > 1 else x, state)
-
-
-@breaks("rows")
-class SelectForgetsAField(Convolved):
-    def select(self, state: State, rows: Tensor) -> State:
-        chosen = super().select(state, rows)
-        window = state["window"][: len(rows)]
-        return chosen | ({"window": window} if len(rows) <= len(state["s"]) else {})
 
 
 @breaks("rows")
@@ -179,14 +115,6 @@ class RepeatedRowsShareTheirState(Gated):
 
 
 @breaks("values")
-class StateChangedInPlace(Gated):
-    def mix(self, x: Tensor, state: State) -> Read:
-        y, after = super().mix(x, state)
-        state["h"].copy_(after["h"].detach())
-        return y, state
-
-
-@breaks("values")
 class WindowChangedInPlaceBySingleTokens(Convolved):
     def window(self, before: Tensor, x: Tensor) -> Tensor:
         after = super().window(before, x)
@@ -194,8 +122,8 @@ class WindowChangedInPlaceBySingleTokens(Convolved):
 
 
 @breaks("values")
-class ShallowCopyOfWhatIsConsumed(StateChangedInPlace):
-    claims = Claims(consumes_state=True)
+class ShallowCopyOfWhatIsConsumed(WindowChangedInPlaceBySingleTokens):
+    claims = Claims(consumes_state=True, lengths=Convolved.claims.lengths)
 
     def copy(self, state: State) -> State:
         return dict(state)
@@ -226,12 +154,6 @@ class InputsChangedInPlace(Gated):
 
 
 @breaks("fresh-start")
-class ResetOfTheWrongRow(Gated):
-    def reset(self, state: State, rows: Tensor) -> State:
-        return super().reset(state, rows.roll(1))
-
-
-@breaks("fresh-start")
 class ResetForgetsAField(Convolved):
     def reset(self, state: State, rows: Tensor) -> State:
         return super().reset(state, rows) | {"window": state["window"]}
@@ -241,17 +163,6 @@ class ResetForgetsAField(Convolved):
 class ResetOfAllRows(Gated):
     def reset(self, state: State, rows: Tensor) -> State:
         return self.start(len(rows)) if rows.any() else state
-
-
-@breaks("fresh-start")
-class PositionsGoOnAfterAReset(Attention):
-    """Rotations are relative, so an absolute position is added."""
-
-    def reset(self, state: State, rows: Tensor) -> State:
-        return super().reset(state, rows) | {"position": state["position"]}
-
-    def attend(self, x: Tensor, state: State, real: Tensor) -> Read:
-        return super().attend(x + self.positions(state, real)[..., None].to(x) / 50, state, real)
 
 
 @breaks("fresh-start")
@@ -269,22 +180,6 @@ class AFirstPlaceIsNeverAStart(Convolved):
 # Padding.
 
 
-class PaddingIsRead(Twin):
-    side: Side
-    rows: float = math.inf
-    """With so many rows at most."""
-
-    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
-        if side == self.side and len(inputs) <= self.rows:
-            return self.read(inputs, state)
-        return super().read_padded(inputs, state, lengths, side)
-
-
-@breaks("padding-right")
-class PaddingOnTheRightIsRead(PaddingIsRead, Gated):
-    side = "right"
-
-
 @breaks("padding-right")
 class WindowTakenFromThePadding(Convolved):
     def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
@@ -292,22 +187,12 @@ class WindowTakenFromThePadding(Convolved):
         return y, after | {"window": self.read(inputs, state)[1]["window"]}
 
 
-@breaks("padding-right")
-class PaddingOnTheRightCountsAsPositions(Attention):
-    def attend(self, x: Tensor, state: State, real: Tensor) -> Read:
-        y, after = super().attend(x, state, real)
-        return y, after | {"position": state["position"] + x.shape[1]}
-
-
 @breaks("padding-left")
-class PaddingOnTheLeftIsRead(PaddingIsRead, Convolved):
-    side = "left"
-
-
-@breaks("padding-left")
-class PaddingOfASingleRowIsRead(PaddingIsRead, Convolved):
-    side = "left"
-    rows = 1
+class PaddingOfASingleRowIsRead(Convolved):
+    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
+        if side == "left" and len(inputs) == 1:
+            return self.read(inputs, state)
+        return super().read_padded(inputs, state, lengths, side)
 
 
 @breaks("padding-left")
@@ -322,18 +207,93 @@ class PaddingOnTheLeftCountsInALaterSegment(Attention):
 
 
 @breaks("roll-back")
-class RolledBackByOneTooFew(Attention):
-    def truncate(self, state: State, n: int) -> State:
-        return super().truncate(state, n - 1)
-
-
-@breaks("roll-back")
-class RolledBackButForThePosition(Attention):
-    def truncate(self, state: State, n: int) -> State:
-        return super().truncate(state, n) | {"position": state["position"]}
-
-
-@breaks("roll-back")
 class RollsBackByOneAtMost(Attention):
     def truncate(self, state: State, n: int) -> State:
         return super().truncate(state, min(n, 1))
+
+
+# Files.
+
+
+@breaks("files")
+class SavedInHalfPrecision(Gated):
+    def save(self, state: State, path: Path) -> None:
+        super().save({"h": state["h"].half()}, path)
+
+    def load(self, path: Path) -> State:
+        return {"h": super().load(path)["h"].to(self.dtype)}
+
+
+# Gradients.
+
+
+@breaks("gradients")
+class StateDetachedAtACut(Gated):
+    def mix(self, x: Tensor, state: State) -> Read:
+        return super().mix(x, {"h": state["h"].detach()})
+
+
+@breaks("gradients")
+class DetachedInsideASegment(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h.detach() if t % 4 == 3 else h, t)
+
+
+class DetachedAtEveryToken(Gated):
+    """Not named by a law: a long call has no other gradients."""
+
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h.detach(), t)
+
+
+# Growth.
+
+
+@breaks("bounded")
+class KeepsEverySingleToken(Gated):
+    def start(self, batch_size: int) -> State:
+        return super().start(batch_size) | {"seen": torch.zeros(batch_size, 0, WIDTH)}
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        y, after = super().mix(x, state)
+        new = x if x.shape[1] == 1 else x[:, :0]
+        return y, after | {"seen": torch.cat([state["seen"], new], 1)}
+
+
+# Other calls.
+
+
+@breaks("repeatable")
+class DropoutLeftOn(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return F.dropout(super().step(x, h, t), 0.01, training=True)
+
+
+@breaks("repeatable")
+class NoiseFromElsewhere(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().step(x, h, t) + 1e-4 * (self.calls % 7)
+
+
+@breaks("order-of-calls")
+class PositionsScaledByTheLongestTextSoFar(Attention):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        position = super().positions(state, real)
+        self.longest = max(getattr(self, "longest", 0), int(position.max()))
+        return position / max(1, self.longest / 23)
+
+
+@breaks("order-of-calls")
+class RunningStatistics(Gated):
+    def layers(self) -> dict[str, nn.Module]:
+        return super().layers() | {"norm": nn.BatchNorm1d(WIDTH)}
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        return super().mix(self.module["norm"](x.mT).mT, state)
+
+
+@breaks("order-of-calls")
+class AnotherPathWithGradients(Gated):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, h, t) * (1.001 if torch.is_grad_enabled() else 1)
