@@ -21,7 +21,7 @@ import device
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXED = ("fb_feedback", "lucidrains")
-"""Sets with several architectures, some of which are built otherwise than ours."""
+"""Sets with several architectures."""
 CLAIMED: set[Path] = set()
 """Configurations that some test has asked for."""
 

@@ -72,26 +72,6 @@ def assert_all_seen(g: Golden, dtype: torch.dtype) -> None:
     assert not left, f"recorded, but not compared: {left}"
 
 
-class Losses:
-    """Of segments: each is compared with the recorded one, and so is their sum."""
-
-    def __init__(self, g: Golden, dtype: torch.dtype) -> None:
-        self.g, self.dtype = g, dtype
-        self.sum, self.magnitude = torch.zeros((), dtype=dtype), 0.0
-
-    def add(self, i: int, *terms: Tensor) -> None:
-        """That of segment ``i``, which is the sum of all ``terms``."""
-        loss = torch.stack([t.sum() for t in terms]).sum()
-        magnitude = sum(t.abs().sum().item() for t in terms)
-        check_loss(loss, magnitude, self.g[f"{PREFIX[self.dtype]}.seg{i}.loss"], self.dtype)
-        self.sum, self.magnitude = self.sum + loss, self.magnitude + magnitude
-
-    def total(self) -> Tensor:
-        """Of all segments."""
-        check_loss(self.sum, self.magnitude, self.g[f"{PREFIX[self.dtype]}.loss"], self.dtype)
-        return self.sum
-
-
 def check_loss(ours: Tensor, magnitude: float, theirs: Tensor, dtype: torch.dtype) -> None:
     """Losses are sums that cancel: they are compared on the scale of what is summed."""
     assert abs(ours.item() - theirs.item()) <= OUTPUT[dtype] * max(magnitude, abs(theirs.item()))

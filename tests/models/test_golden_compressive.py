@@ -1,5 +1,9 @@
-"""Compressive Transformer against labml's, with pre-norm and learned positions: outputs, both memories,
-losses, every gradient. One test per recorded configuration."""
+"""Compressive Transformer against independent implementations: outputs, both memories, losses, every
+gradient. One test per recorded configuration.
+
+labml's is ours, part for part. What the two others do differently is put together here from our
+pieces; each docstring names it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from golden import Golden, assert_same, parameters
@@ -14,9 +19,9 @@ from golden_rows import (
     GRADIENT,
     OUTPUT,
     PREFIX,
-    Losses,
     assert_all_seen,
     check_gradients,
+    check_loss,
     write_parameters,
 )
 from memspan.converters import labml
@@ -24,8 +29,12 @@ from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
+from memspan.ops.relative import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
+
+
+# ----- labml: the paper's, with pre-norm and learned positions
 
 
 def labml_model(g: Golden) -> LanguageModel:
@@ -49,7 +58,7 @@ def labml_model(g: Golden) -> LanguageModel:
     )
 
 
-def check(g: Golden, dtype: torch.dtype) -> None:
+def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = labml_model(g)
     rows = labml.names(model, g.config["P"])
@@ -65,14 +74,17 @@ def check(g: Golden, dtype: torch.dtype) -> None:
 
     rate = g.config["compression_rate"]
     memory = model.initial_memory(g.config["batch"])
-    losses, auxiliary = Losses(g, dtype), torch.zeros((), dtype=dtype)
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    auxiliary = torch.zeros((), dtype=dtype)
     for i in g.segments:
         key = f"{f}.seg{i}"
         tokens = g.input(f"seg{i}.tokens", dtype).t()
         weights = g.input(f"seg{i}.w", dtype).transpose(0, 1)
         out = model(tokens, memory)
         assert_same(out.logits, g[f"{key}.logits"].transpose(0, 1), tol, "logits")
-        losses.add(i, out.logits * weights)
+        terms = out.logits * weights
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{key}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
         auxiliary = auxiliary + out.auxiliary_loss
         by_layer = out.statistics["auxiliary_loss"]
         if f"{key}.ar_loss" in g:
@@ -107,9 +119,10 @@ def check(g: Golden, dtype: torch.dtype) -> None:
                     assert_same(ours, recorded, tol, f"{key}.{name}")
             if f"{key}.ar_loss_layer{n}" in g:
                 assert_same(by_layer[n], g[f"{key}.ar_loss_layer{n}"], tol, f"{key}.ar_loss {n}")
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
     assert_same(auxiliary, g[f"{f}.ar_loss_total"], tol, "ar_loss_total")
 
-    losses.total().backward()
+    total.backward()
     compressing = {id(p) for p in model.backbone.auxiliary_parameters()}
     assert all(p.grad is None for p in model.parameters() if id(p) in compressing)
     check_gradients(rows, g, dtype)
@@ -130,7 +143,200 @@ def newest(x: Tensor, count: Tensor) -> Tensor:
     return x[:, x.shape[1] - int(count[0]) :]
 
 
-@pytest.mark.parametrize("path", parameters("labml_compressive"))
+# ----- What the two others compute, from our pieces
+
+
+def leaves(g: Golden, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The peer's parameters as leaves of ours; tied names are one tensor."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in g.named("param."):
+        first = next((n for n in g.tied_to(name) if n in found), None)
+        found[name] = found[first] if first else tensor.to(dtype).requires_grad_()
+    return found
+
+
+def check_leaves(w: dict[str, Tensor], g: Golden, dtype: torch.dtype) -> None:
+    compared: set[str] = set()
+    for name, theirs in g.named("f64.grad."):
+        ours = w[name].grad
+        ours = torch.zeros_like(w[name]) if ours is None else ours
+        assert_same(ours, theirs, GRADIENT[dtype], f"gradient of {name}")
+        compared |= g.tied_to(name)
+    assert set(w) - compared == set(g.json["parameters_without_gradient"]) - compared
+    assert_all_seen(g, dtype)
+
+
+def norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+    return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+
+
+def heads(x: Tensor, n: int) -> Tensor:
+    return x.unflatten(-1, (n, -1)).transpose(1, 2)
+
+
+def check_fb_feedback(g: Golden, dtype: torch.dtype) -> None:
+    """Meta's, mean pooling. Different from the paper: memories start as zeros that are attended; every
+    query sees a window of its own, the last ``attn_lim`` steps without itself and ``C + 1``
+    compressed slots, one for ``c`` queries; these overlap with memory, since what is compressed is
+    the oldest part of the window; one position table for all layers and heads, farthest first.
+    """
+    c, tol, f = g.config, OUTPUT[dtype], PREFIX[dtype]
+    w = leaves(g, dtype)
+    batch, n_layers, n_heads, rate = c["batch"], c["nlayers"], c["nheads"], c["compress_rate"]
+    n_slots, window = c["compress_size"] // rate, c["attn_lim"]
+    memory = [torch.zeros(batch, window, c["hid_sz"], dtype=dtype)] * n_layers
+    compressed = [torch.zeros(batch, n_slots, c["hid_sz"], dtype=dtype)] * n_layers
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    for i in g.segments:
+        tokens = g.input(f"seg{i}.tokens", dtype)
+        length = tokens.shape[1]
+        query = torch.arange(length)[:, None]
+        recent = query + torch.arange(window)
+        older = query // rate + torch.arange(n_slots + 1)
+        h = F.embedding(tokens, w["in_emb.weight"])
+        for n in range(n_layers):
+            here = f"layers.{n}"
+            steps = torch.cat([memory[n], h], 1)
+            slots = torch.cat([compressed[n], ops.mean_pooling(steps[:, :length], rate)], 1)
+            memory[n], compressed[n] = steps[:, -window:].detach(), slots[:, -n_slots:].detach()
+            seen = (slots, steps, h)
+            if c["pre_norm"]:
+                seen = tuple(norm(t, w, f"{here}.norm1") for t in seen)
+            slots, steps, x = seen
+            keys = torch.cat([slots[:, older], steps[:, recent]], 2).flatten(0, 1)
+            attended = relative_attention(
+                heads(linear(x, w, f"{here}.attn.proj_query").flatten(0, 1)[:, None], n_heads),
+                heads(linear(keys, w, f"{here}.attn.proj_key"), n_heads),
+                heads(linear(keys, w, f"{here}.attn.proj_val"), n_heads),
+                Positions(
+                    w[f"{here}.attn.attn.key_pe"].transpose(1, 2).flip(1).expand(n_heads, -1, -1)
+                ),
+            )
+            attended = attended.flatten(1).unflatten(0, (batch, length))
+            h = h + linear(attended, w, f"{here}.attn.proj_out")
+            if not c["pre_norm"]:
+                h = norm(h, w, f"{here}.norm1")
+            x = norm(h, w, f"{here}.norm2") if c["pre_norm"] else h
+            h = h + linear(F.relu(linear(x, w, f"{here}.ff.fc1")), w, f"{here}.ff.fc2")
+            if not c["pre_norm"]:
+                h = norm(h, w, f"{here}.norm2")
+        if c["pre_norm"]:
+            h = norm(h, w, "out_norm")
+        out = linear(h, w, "out.out_emb").log_softmax(-1)
+        assert_same(out, g[f"{f}.seg{i}.logprobs"], tol, "logprobs")
+        for n, tensor in enumerate([*memory, *compressed]):
+            assert_same(tensor, g[f"{f}.seg{i}.cache{n}"], tol, f"seg{i}.cache{n}")
+        terms = out * g.input(f"seg{i}.w", dtype)
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_leaves(w, g, dtype)
+
+
+def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
+    """lucidrains'. Different from the paper: memory holds normalised inputs, which are not normalised
+    again; one position table for all layers, whose nearest row moves as memory grows; the auxiliary
+    loss is a mean over layers; and from the first compression on, the projections of keys and
+    values get no gradient any more, a fault that the recorded gradients show.
+    """
+    c, tol, f = g.config, OUTPUT[dtype], PREFIX[dtype]
+    w = leaves(g, dtype)
+    n_layers, n_heads, rate = c["depth"], c["heads"], c["cmem_ratio"]
+    empty = torch.zeros(c["batch"], 0, c["dim"], dtype=dtype)
+    memory, compressed = [empty] * n_layers, [empty] * n_layers
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    for i in g.segments:
+        tokens = g.input(f"seg{i}.tokens", dtype)
+        trained = g[f"{f}.seg{i}.to_kv_requires_grad_after"].tolist()
+        length, old_length = tokens.shape[1], memory[0].shape[1] + compressed[0].shape[1]
+        mask = torch.arange(old_length + length) <= torch.arange(length)[:, None] + old_length
+        # Row total - 1 - d is for distance d.
+        nearest = old_length + c["seq_len"]
+        positions = w["pos_emb"][:, nearest - old_length - length : nearest].flip(1)
+        auxiliary = torch.zeros((), dtype=dtype)
+        h = F.embedding(tokens, w["token_emb.weight"])
+        if c["enhanced_recurrence"]:
+            memory, compressed = memory[1:] + memory[:1], compressed[1:] + compressed[:1]
+        for n in range(n_layers):
+            here = f"attn_layers.{n}.fn.fn"
+            x = norm(h, w, f"attn_layers.{n}.fn.norm")
+            kv = w[f"{here}.to_kv.weight"]
+            context = torch.cat([compressed[n], memory[n], x], 1)
+            k, v = F.linear(context, kv if trained[n] else kv.detach()).chunk(2, -1)
+            q, k, v = (heads(t, n_heads) for t in (linear(x, w, f"{here}.to_q"), k, v))
+            attended = relative_attention(q, k, v, Positions(positions), mask=mask[None])
+            out = linear(attended.transpose(1, 2).flatten(2), w, f"{here}.to_out")
+            steps = torch.cat([memory[n], x], 1).detach()
+            split = max(0, steps.shape[1] - c["mem_len"])
+            if length == c["seq_len"]:
+                seen = memory[n].shape[1]
+                old, memory[n] = steps[:, :split], steps[:, split:]
+                old = F.pad(old, (0, 0, old.shape[1] % rate, 0))
+                old = old[:, : old.shape[1] // rate * rate]
+                if old.shape[1] and c["cmem_len"] > 0:
+                    conv = f"{here}.compress_mem_fn.conv"
+                    new = ops.convolution(old, w[f"{conv}.weight"], w[f"{conv}.bias"])
+                    slots = torch.cat([compressed[n], new.detach()], 1)
+                    compressed[n] = slots[:, max(0, slots.shape[1] - c["cmem_len"]) :]
+                    new_k, new_v = F.linear(new, kv.detach()).chunk(2, -1)
+                    # They compare with all of memory, even where less of it is compressed.
+                    old_k, old_v = (
+                        t[:, :, t.shape[2] - length - seen : t.shape[2] - length].detach()
+                        for t in (k, v)
+                    )
+                    new_k, new_v = heads(new_k, n_heads), heads(new_v, n_heads)
+                    q = q.detach()
+                    if seen == old.shape[1]:
+                        all_count = torch.ones(c["batch"], new.shape[1], dtype=torch.bool)
+                        loss = ops.attention_reconstruction(
+                            q, old_k, old_v, new_k, new_v, all_count
+                        )
+                    else:
+                        attend = F.scaled_dot_product_attention
+                        loss = F.mse_loss(attend(q, new_k, new_v), attend(q, old_k, old_v))
+                    auxiliary = auxiliary + loss
+            h = gated(h, out, w, f"attn_layers.{n}", c)
+            x = norm(h, w, f"ff_layers.{n}.fn.norm")
+            x = F.gelu(linear(x, w, f"ff_layers.{n}.fn.fn.w1"))
+            h = gated(h, linear(x, w, f"ff_layers.{n}.fn.fn.w2"), w, f"ff_layers.{n}", c)
+        logits = linear(h, w, "to_logits.1")
+        auxiliary = auxiliary / n_layers
+        assert_same(logits, g[f"{f}.seg{i}.logits"], tol, "logits")
+        assert_same(auxiliary, g[f"{f}.seg{i}.aux_loss"], tol, "aux_loss")
+        assert_same(torch.stack(memory), g[f"{f}.seg{i}.mem"], tol, "mem")
+        assert_same(torch.stack(compressed), g[f"{f}.seg{i}.cmem"], tol, "cmem")
+        terms = logits * g.input(f"seg{i}.w", dtype)
+        loss, size = terms.sum() + auxiliary, terms.abs().sum().item()
+        check_loss(loss, size, g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + loss, magnitude + size
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_leaves(w, g, dtype)
+
+
+def gated(x: Tensor, out: Tensor, w: dict[str, Tensor], name: str, c: dict) -> Tensor:
+    """The residual, or the gated recurrent unit that they have for it."""
+    if not c["gru_gated_residual"]:
+        return x + out
+    parts = [w[f"{name}.gru.{p}"] for p in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    return torch.gru_cell(out.flatten(0, 1), x.flatten(0, 1), *parts).view_as(x)
+
+
+# ----- The tests: one for each configuration in the folder
+
+CHECKS = {
+    "labml_compressive": check_labml_compressive,
+    "fb_feedback": check_fb_feedback,
+    "lucidrains": check_lucidrains,
+}
+
+
+@pytest.mark.parametrize("path", parameters(*CHECKS, of="CompressiveTransformer"))
 def test_golden(path: Path) -> None:
     for dtype in (torch.float64, torch.float32):
-        check(Golden(path), dtype)
+        CHECKS[path.parent.name](Golden(path), dtype)

@@ -24,7 +24,7 @@ def test_no_configuration_is_left_out(name: str) -> None:
     left = [p for p in recorded if p not in golden.CLAIMED]
     named = ", ".join(f"{name}/{p.stem} ({golden.class_of(p) or 'no class'})" for p in left)
     if left and name in golden.MIXED:
-        pytest.skip(f"built otherwise than ours: {named}")
+        pytest.skip(f"none of the four architectures: {named}")
     if not recorded:
         pytest.skip(f"no golden tensors in {golden.folder()}: set MEMSPAN_GOLDEN")
     assert not left, f"no test takes {named}"

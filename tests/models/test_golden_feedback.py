@@ -1,4 +1,4 @@
-"""Feedback Transformer against labml's two versions and Meta's: outputs, memory, every gradient.
+"""Feedback Transformer against three independent implementations: outputs, memory, every gradient.
 
 One test per recorded configuration. The peer's parameters are leaves, and ours are functions of them,
 so what a peer ties, turns round or adds up is one expression, and gradients arrive at the peer's own
@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from golden import Golden, assert_same, parameters
-from golden_rows import GRADIENT, OUTPUT, PREFIX, Losses, assert_all_seen, check_loss
+from golden_rows import GRADIENT, OUTPUT, PREFIX, assert_all_seen, check_loss
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
@@ -69,10 +70,16 @@ def called(
     return functional_call(Call(model, function), given, args, options)
 
 
-def check_gradients(g: Golden, theirs: Theirs, dtype: torch.dtype) -> None:
-    """All gradients of the peer."""
+def check_gradients(
+    g: Golden, theirs: Theirs, dtype: torch.dtype, vanishing: tuple[str, ...] = ()
+) -> None:
+    """All gradients of the peer. ``vanishing``: what it gives one that is nothing but rounding."""
     compared = set()
     for name, gradient in g.named("f64.grad."):
+        if name in vanishing:
+            assert gradient.abs().max() < 1e-9, f"{name} has a gradient"
+            compared |= g.tied_to(name)
+            continue
         got = theirs[name].grad
         assert got is not None, f"{name} is not used"
         assert_same(got, gradient, GRADIENT[dtype], f"gradient of {name}")
@@ -95,29 +102,43 @@ def linear(name: str, theirs: Theirs, peer: str) -> Theirs:
 
 
 def token_by_token(
-    model: Feedback, x: Tensor, past: list[Keys], context: Callable[[int, Tensor], Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """The reference's loop after ``past``, a span of tokens, with a ``context`` before the projections:
-    outputs ``[B, T, D]`` and memory vectors."""
+    model: Feedback,
+    x: Tensor,
+    past: list[Keys],
+    span: int,
+    context: Callable[[int, Tensor], Tensor] = lambda n, m: m,
+) -> tuple[Tensor, list[Tensor], list[Keys]]:
+    """The reference's loop with a ``context`` before the projections and keys and values carried on.
+
+    Returns outputs ``[B, T, D]``, memory vectors, and the keys and values of the last ``span`` tokens.
+    """
     outputs, vectors, past = [], [], list(past)
-    span = len(past)
-    visible = torch.ones(len(x), span, dtype=torch.bool)
     for x_t in x.unbind(1):
+        seen = past[-span:]
         states = [x_t]
         for n, layer in enumerate(model.stack()):
-            keys = torch.stack([k[n] for k, _ in past[-span:]], 2)
-            values = torch.stack([v[n] for _, v in past[-span:]], 2)
+            if seen:
+                keys = torch.stack([k[n] for k, _ in seen], 2)
+                values = torch.stack([v[n] for _, v in seen], 2)
+            else:
+                empty = x_t.new_zeros(len(x_t), model.config.n_heads, 1, model.config.head_width)
+                keys = values = empty
+            visible = torch.full((len(x_t), keys.shape[2]), bool(seen))
             states.append(layer(states[-1], keys, values, visible, None))
         vector = torch.einsum("l,lbd->bd", model.mix(), torch.stack(states))
         past.append(keys_of(model, vector, context))
         outputs.append(states[-1])
         vectors.append(vector)
-    return torch.stack(outputs, 1), vectors
+    return torch.stack(outputs, 1), vectors, past[-span:]
 
 
 def keys_of(model: Feedback, vector: Tensor, context: Callable[[int, Tensor], Tensor]) -> Keys:
     by_layer = [model.project(context(n, vector)) for n in range(len(model.layers))]
     return [k[n] for n, (k, _) in enumerate(by_layer)], [v[n] for n, (_, v) in enumerate(by_layer)]
+
+
+def detached(past: list[Keys]) -> list[Keys]:
+    return [([k.detach() for k in keys], [v.detach() for v in values]) for keys, values in past]
 
 
 # ----- labml: both versions, the same function as ours
@@ -212,6 +233,8 @@ def check_meta(g: Golden, dtype: torch.dtype) -> None:
     is carried to the next block was normalised by the first layer's already.
     """
     c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    if c.get("adapt_span", False):
+        pytest.skip("adaptive spans are another model")
     theirs = leaves(g, dtype)
     span, shared = c["attn_lim"], c["share_proj_kv"]
     model = LanguageModel(
@@ -274,31 +297,140 @@ def check_meta(g: Golden, dtype: torch.dtype) -> None:
         if cache is None:
             cache = x.new_zeros(len(x), span, c["hid_sz"])
         past = [keys_of(backbone, m, context) for m in cache.unbind(1)]
-        h, vectors = token_by_token(backbone, x, past, context)
+        h, vectors, _ = token_by_token(backbone, x, past, span, context)
         kept = [*cache.unbind(1), *(norms[0](m) for m in vectors)][-span:]
         return model.head(backbone.final_norm(h)), torch.stack(kept, 1)
 
-    losses, cache = Losses(g, dtype), None
-    for i in g.segments:
-        tokens, read = g.input(f"seg{i}.tokens", dtype), read_pre if c["pre_norm"] else read_post
-        logits, cache = called(model, ours, read, tokens, cache)
-        cache = cache.detach()
-        logprobs = logits.log_softmax(-1)
-        assert_same(logprobs, g[f"{f}.seg{i}.logprobs"], tol, f"logprobs {i}")
-        assert_same(cache.transpose(0, 1), g[f"{f}.seg{i}.cache0"], tol, f"cache {i}")
-        losses.add(i, logprobs * g.input(f"seg{i}.w", dtype))
-    losses.total().backward()
-    check_gradients(g, theirs, dtype)
+    check_segments(g, dtype, model, ours, theirs, read_pre if c["pre_norm"] else read_post)
     left = [k for k in g.unseen("in.", "param.", f"{f}.", "f64.grad.") if ".buf." not in k]
     assert not left, f"recorded, but not compared: {left}"
     mix = called(model, ours, lambda m: m.backbone.mix())
     assert_same(mix[None], g[f"{f}.buf.single_memory_attn_buf"], tol, "layer weights")
 
 
+def check_segments(
+    g: Golden,
+    dtype: torch.dtype,
+    model: LanguageModel,
+    ours: Theirs,
+    theirs: Theirs,
+    read: Callable[[LanguageModel, Tensor, Tensor | None], tuple[Tensor, Tensor]],
+) -> None:
+    f, tol = PREFIX[dtype], OUTPUT[dtype]
+    total, magnitude, cache = torch.zeros((), dtype=dtype), 0.0, None
+    for i in g.segments:
+        key = f"{f}.seg{i}"
+        logits, cache = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), cache)
+        cache = cache.detach()
+        logprobs = logits.log_softmax(-1)
+        assert_same(logprobs, g[f"{key}.logprobs"], tol, f"logprobs {i}")
+        assert_same(cache.transpose(0, 1), g[f"{key}.cache0"], tol, f"cache {i}")
+        terms = logprobs * g.input(f"seg{i}.w", dtype)
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{key}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(g, theirs, dtype)
+
+
+# ----- lucidrains
+
+
+class Gated(nn.Module):
+    """Their feed-forward: ``W_2 (a * gelu(b))`` with ``[a, b] = W_1 x``."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(d_model, 8 * d_model), nn.Linear(4 * d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.inner(x).chunk(2, -1)
+        return self.outer(a * F.gelu(b))
+
+
+def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
+    """Agrees with the paper one token at a time (``seq_len`` 1) only. Larger chunks attend to
+    themselves in parallel, each layer to its own normalised input, which is not feedback.
+
+    Its relative positions count the query from 0 whatever the memory: one token at a time, the bias is
+    the same for all keys and does nothing, so ours are zero. The memory between segments is keys and
+    values, detached: no gradient reaches the projections through it. The feed-forward is gated.
+    """
+    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    if c["seq_len"] > 1:
+        pytest.skip(f"chunks of {c['seq_len']} tokens attend within themselves: not the paper's")
+    theirs = leaves(g, dtype)
+    heads = (c["heads"], c["dim_head"])
+    model = LanguageModel(
+        c["num_tokens"],
+        FeedbackConfig(
+            n_layers=c["depth"],
+            d_model=c["dim"],
+            n_heads=c["heads"],
+            d_head=c["dim_head"],
+            memory_length=c["mem_len"],
+            memory_vector="last" if c.get("keep_last_hidden", False) else "learned",
+            memory_norm=False,
+            attention_bias=True,
+            value_bias=False,
+        ),
+        EmbeddingConfig(tie=False, scale=False),
+    )
+    backbone = model.backbone
+    for layer in backbone.layers:
+        layer.feed_forward = Gated(c["dim"])
+    model.to(dtype)
+    b = "backbone."
+    key, value = theirs["shared_kv_proj.weight"].chunk(2)
+    ours = {
+        "embedding.tables.0": theirs["token_emb.weight"],
+        "head.tables.0": theirs["to_logits.1.weight"],
+        "head.biases.0": theirs["to_logits.1.bias"],
+        f"{b}key.0.weight": key,
+        f"{b}value.0.weight": value,
+    } | linear(f"{b}final_norm", theirs, "to_logits.0")
+    if backbone.layer_weights is not None:
+        ours[f"{b}layer_weights"] = theirs["layer_weight"]
+    for n in range(c["depth"]):
+        here, attention, ff = f"{b}layers.{n}", f"layers.{n}.0.fn.fn", f"layers.{n}.1.fn"
+        ours |= linear(f"{here}.query", theirs, f"{attention}.fn.to_q")
+        ours |= linear(f"{here}.output", theirs, f"{attention}.fn.to_out")
+        ours |= linear(f"{here}.attention_norm", theirs, f"{attention}.norm")
+        ours |= linear(f"{here}.feed_forward_norm", theirs, f"{ff}.norm")
+        ours |= linear(f"{here}.feed_forward.inner", theirs, f"{ff}.fn.net.0")
+        ours |= linear(f"{here}.feed_forward.outer", theirs, f"{ff}.fn.net.3")
+        ours[f"{here}.content_bias"] = key.new_zeros(heads)
+        ours[f"{here}.position_keys"] = key.new_zeros(c["mem_len"], *heads)
+        ours[f"{here}.position_scores"] = key.new_zeros(c["mem_len"], c["heads"])
+
+    def read(model: LanguageModel, tokens: Tensor, past: list[Keys]) -> tuple[Tensor, list[Keys]]:
+        x = model.embedding(tokens)
+        h, _, past = token_by_token(model.backbone, x, past, c["mem_len"])
+        return model.head(model.backbone.final_norm(h)), past
+
+    total, magnitude, past = torch.zeros((), dtype=dtype), 0.0, []
+    for i in g.segments:
+        at = f"{f}.seg{i}"
+        logits, past = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), past)
+        past = detached(past)
+        assert_same(logits, g[f"{at}.logits"], tol, f"logits {i}")
+        for kind, name in enumerate(("mem_keys", "mem_values")):
+            kept = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
+            assert_same(kept, g[f"{at}.{name}"], tol, name)
+        terms = logits * g.input(f"seg{i}.w", dtype)
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{at}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
+    check_gradients(g, theirs, dtype, ("pos_emb.relative_attention_bias.weight",))
+    assert_all_seen(g, dtype)
+
+
 CHECKS = {
     "labml_feedback": check_labml,
     "labml_feedback_kv": check_labml,
     "fb_feedback": check_meta,
+    "lucidrains": check_lucidrains,
 }
 
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import memspan.models.relative.self_attention as attention_module
 from golden import Golden, assert_same, parameters
 from golden_rows import (
     GRADIENT,
     OUTPUT,
     PREFIX,
-    Losses,
     assert_all_seen,
     check_gradients,
     check_loss,
@@ -30,7 +30,7 @@ from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import sinusoids
-from memspan.ops.relative import Positions, attention_weights, relative_attention
+from memspan.ops.relative import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
 
@@ -83,11 +83,12 @@ def labml_model(g: Golden) -> LanguageModel:
 
 
 class Recorder:
-    """Layer inputs and the backbone's output of a forward pass."""
+    """Layer inputs, the backbone's output and the first attention of a forward pass."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
         self.layer_inputs: dict[int, Tensor] = {}
         self.hidden = torch.empty(0)
+        self.attention: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         for n, layer in enumerate(model.backbone.layers):
             layer.register_forward_pre_hook(
                 lambda _, args, n=n: self.layer_inputs.__setitem__(n, args[0])
@@ -95,6 +96,21 @@ class Recorder:
         model.backbone.register_forward_hook(
             lambda _, args, out: setattr(self, "hidden", out.hidden)
         )
+
+        def spy(*args: Any, **options: Any) -> Tensor:
+            if self.attention is None:
+                self.attention = args, options
+            return relative_attention(*args, **options)
+
+        monkeypatch.setattr(attention_module, "relative_attention", spy)
+
+    @torch.no_grad()
+    def first_attention(self) -> Tensor:
+        """``[B, H, T, S]`` of layer 0: what attention makes of the identity as values."""
+        assert self.attention is not None
+        (q, k, _, positions), options = self.attention
+        eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
+        return relative_attention(q, k, eye, positions, **options | {"implementation": "reference"})
 
 
 def log_probabilities(model: LanguageModel, logits: Tensor) -> Tensor:
@@ -126,19 +142,19 @@ def check_reader(model: LanguageModel, before: Any, tokens: Tensor, out: Any, to
     assert_same(reader.memory.hidden, out.memory.hidden, tol, "reader's memory")
 
 
-def check_kimi_xl(g: Golden, dtype: torch.dtype) -> None:
+def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model, prefix = peer_model(g)
     rows = peer_rows(model, g, prefix)
     write_parameters(model, rows, g)
     check_frequencies(g, "pos_emb.inv_freq")
     model.to(dtype).eval()
-    seen = Recorder(model)
+    seen = Recorder(model, monkeypatch)
 
     n_layers, mem_len = g.config["n_layer"], g.config["mem_len"]
     memory = model.initial_memory(g.config["batch"], start="empty")
     final = torch.empty(g.config["batch"], 0, g.config["d_model"], dtype=dtype)
-    losses = Losses(g, dtype)
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
     for i in g.segments:
         tokens = g.input(f"seg{i}.tokens", dtype).t()
         targets = g.input(f"seg{i}.targets", dtype).t()
@@ -158,7 +174,10 @@ def check_kimi_xl(g: Golden, dtype: torch.dtype) -> None:
         # Theirs is grouped by cluster.
         returned = g[f"{f}.seg{i}.loss_as_returned"].flatten().sort().values
         assert_same(out.losses.flatten().sort().values, returned, tol, f"seg{i}.loss_as_returned")
-        losses.add(i, out.losses * w_nll, hidden * w_hidden)
+        terms = (out.losses * w_nll, hidden * w_hidden)
+        loss = terms[0].sum() + terms[1].sum()
+        check_loss(loss, sum(t.abs().sum().item() for t in terms), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + loss, magnitude + sum(t.abs().sum().item() for t in terms)
 
         memory = out.memory.detach()
         check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
@@ -168,25 +187,28 @@ def check_kimi_xl(g: Golden, dtype: torch.dtype) -> None:
         if f"{f}.seg{i}.mem{n_layers}" in g:
             theirs = g[f"{f}.seg{i}.mem{n_layers}"].transpose(0, 1)
             assert_same(final, theirs, tol, f"seg{i}.mem{n_layers}")
-    losses.total().backward()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
     check_gradients(rows, g, dtype)
     assert_all_seen(g, dtype)
 
 
-def check_hf_transfo_xl(g: Golden, dtype: torch.dtype) -> None:
+def check_hf_transfo_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model, prefix = peer_model(g)
     rows = peer_rows(model, g, prefix)
     write_parameters(model, rows, g)
     check_frequencies(g, "transformer.pos_emb.inv_freq")
     model.to(dtype).eval()
-    seen = Recorder(model)
+    seen = Recorder(model, monkeypatch)
 
     n_layers = g.config["n_layer"]
     memory = model.initial_memory(g.config["batch"], start="zeros")
-    losses = Losses(g, dtype)
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
     for i in g.segments:
         tokens = g.input(f"seg{i}.input_ids", dtype)
+        weights = g.input(f"seg{i}.w_logprobs", dtype)
+        seen.attention = None
         out = model(tokens, memory)
         ours = log_probabilities(model, out.logits)
         assert_same(ours, g[f"{f}.seg{i}.logprobs"], tol, f"seg{i}.logprobs")
@@ -194,39 +216,44 @@ def check_hf_transfo_xl(g: Golden, dtype: torch.dtype) -> None:
             if f"{f}.seg{i}.hidden{n}" in g:
                 assert_same(hidden, g[f"{f}.seg{i}.hidden{n}"], tol, f"seg{i}.hidden{n}")
         if f"{f}.seg{i}.attn0" in g:
-            weights = model.backbone.attention_weights(model.embedding(tokens), memory)
-            assert_same(weights.layers[0], g[f"{f}.seg{i}.attn0"], tol, f"seg{i}.attn0")
-        losses.add(i, ours * g.input(f"seg{i}.w_logprobs", dtype))
+            assert_same(seen.first_attention(), g[f"{f}.seg{i}.attn0"], tol, f"seg{i}.attn0")
+        terms = ours * weights
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
         check_reader(model, memory, tokens, out, tol)
 
         # Theirs shift the labels inside: the last token has no loss.
         with torch.no_grad():
-            nll = model(tokens, memory, targets=tokens.roll(-1, 1)).losses[:, :-1]
-        for key, value in {"nll_token_order": nll, "loss_mean_as_returned": nll.mean()}.items():
+            losses = model(tokens, memory, targets=tokens.roll(-1, 1)).losses[:, :-1]
+        for key, value in {
+            "nll_token_order": losses,
+            "loss_mean_as_returned": losses.mean(),
+        }.items():
             if f"{f}.seg{i}.{key}" in g:
                 assert_same(value, g[f"{f}.seg{i}.{key}"], tol, f"seg{i}.{key}")
         if f"{f}.seg{i}.losses_as_returned" in g:
             # Theirs is grouped by cluster.
             returned = g[f"{f}.seg{i}.losses_as_returned"].flatten().sort().values
-            assert_same(nll.flatten().sort().values, returned, tol, f"seg{i} as returned")
+            assert_same(losses.flatten().sort().values, returned, tol, f"seg{i} as returned")
 
         memory = out.memory.detach()
         check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
-    losses.total().backward()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
     check_gradients(rows, g, dtype)
     assert_all_seen(g, dtype)
 
 
-def check_labml_xl(g: Golden, dtype: torch.dtype) -> None:
+def check_labml_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tol, f = OUTPUT[dtype], PREFIX[dtype]
     model = labml_model(g)
     rows = labml.names(model, g.config["P"])
     write_parameters(model, rows, g)
     model.to(dtype).eval()
-    seen = Recorder(model)
+    seen = Recorder(model, monkeypatch)
 
     memory = model.initial_memory(g.config["batch"])
-    losses = Losses(g, dtype)
+    total, magnitude = torch.zeros((), dtype=dtype), 0.0
     for i in g.segments:
         tokens = g.input(f"seg{i}.tokens", dtype).t()
         weights = g.input(f"seg{i}.w", dtype).transpose(0, 1)
@@ -236,11 +263,14 @@ def check_labml_xl(g: Golden, dtype: torch.dtype) -> None:
             if f"{f}.seg{i}.layer_input{n}" in g:
                 theirs = g[f"{f}.seg{i}.layer_input{n}"].transpose(0, 1)
                 assert_same(x, theirs, tol, f"seg{i}.layer_input{n}")
-        losses.add(i, out.logits * weights)
+        terms = out.logits * weights
+        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
+        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
         check_reader(model, memory, tokens, out, tol)
         memory = out.memory.detach()
         check_memory(g, f"{f}.seg{i}", memory, tol, range(g.config["n_layers"]))
-    losses.total().backward()
+    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
+    total.backward()
     check_gradients(rows, g, dtype)
     assert_all_seen(g, dtype)
 
@@ -248,7 +278,7 @@ def check_labml_xl(g: Golden, dtype: torch.dtype) -> None:
 # ----- The attention alone
 
 
-def check_labml_rel_mha(g: Golden, dtype: torch.dtype) -> None:
+def check_labml_rel_mha(g: Golden, dtype: torch.dtype, _: pytest.MonkeyPatch) -> None:
     for implementation in ("sdpa", "reference", "fused"):
         check_attention(g, dtype, implementation)
     assert_all_seen(g, dtype)
@@ -274,20 +304,25 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
     def heads(x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], n_heads, width).permute(1, 2, 0, 3)
 
-    with torch.set_grad_enabled(implementation != "sdpa"):
-        q = heads(F.linear(query, w["query.linear.weight"]))
+    def attend(values: Tensor, how: Any) -> Tensor:
         k = heads(F.linear(keys, w["key.linear.weight"]))
+        return relative_attention(
+            heads(F.linear(query, w["query.linear.weight"])),
+            k,
+            values,
+            Positions(
+                w["key_pos_embeddings"][table_rows].transpose(0, 1),
+                w["key_pos_bias"][table_rows].t(),
+                content_bias=w["query_pos_bias"],
+                n_future=n_future,
+            ),
+            mask=visible,
+            implementation=how,
+        )
+
+    with torch.set_grad_enabled(implementation != "sdpa"):
         values = heads(F.linear(keys, w["value.linear.weight"], w["value.linear.bias"]))
-        positions = Positions(
-            w["key_pos_embeddings"][table_rows].transpose(0, 1),
-            w["key_pos_bias"][table_rows].t(),
-            content_bias=w["query_pos_bias"],
-            n_future=n_future,
-        )
-        attended = relative_attention(
-            q, k, values, positions, mask=visible, implementation=implementation
-        )
-        out = attended.permute(2, 0, 1, 3).flatten(2)
+        out = attend(values, implementation).permute(2, 0, 1, 3).flatten(2)
         out = F.linear(out, w["output.weight"], w["output.bias"])
     assert_same(out, g[f"{f}.out"], tol, "out")
     terms = out * g.input("w", dtype)
@@ -303,11 +338,14 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
         assert_same(x.grad, g[f"f64.gradin.{name}"], GRADIENT[dtype], f"gradient of {name}")
     list(g.named("f32.grad"))  # Ours in float32 were compared with the better ones.
 
-    attention = attention_weights(q, k, positions, mask=visible).permute(2, 3, 0, 1)
-    assert_same(attention, g[f"{f}.attn"], tol, "attn")
-    scores = g[f"{f}.scores_before_scale_and_mask"] * width**-0.5
-    scores = scores.masked_fill(~mask.permute(1, 2, 0)[..., None], float("-inf"))
-    assert_same(attention, scores.softmax(1), tol, "scores")
+    w = {name: t.to(dtype) for name, t in g.named("param.")}
+    with torch.no_grad():
+        eye = torch.eye(n_keys, dtype=dtype).expand(c["batch"], n_heads, -1, -1)
+        attention = attend(eye, "reference").permute(2, 3, 0, 1)
+        assert_same(attention, g[f"{f}.attn"], tol, "attn")
+        scores = g[f"{f}.scores_before_scale_and_mask"] * width**-0.5
+        scores = scores.masked_fill(~mask.permute(1, 2, 0)[..., None], float("-inf"))
+        assert_same(attention, scores.softmax(1), tol, "scores")
 
 
 # ----- The tests: one for each configuration in the folder
@@ -321,6 +359,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("path", parameters(*CHECKS))
-def test_golden(path: Path) -> None:
+def test_golden(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (torch.float64, torch.float32):
-        CHECKS[path.parent.name](Golden(path), dtype)
+        with monkeypatch.context() as patch:
+            CHECKS[path.parent.name](Golden(path), dtype, patch)
