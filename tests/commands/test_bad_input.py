@@ -161,6 +161,7 @@ def refused(*arguments):
 refused("generate", "run", "--seed", "-1")
 refused("generate", "nowhere")
 refused("evaluate", "nowhere")
+refused("convert", "nowhere", "out")
 refused("evaluate", "run", "--corpus", "nothing.txt")
 refused("train", "--train.steps", "0")
 refused("generate", "run", "--samples", str(10**10))

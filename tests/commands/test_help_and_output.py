@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("text_file")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("verb", [[], ["train"], ["evaluate"], ["generate"], ["data", "prepare"]])
+@pytest.mark.parametrize("verb", [[], ["train"], ["evaluate"], ["generate"], ["convert"]])
 def test_help_explains_without_importing_torch(verb: list[str]) -> None:
     code = (
         "import sys; from memspan import cli\n"

@@ -146,7 +146,7 @@ def test_objects_without_a_state(tmp_path: Path, theirs: Make) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "corpus"),
-    [("enwik8", "enwik8"), ("text8", "text8"), ("wt103", "wikitext-103"), (None, "wikitext-103")],
+    [("text8", "text8"), ("wt103", "wikitext-103"), (None, "wikitext-103")],
 )
 def test_the_corpus_is_that_of_the_data_set(dataset: str | None, corpus: str) -> None:
     config, _ = run_config({**OPTIONS, "dataset": dataset}, "args.json", "empty")

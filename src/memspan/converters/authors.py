@@ -25,7 +25,7 @@ from memspan.converters.tensors import as_tensors, read_json, shape_of
 from memspan.converters.torch_files import Stored
 from memspan.converters.torch_files import read as read_saved
 from memspan.converters.transformer_xl import names, run_config
-from memspan.converters.vocabulary import OF_CORPUS, read_vocabulary
+from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
@@ -36,24 +36,6 @@ from memspan.runs.options import RunConfig
 
 Config = RunConfig[TransformerXLConfig]
 FILES = ("model.pt", "model_state.pt")
-MODULES = (
-    *(f"mem_transformer.{name}" for name in (
-        "MemTransformerLM", "AdaptiveEmbedding", "PositionalEmbedding", "PositionwiseFF",
-        "RelPartialLearnableDecoderLayer", "RelPartialLearnableMultiHeadAttn",
-        "RelLearnableDecoderLayer", "RelLearnableMultiHeadAttn", "DecoderLayer", "MultiHeadAttn",
-    )),
-    *(f"torch.nn.modules.{name}" for name in (
-        "activation.ReLU", "container.ModuleList", "container.ParameterList", "container.Sequential",
-        "dropout.Dropout", "linear.Linear", "normalization.LayerNorm", "sparse.Embedding",
-    )),
-    *("proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax", "fp16_opt.FP16_Module"),
-    "utils.proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
-    "torch.nn.backends.thnn._get_thnn_function_backend",
-    "torch.nn.parallel.data_parallel.DataParallel",
-    "torch.nn.parallel.distributed.DistributedDataParallel",
-    "argparse.Namespace",
-)  # fmt: skip
-"""The modules of their model, and its wrappers."""
 CUTOFFS = {"wt103": [20000, 40000, 200000], "lm1b": [60000, 100000, 640000]}
 """Cutoffs of their adaptive softmax, by data set; ``train.py`` has no option for them."""
 LETTERS = frozenset("_" + string.ascii_lowercase)
@@ -72,7 +54,7 @@ def read(folder: Path) -> Checkpoint:
         raise MemspanError(
             f"{folder} has no weights: put {' or '.join(FILES)} of the checkpoint there"
         )
-    value = read_saved(path, (*MODULES, *OF_CORPUS))
+    value = read_saved(path)
     if isinstance(value, Inert):
         tensors, given = as_tensors(dict(_tensors(value, set())), path), _attributes(value)
     else:

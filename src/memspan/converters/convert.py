@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import shutil
@@ -80,7 +79,6 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
     model = _model(found)
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
-    was_there = out.exists()
     with lock_run(out) as lock:
         # Another process may have made a run there while the checkpoint was read.
         _refuse_taken(out)
@@ -90,33 +88,15 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
             checkpoints.save(lock, saved, best=True, keep=1)
         except BaseException:
             # Half a run would be in the way of the next attempt.
-            if lock.is_in_place:
-                _empty(out, remove=not was_there)
+            shutil.rmtree(out, ignore_errors=True)
             raise
     return out
 
 
 def _refuse_taken(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or _entries(out)):
+    # A file of that name locks the folder on some file systems.
+    if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
         raise MemspanError(f"{out} exists already: choose another folder for the run")
-
-
-def _entries(folder: Path) -> list[Path]:
-    """A folder's content, except the file that locks it on some file systems."""
-    return [path for path in folder.iterdir() if path.name != ".lock"]
-
-
-def _empty(folder: Path, remove: bool) -> None:
-    """Delete what is in a folder and, with ``remove``, the folder itself."""
-    if remove:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    with contextlib.suppress(OSError):
-        for path in _entries(folder):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
 
 
 def _model(found: Checkpoint) -> LanguageModel:

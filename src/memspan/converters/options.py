@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memspan.checks import MOST
@@ -25,36 +25,37 @@ class Options:
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer."""
-        value = self._get(name, default)
-        if type(value) is not int:
-            raise self._wrong(name, "an integer", value)
-        return value
+        found: int = self._get(name, default, "an integer", lambda value: type(value) is int)
+        return found
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number."""
-        value = self._get(name, default)
-        if type(value) not in (int, float) or not abs(value) < MOST:
-            raise self._wrong(name, "a number", value)
-        return float(value)
+
+        def is_number(value: Any) -> bool:
+            return type(value) in (int, float) and abs(value) < MOST
+
+        return float(self._get(name, default, "a number", is_number))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """True or false."""
-        value = self._get(name, default)
-        if type(value) not in (bool, int) or value not in (0, 1):
-            raise self._wrong(name, "true or false", value)
-        return bool(value)
+
+        def is_flag(value: Any) -> bool:
+            return type(value) in (bool, int) and value in (0, 1)
+
+        return bool(self._get(name, default, "true or false", is_flag))
 
     def items(self, name: str, kind: type, default: list[Any] | None = None) -> list[Any]:
         """A list of values of one type."""
-        value = self._get(name, default)
-        if not isinstance(value, list | tuple) or any(type(item) is not kind for item in value):
-            raise self._wrong(name, f"a list of {kind.__name__}", value)
-        return list(value)
+
+        def is_list(value: Any) -> bool:
+            return isinstance(value, list | tuple) and all(type(item) is kind for item in value)
+
+        return list(self._get(name, default, f"a list of {kind.__name__}", is_list))
 
     def refuse_unless(self, name: str, value: int, why: str) -> None:
         """Refuse any other value of an option; ``why``: what memspan has instead."""
-        found = self._get(name, value)
-        if type(found) is not int or found != value:
+        found = self.integer(name, value)
+        if found != value:
             raise MemspanError(
                 f"{self.where}: {name} is {_shown(found)}, but in memspan {why}: a checkpoint "
                 f"with {name} {value} can be converted"
@@ -71,17 +72,17 @@ class Options:
                 raise
             raise MemspanError(f"{self.where}: {error}") from None
 
-    def _get(self, name: str, default: Any) -> Any:
+    def _get(self, name: str, default: Any, wanted: str, is_right: Callable[[Any], bool]) -> Any:
         value = self.values.get(name)
         value = default if value is None else value
         if value is None:
             raise MemspanError(f"{self.where} has no {name}: use the checkpoint's own file")
+        if not is_right(value):
+            raise MemspanError(
+                f"{self.where}: {name} must be {wanted}, not {_shown(value)}: use the checkpoint's own "
+                "file"
+            )
         return value
-
-    def _wrong(self, name: str, wanted: str, value: object) -> MemspanError:
-        return MemspanError(
-            f"{self.where}: {name} must be {wanted}, not {_shown(value)}: use the checkpoint's own file"
-        )
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,7 @@ import io
 import pickle
 import pickletools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 LIMIT = 1 << 25
@@ -30,10 +30,6 @@ SMALL = frozenset((
     "MEMOIZE", "MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS",
 ))  # fmt: skip
 """Steps that make texts and numbers, put objects into the memo, or fill them."""
-
-
-class Foreign(Exception):
-    """A pickle names something that is not data; its argument is the name."""
 
 
 class Inert:
@@ -77,33 +73,26 @@ class Entries(dict[str, Any]):
 
 
 def load(
-    content: bytes,
-    names: Mapping[str, object],
-    persistent: Callable[[Any], object] | None = None,
+    content: bytes, stand_in: Callable[[str], object], persistent: Callable[[Any], object]
 ) -> tuple[Any, int]:
     """The value in a pickle, and where the pickle ends.
 
     Args:
         content: begins with the pickle.
-        names: what stands for each class or function, by its full name. A class must have
+        stand_in: what stands for a class or function, by its full name. A class must have
             ``__setstate__``; otherwise a pickle could change the class itself.
         persistent: what stands for an object that is stored elsewhere, by the tuple that says where.
 
     Raises:
-        Foreign: it names anything else.
-        Exception: of many kinds: it is damaged or too large.
+        Exception: of many kinds: it is damaged or too large; what ``stand_in`` raises.
     """
     end = _checked(content)
 
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> object:
-            if (full := f"{module}.{name}") not in names:
-                raise Foreign(full)
-            return names[full]
+            return stand_in(f"{module}.{name}")
 
         def persistent_load(self, saved: Any) -> object:
-            if persistent is None:
-                raise ValueError("it refers to what is not in the file")
             return persistent(saved)
 
     return Reader(io.BytesIO(content[:end]), encoding="utf-8").load(), end

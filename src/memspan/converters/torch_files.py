@@ -9,8 +9,6 @@ import mmap
 import re
 import struct
 import zipfile
-from collections.abc import Iterable
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -18,10 +16,9 @@ import torch
 from torch import Tensor
 
 from memspan.converters import pickles
-from memspan.converters.pickles import Entries, Foreign, Inert
+from memspan.converters.pickles import Entries, Inert
 from memspan.errors import MemspanError
 from memspan.files.disk import open_regular
-from memspan.files.tensors import MOST_TENSORS
 
 ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -38,13 +35,12 @@ TYPES = {
     "Byte": torch.uint8,
     "Bool": torch.bool,
 }
-DROPPED = (
-    *("builtins.set", "__builtin__.set", "re._compile", "tokenizers.AddedToken"),
-    *("sacremoses.normalize.MosesPunctNormalizer", "sacremoses.tokenize.MosesDetokenizer"),
-    *("sacremoses.tokenize.MosesTokenizer", "transformers.tokenization_utils.Trie"),
-    "transformers.tokenization_utils_base.AddedToken",
+INERT = re.compile(
+    r"(argparse|torch\.nn|tokenizers|transformers|sacremoses"
+    r"|(utils\.)?(mem_transformer|proj_adaptive_softmax|fp16_opt|data_utils|vocabulary))\..+"
+    r"|(builtins|__builtin__)\.set|re\._compile"
 )
-"""Parts of models and of a ``TransfoXLTokenizer`` that are not needed."""
+"""Names of classes and functions in models, corpora and vocabularies: only their state is read."""
 
 
 class Stored:
@@ -81,7 +77,6 @@ class Stored:
 
 
 NAMES: dict[str, object] = {
-    **dict.fromkeys(DROPPED, Inert),
     **dict.fromkeys(("collections.Counter", "collections.OrderedDict"), Entries),
     **dict.fromkeys(
         [f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter")], Stored
@@ -95,12 +90,19 @@ NAMES: dict[str, object] = {
 """Stand-ins for the classes and functions in what torch saved."""
 
 
-def read(path: Path, inert: Iterable[str] = ()) -> Any:
-    """The value in a file, with :class:`Stored` for its tensors.
+class Foreign(Exception):
+    """A pickle names something that is not data; its argument is the name."""
 
-    Args:
-        path: the file.
-        inert: full names of more classes whose objects become :class:`Inert`.
+
+def _stand_in(name: str) -> object:
+    found = Inert if INERT.fullmatch(name) else NAMES.get(name)
+    if found is None:
+        raise Foreign(name)
+    return found
+
+
+def read(path: Path) -> Any:
+    """The value in a file, with :class:`Stored` for its tensors.
 
     Raises:
         MemspanError: it is missing or damaged, or holds anything else.
@@ -108,7 +110,7 @@ def read(path: Path, inert: Iterable[str] = ()) -> Any:
     try:
         with open_regular(path) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            return _File(mapped, NAMES | dict.fromkeys(inert, Inert)).value(file)
+            return _File(mapped).value(file)
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: put it there") from None
     except OSError as error:
@@ -136,8 +138,8 @@ def reason(error: Exception) -> str:
 class _File:
     """A mapped file, and where its storages are."""
 
-    def __init__(self, content: mmap.mmap, names: dict[str, object]) -> None:
-        self._content, self._names = content, names
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
         # By key: an element's bytes, as the pickle says; the storage's offset and size in the file.
         self._sizes: dict[str, int] = {}
         self._places: dict[str, tuple[int, int]] = {}
@@ -165,15 +167,9 @@ class _File:
         return self._storages[key]
 
     def _zipped(self, file: IO[bytes]) -> Any:
-        listed = re.finditer(rb"PK\x01\x02", self._content)
-        if len(list(islice(listed, 2 * MOST_TENSORS + 1))) > 2 * MOST_TENSORS:
-            raise ValueError(f"more than {2 * MOST_TENSORS:,} members")
         members = {member.filename: member for member in zipfile.ZipFile(file).infolist()}
         name = next(name for name in members if name.endswith("/data.pkl"))
         places = {name: self._place(member) for name, member in members.items()}
-        # Members may lie inside one another.
-        if sum(size for _, size in places.values()) > len(self._content):
-            raise ValueError("its members are larger than the file")
         root = name.removesuffix("data.pkl")
         start, size = places.get(f"{root}byteorder", (0, 0))
         if self._content[start : start + size] == b"big":
@@ -205,7 +201,7 @@ class _File:
     def _unpickled(self, start: int, size: int = pickles.LIMIT) -> tuple[Any, int]:
         """The value of the pickle that begins at ``start``, and where it ends."""
         content = self._content[start : start + min(size, pickles.LIMIT)]
-        value, end = pickles.load(content, self._names, self._persistent)
+        value, end = pickles.load(content, _stand_in, self._persistent)
         return value, start + end
 
     def _persistent(self, saved: Any) -> object:

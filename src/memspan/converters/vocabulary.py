@@ -19,8 +19,6 @@ from memspan.files.disk import read_limited
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt")
 """Files that may hold the vocabulary, in order. The last is the authors' own, a whole corpus."""
-OF_CORPUS = ("data_utils.Corpus", "utils.vocabulary.Vocab", "vocabulary.Vocab")
-"""The authors' classes in it."""
 SETTINGS = "tokenizer_config.json"
 TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
 """Files of a folder that was saved with a tokeniser."""
@@ -47,7 +45,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
             vocab_size,
             f"{folder} has no tokeniser: put {', '.join(FILES[:-1])} or {FILES[-1]} there",
         )
-    values = {"idx2sym": _lines(path, vocab_size)} if path.suffix == ".txt" else _values(path)
+    values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
     if (folder / SETTINGS).exists():
         given = read_json(folder / SETTINGS)
         values |= {name: given[name] for name in ("lower_case", "delimiter") if name in given}
@@ -61,7 +59,11 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
             f"{path}: lower_case is neither true nor false: get the vocabulary again"
         )
     words = words_of(values, path)
-    _refuse_other_size(path, len(words), vocab_size)
+    if len(words) != vocab_size:
+        raise MemspanError(
+            f"{path} has {len(words):,} words, and the model {vocab_size:,} embeddings: put the "
+            "model's own vocabulary there"
+        )
     return WordTokenizer(words, lower_case), []
 
 
@@ -111,7 +113,7 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
 
 def _values(path: Path) -> dict[str, Any]:
     """The attributes of a vocabulary that ``pickle`` or ``torch`` saved."""
-    values = read(path, OF_CORPUS)
+    values = read(path)
     if isinstance(values, Inert):
         values = getattr(values.state.get("vocab"), "state", values.state)
     if not isinstance(values, dict):
@@ -119,25 +121,15 @@ def _values(path: Path) -> dict[str, Any]:
     return dict(values)
 
 
-def _lines(path: Path, vocab_size: int) -> list[str]:
+def _lines(path: Path) -> list[str]:
     """The first word of each line."""
     try:
         text = read_limited(path, LIMIT).decode().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
-    # Before each takes its own memory.
-    _refuse_other_size(path, text.count("\n") + 1, vocab_size)
     lines = text.split("\n")
     if not all(line.strip() for line in lines):
         raise MemspanError(
             f"{path} has an empty line: each line is a word, in the order of their ids"
         )
     return [line.split(maxsplit=1)[0] for line in lines]
-
-
-def _refuse_other_size(path: Path, n_words: int, vocab_size: int) -> None:
-    if n_words != vocab_size:
-        raise MemspanError(
-            f"{path} has {n_words:,} words, and the model {vocab_size:,} embeddings: put the "
-            "model's own vocabulary there"
-        )
