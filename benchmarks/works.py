@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from memspan.precision import automatic
+from memspan.precision import AUTOMATIC
 from peers.side import VOCAB_SIZE, Side, Size
 from precisions import autocast, products_in
 
@@ -17,14 +17,13 @@ WORKS = ("train", "attention", *READING)
 
 
 def own_precision(name: str, work: str) -> str:
-    """A library's precision without options: torch's default, and memspan's ``auto`` on this CPU, where
+    """A library's precision without options: torch's default, and memspan's ``auto``, where
     only training may be in bfloat16."""
     if name != "memspan":
         return "float32"
-    auto = automatic(torch.device("cpu"))
-    if auto.products == "bfloat16" and work not in READING:
+    if AUTOMATIC.products == "bfloat16" and work not in READING:
         return "bfloat16"
-    return {"highest": "float32", "medium": "medium"}[auto.matmul]
+    return {"highest": "float32", "medium": "medium"}[AUTOMATIC.matmul]
 
 
 @contextlib.contextmanager

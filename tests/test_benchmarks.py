@@ -107,7 +107,7 @@ def test_operations_of_products() -> None:
 def test_as_it_comes_is_what_auto_is(
     monkeypatch: pytest.MonkeyPatch, auto: Precision, in_training: str, in_reading: str
 ) -> None:
-    monkeypatch.setattr(works, "automatic", lambda device: auto)
+    monkeypatch.setattr(works, "AUTOMATIC", auto)
     assert works.own_precision("memspan", "train") == in_training
     assert works.own_precision("memspan", "generate") == in_reading
     assert works.own_precision("labml", "train") == "float32"

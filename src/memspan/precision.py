@@ -1,7 +1,7 @@
 """The precision of matrix products: bfloat16 or float32, and how exactly float32 is multiplied.
 
-A table decides what ``auto`` means, never a measurement at run time: a run computes the same on every
-processor of a kind. Global settings of torch are restored when a ``with`` block ends.
+What ``auto`` means is never measured at run time: a run computes the same on every processor. Global
+settings of torch are restored when a ``with`` block ends.
 """
 
 from __future__ import annotations
@@ -97,22 +97,11 @@ class Precision:
         return lines
 
 
-AUTOMATIC = {
-    "AVX512": Precision("float32", "highest"),
-    "AVX2": Precision("float32", "highest"),
-}
-"""What ``auto`` means in training: by device type, for a CPU by ``get_cpu_capability()``; all others
-use float32, highest.
+AUTOMATIC = Precision("float32", "highest")
+"""What ``auto`` means in training, on every device.
 
-Change a row, or add one for a device such as CUDA, only with evidence from such a processor in
-benchmarks/results: learning curves of three seeds, as good as float32's."""
-
-
-def automatic(device: torch.device) -> Precision:
-    """What ``auto`` means in training on ``device``."""
-    cpu = device.type == "cpu"
-    kind = torch.backends.cpu.get_cpu_capability() if cpu else device.type
-    return AUTOMATIC.get(kind, Precision())
+Let it depend on the device only with evidence from such a one in benchmarks/results: learning curves of
+three seeds, as good as float32's."""
 
 
 def resolve(

@@ -91,20 +91,13 @@ def test_what_torch_had_set_holds_again(monkeypatch: pytest.MonkeyPatch) -> None
 # ----- What the options mean
 
 
-def test_auto_is_float32_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until there are curves: the table's rows for processors are what they are without it."""
-    assert set(AUTOMATIC.values()) == {Precision()}
-    assert precision.automatic(torch.device("cuda", 1)) == Precision()
-    for capability in ("AVX2", "AVX512", "DEFAULT", "something new"):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
-        assert precision.automatic(CPU) == Precision("float32", "highest")
-
-
 def test_what_is_asked_for_wins() -> None:
+    """Nothing asked for is float32 everywhere, until there are curves."""
+    assert Precision() == AUTOMATIC
     row = Precision("float32", "medium")
     assert resolve("auto", "auto", row, CPU) == row
     assert resolve("float32", "high", row, CPU) == Precision("float32", "high")
-    # What the table says of float32's products is nothing to bfloat16.
+    # What is said of float32's products is nothing to bfloat16.
     assert resolve("bfloat16", "auto", row, CPU) == Precision("bfloat16")
     assert [str(Precision()), str(Precision("bfloat16"))] == [
         "float32 (matmul precision highest)",
@@ -276,7 +269,7 @@ def test_a_run_goes_on_in_its_own_precision(
     sealed = load_config(Path("r")).train
     assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
     # On a machine where new runs would take another.
-    monkeypatch.setattr("memspan.training.state.automatic", lambda device: Precision("bfloat16"))
+    monkeypatch.setattr("memspan.training.state.AUTOMATIC", Precision("bfloat16"))
     for more in ("--train.steps=4", "--train.precision=auto"):
         flags = ["--train.steps", "5", more] if "auto" in more else [more]
         cli.main(["train", "--resume", "r", *flags])
@@ -301,7 +294,7 @@ def test_runs_from_before_the_option(
     assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
     assert "matmul" not in Path("r/config.toml").read_text()
     cli.main(["generate", "r", "--tokens", "2"])
-    monkeypatch.setattr("memspan.training.state.automatic", lambda device: Precision("bfloat16"))
+    monkeypatch.setattr("memspan.training.state.AUTOMATIC", Precision("bfloat16"))
     start.resume(Path("r"), console=Console(width=1000))
     out = capsys.readouterr().out
     assert "on cpu in float32 (matmul precision highest)\n" in out

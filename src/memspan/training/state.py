@@ -20,7 +20,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.precision import Precision, automatic, resolve
+from memspan.precision import AUTOMATIC, Precision, resolve
 from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weights_of
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
@@ -56,7 +56,7 @@ def precision_of(options: TrainConfig, device: torch.device) -> Precision:
     Raises:
         MemspanError: as :func:`resolve`.
     """
-    return resolve(options.precision, options.matmul_precision, automatic(device), device)
+    return resolve(options.precision, options.matmul_precision, AUTOMATIC, device)
 
 
 class TrainingState:
