@@ -4,8 +4,7 @@ Without a compiler, or with ``MEMSPAN_COMPILE=0``, :func:`available` is false an
 used instead.
 
 Code in the cache is executed, so only this user may have written it. It lives in a folder ``code-UID``
-that no other account can open. The folder is opened once, then checked and used through this handle:
-renaming it in between changes nothing.
+that no other account can open.
 """
 
 from __future__ import annotations
@@ -105,8 +104,9 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     name = source.parent.name
     file = f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     cache = cache_folder().absolute()
+    folder = cache / f"code-{os.geteuid()}"
     try:
-        with _private_folder(cache / f"code-{os.geteuid()}") as folder:
+        with _alone_in(folder):
             code = _load(folder / file)
             if code is None:
                 _say(
@@ -128,10 +128,8 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
 
 
 @contextlib.contextmanager
-def _private_folder(path: Path) -> Iterator[Path]:
-    """Open the folder at ``path``, creating it if needed, for one process at a time.
-
-    Yields a name that stays with this folder, whatever is put in its place. Leftovers of killed
+def _alone_in(path: Path) -> Iterator[None]:
+    """The folder at ``path``, created if needed, for one process at a time. Leftovers of killed
     compilations are removed.
 
     Raises:
@@ -145,13 +143,12 @@ def _private_folder(path: Path) -> Iterator[Path]:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise PermissionError(0, f"{path.name} is not this user's alone")
-        folder = _name_of(handle, path)
         # Others wait, then find what they need. Not all file systems have locks.
         with contextlib.suppress(OSError):
             if LOCKS:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                _remove_leftovers(folder)
-        yield folder
+                _remove_leftovers(path)
+        yield
     finally:
         os.close(handle)
 
@@ -160,12 +157,6 @@ def _remove_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if path.suffix not in (".so", ".sha256"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _name_of(handle: int, path: Path) -> Path:
-    """A name for an open file that a compiler can use too; without /proc, its path."""
-    name = Path(f"/proc/{os.getpid()}/fd/{handle}")
-    return name if name.exists() else path
 
 
 def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> None:
