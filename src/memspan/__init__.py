@@ -11,6 +11,7 @@ should know besides a result goes to the logger ``memspan``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -65,43 +66,48 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
-    "DataConfig": "data.options",
-    "EmbeddingConfig": "models.options",
-    "Estimate": "training.estimate",
-    "Evaluation": "evaluation",
-    "Generation": "generation.writer",
-    "LanguageModel": "models",
-    "Measurement": "measurement.measure",
-    "Memory": "memory",
-    "OptimConfig": "training.options",
-    "Precision": "precision",
-    "Run": "runs.run",
-    "RunConfig": "runs.options",
-    "Sampling": "sampling",
-    "TrainConfig": "training.options",
-    "Writer": "generation.writer",
-    "check": "targets",
-    "concatenate": "memory",
-    "convert": "converters.convert",
-    "estimate": "training.estimate",
-    "evaluate": "evaluation",
-    "generate": "generation.writer",
-    "load": "runs.run",
-    "measure": "measurement.measure",
-    "resume": "training.start",
-    "train": "training.start",
-}
-"""Modules of the names that are imported on first use: torch takes seconds, and help does without."""
-
 # Silent unless the user asks for it; without a handler Python would print warnings.
 logging.getLogger("memspan").addHandler(logging.NullHandler())
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'memspan' has no attribute {name!r}")
-    return getattr(import_module(f"memspan.{_HOMES[name]}"), name)
+def lazily(
+    name: str, package: str | None, homes: Mapping[str, Sequence[str]]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a module whose names are imported on first use.
+
+    ``homes``: modules of ``package``, and the names in each.
+    """
+    modules = {each: module for module, names in homes.items() for each in names}
+
+    def get(wanted: str) -> Any:
+        if wanted not in modules:
+            raise AttributeError(f"module {name!r} has no attribute {wanted!r}")
+        return getattr(import_module(f"{package}.{modules[wanted]}"), wanted)
+
+    return sorted(modules), get, lambda: sorted(modules)
+
+
+_HOMES = {
+    "converters.convert": ("convert",),
+    "data.options": ("DataConfig",),
+    "evaluation": ("Evaluation", "evaluate"),
+    "generation.writer": ("Generation", "Writer", "generate"),
+    "measurement.measure": ("Measurement", "measure"),
+    "memory": ("Memory", "concatenate"),
+    "models": ("LanguageModel",),
+    "models.options": ("EmbeddingConfig",),
+    "precision": ("Precision",),
+    "runs.options": ("RunConfig",),
+    "runs.run": ("Run", "load"),
+    "sampling": ("Sampling",),
+    "targets": ("check",),
+    "training.estimate": ("Estimate", "estimate"),
+    "training.options": ("OptimConfig", "TrainConfig"),
+    "training.start": ("resume", "train"),
+}
+"""Module -> its public names: torch takes seconds, and help does without."""
+
+__getattr__ = lazily(__name__, __name__, _HOMES)[1]
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,9 @@ this module does not import torch, and each name imports only what it needs.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from memspan import lazily
 
 if TYPE_CHECKING:
     from memspan.models.compressive.layer import CompressiveAttention as CompressiveAttention
@@ -54,16 +55,5 @@ _HOMES = {
     ),
     "trees": ("LayerMemory",),
 }
-"""Module -> its public names, imported when they are first used."""
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'memspan.layers' has no attribute {name!r}")
-    return getattr(import_module(f"memspan.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+"""Module -> its public names."""
+__all__, __getattr__, __dir__ = lazily(__name__, __package__, _HOMES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from memspan import lazily
 
 if TYPE_CHECKING:
     from memspan.models.compressive.config import CompressiveConfig as CompressiveConfig
@@ -61,16 +62,5 @@ _HOMES = {
     "transformer_xl.config": ("TransformerXLConfig",),
     "transformer_xl.model": ("TransformerXL", "TransformerXLMemory"),
 }
-"""Module -> its public names, imported when they are first used."""
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'memspan.models' has no attribute {name!r}")
-    return getattr(import_module(f"memspan.models.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+"""Module -> its public names."""
+__all__, __getattr__, __dir__ = lazily(__name__, __package__, _HOMES)

@@ -32,7 +32,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
 
-LOOKED_AT, PARTS = 256, 32
+SAMPLED_WORDS, LOOKS = 256, 32
 """Words of each tensor whose values a reader compares, about; and in how many looks."""
 
 for _kind, _attributes in {
@@ -248,10 +248,6 @@ class WeightsWatch:
         if self.has_changed(whole):
             raise StaleReaderError
 
-    def is_stale(self) -> bool:
-        """Whether something has changed: the longest look of all."""
-        return self.has_changed(whole=True)
-
 
 class Watch(WeightsWatch):
     """Notices also that modules under ``root``, which is what ``schema`` describes, have changed.
@@ -297,6 +293,7 @@ class Watch(WeightsWatch):
         )
 
     def is_stale(self) -> bool:
+        """Whether something has changed: the longest look of all."""
         self.changed = self.has_changed(whole=True) or self._values.have_changed(whole=True)
         return self.changed
 
@@ -332,7 +329,7 @@ class _Values:
                 ends = [(n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True)]
                 # In words of 8 bytes; an odd step meets all columns of a matrix in turn.
                 n_words = -(-(sum(ends) + 1) * tensor.element_size() // 8)
-                step = (n_words // LOOKED_AT) | 1
+                step = (n_words // SAMPLED_WORDS) | 1
                 places.append(tensor.data_ptr() // 8 + np.arange(0, n_words, step))
         at = np.concatenate([*places, np.zeros(0, np.int64)])
         self._memory = np.zeros(0, np.int64)
@@ -342,12 +339,12 @@ class _Values:
             self._memory = np.ctypeslib.as_array(words)
             at -= first
         self._at, self._before = at, self._memory.take(at)
-        self._turns = cycle(range(PARTS))
+        self._turns = cycle(range(LOOKS))
 
     def have_changed(self, whole: bool = False) -> bool:
         """Only while the tensors are where they were. Each look is at some of the places in turn, so
         that it costs little; a ``whole`` one is at all of them."""
-        looked_at = slice(None) if whole else slice(next(self._turns), None, PARTS)
+        looked_at = slice(None) if whole else slice(next(self._turns), None, LOOKS)
         return not np.array_equal(self._memory.take(self._at[looked_at]), self._before[looked_at])
 
 

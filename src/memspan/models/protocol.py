@@ -36,13 +36,30 @@ M_co = TypeVar("M_co", bound=Memory, covariant=True)
 
 
 @runtime_checkable
-class BackboneReader(Protocol[M_co]):
-    """A position in a stream of vectors; its results equal the backbone's in evaluation mode."""
+class Streams(Protocol[M_co]):
+    """Rows of which each is a position in a stream of its own."""
 
     @property
     def memory(self) -> M_co:
         """The memory after all that was read: a value, which reading on does not change."""
         ...
+
+    def select(self, rows: Tensor | list[int]) -> M_co:
+        """See :meth:`memspan.models.Reader.select`."""
+        ...
+
+    def reset(self, mask: Tensor | list[bool]) -> None:
+        """See :meth:`memspan.models.Reader.reset`."""
+        ...
+
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
+        """See :meth:`memspan.models.Reader.replace`."""
+        ...
+
+
+@runtime_checkable
+class BackboneReader(Streams[M_co], Protocol[M_co]):
+    """A position in a stream of vectors; its results equal the backbone's in evaluation mode."""
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
@@ -67,21 +84,9 @@ class BackboneReader(Protocol[M_co]):
         """
         ...
 
-    def select(self, rows: Tensor | list[int]) -> M_co:
-        """See :meth:`memspan.models.Reader.select`."""
-        ...
-
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
-        ...
-
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
-        ...
-
 
 @runtime_checkable
-class TokenReader(Protocol):
+class TokenReader(Streams[Memory], Protocol):
     """A position in a stream of tokens, such as :class:`memspan.models.Reader`."""
 
     @property
@@ -89,27 +94,10 @@ class TokenReader(Protocol):
         """Where tokens are read."""
         ...
 
-    @property
-    def memory(self) -> Memory:
-        """The memory after the last token."""
-        ...
-
     def read(
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
         """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats."""
-        ...
-
-    def select(self, rows: Tensor | list[int]) -> Memory:
-        """See :meth:`memspan.models.Reader.select`."""
-        ...
-
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
-        ...
-
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
         ...
 
 

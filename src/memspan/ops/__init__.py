@@ -8,8 +8,9 @@ faster ones are tested.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from memspan import lazily
 
 if TYPE_CHECKING:
     from memspan.ops.convolution import short_convolution as short_convolution
@@ -48,16 +49,5 @@ _HOMES = {
     "feedback.recurrence": ("feedback_recurrence",),
     "relative": ("Positions", "attention_weights", "relative_attention"),
 }
-"""Module -> its public names, imported when they are first used."""
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'memspan.ops' has no attribute {name!r}")
-    return getattr(import_module(f"memspan.ops.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+"""Module -> its public names."""
+__all__, __getattr__, __dir__ = lazily(__name__, __package__, _HOMES)

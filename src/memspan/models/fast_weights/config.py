@@ -101,19 +101,18 @@ class FastWeightsConfig(HeadsConfig):
                     "recompute belongs to the chunked form, which the outer-product rule does not "
                     "have: drop it, or use rule delta or sum"
                 )
-        elif self.outer_activation != "tanh":
-            raise MemspanError(
-                f"outer_activation belongs to rule outer-product, not {self.rule}: drop one of them"
-            )
-        if self.feature_map != "dpfp" and self.nu != 1:
-            raise MemspanError(
-                f"nu belongs to feature_map dpfp, not {self.feature_map}: drop one of them"
-            )
-        if self.feature_map != "favor" and (self.favor_features is not None or self.favor_redraw):
-            raise MemspanError(
-                "favor_features and favor_redraw belong to feature_map favor, not "
-                f"{self.feature_map}: drop them, or change the map"
-            )
+        others = {
+            "outer_activation": ("rule", "outer-product", "tanh"),
+            "nu": ("feature_map", "dpfp", 1),
+            "favor_features": ("feature_map", "favor", None),
+            "favor_redraw": ("feature_map", "favor", False),
+        }
+        for name, (option, owner, default) in others.items():
+            chosen = getattr(self, option)
+            if chosen != owner and getattr(self, name) != default:
+                raise MemspanError(
+                    f"{name} belongs to {option} {owner}, not {chosen}: drop it, or change {option}"
+                )
 
     @property
     def n_projections(self) -> int:
