@@ -14,6 +14,7 @@
 #define TOKENS 32
 
 typedef REAL Lanes __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
+typedef __typeof__((Lanes){0} < (Lanes){0}) Indices;
 
 /* ----- Products */
 
@@ -82,6 +83,22 @@ static void multiply_below(REAL *c, REAL sign, Matrix a, const REAL *b, long n, 
     }
 }
 
+/* 0, 1, 2, ...; and for transposing, which numbers of two vectors 1, 2, 4, ... rows apart make the first and
+   the second of them anew. In memory, as the compiler would otherwise put them together for every use. */
+static Indices lane, low[4], high[4];
+__attribute__((constructor)) static void fill_indices(void) {
+    for (long e = 0; e < LANES; e++) {
+        lane[e] = e;
+        for (long n = 0, step = 1; step < LANES; n++, step *= 2) {
+            low[n][e] = e & step ? LANES + e - step : e;
+            high[n][e] = e & step ? LANES + e : e + step;
+        }
+    }
+}
+
+/* Columns up to the last, zero beyond, of a vector from column `at` on. */
+INLINE Lanes up_to(int last, Lanes x, int at) { return (Lanes)((Indices)x & (lane + at <= last)); }
+
 /* out[c, r] = in[r, c] */
 static void transpose(REAL *out, long out_stride, const REAL *in, long in_stride, long rows, long columns) {
     long whole_rows = 0, whole_columns = columns / LANES * LANES;
@@ -93,21 +110,14 @@ static void transpose(REAL *out, long out_stride, const REAL *in, long in_stride
 #pragma GCC unroll 16
             for (long i = 0; i < LANES; i++) x[i] = *(const Lanes *)(in + (whole_rows + i) * in_stride + c);
 #pragma GCC unroll 4
-            for (long step = 1; step < LANES; step *= 2) {
-                __typeof__(x[0] < x[0]) low, high;
-#pragma GCC unroll 16
-                for (long e = 0; e < LANES; e++) {
-                    low[e] = e & step ? LANES + e - step : e;
-                    high[e] = e & step ? LANES + e : e + step;
-                }
+            for (long n = 0, step = 1; step < LANES; n++, step *= 2)
 #pragma GCC unroll 16
                 for (long i = 0; i < LANES; i++)
                     if (!(i & step)) {
                         Lanes y = x[i];
-                        x[i] = __builtin_shuffle(y, x[i + step], low);
-                        x[i + step] = __builtin_shuffle(y, x[i + step], high);
+                        x[i] = __builtin_shuffle(y, x[i + step], low[n]);
+                        x[i + step] = __builtin_shuffle(y, x[i + step], high[n]);
                     }
-            }
 #pragma GCC unroll 16
             for (long i = 0; i < LANES; i++) *(Lanes *)(out + (c + i) * out_stride + whole_rows) = x[i];
         }
@@ -187,9 +197,10 @@ static void load_strengths(Chunk *c, const Loop *f, long b, long h, long start) 
 
 static void decay_products(Chunk *c) {
     for (long i = 0; i < c->n; i++)
-        for (long j = 0, at = i * TOKENS; j < TOKENS; j++, at++) {
-            c->A[at] = j < i ? c->between[at] * c->gram[at] : 0;
-            c->P[at] = j <= i ? c->between[at] * c->scores[at] : 0;
+        for (long j = 0, at = i * TOKENS; j < TOKENS; j += LANES, at += LANES) {
+            Lanes between = *(Lanes *)(c->between + at);
+            *(Lanes *)(c->A + at) = up_to(i - 1, between * *(Lanes *)(c->gram + at), j);
+            *(Lanes *)(c->P + at) = up_to(i, between * *(Lanes *)(c->scores + at), j);
         }
 }
 
@@ -219,6 +230,16 @@ static void copy_rows(REAL *to, long to_stride, const REAL *from, long from_stri
     }
 }
 
+/* Whether a memory holds nothing, as at the start of a text: products with it are left out. */
+static int is_empty(const REAL *s, long K, long V) {
+    for (long i = 0; i < K; i++, s += V) {
+        int any = 0;
+        for (long j = 0; j < V; j++) any |= s[j] != 0;
+        if (any) return 0;
+    }
+    return 1;
+}
+
 /* z = v - since k S - A u, where u = beta z: eight tokens at a time, from the first to the last. */
 static void solve(Chunk *c) {
     long w = c->stride;
@@ -235,7 +256,7 @@ static void solve(Chunk *c) {
     }
 }
 
-/* to = whole S + k^T until u; u is changed. */
+/* to = whole S + k^T until u, the first term unless null; u is changed. */
 static void write(Chunk *c, REAL *to, const REAL *s) {
     Matrix k = {c->kT, TOKENS, 1};
     scale(c->u, c->until, c);
@@ -258,28 +279,34 @@ static int forward_chunks(const Loop *f, long first, long end) {
             Matrix k = {c.kT, 1, TOKENS}, q = {c.qT, 1, TOKENS}, p = {c.P, TOKENS, 1};
             for (long g = 0; g < f->share; g++) {
                 long head = h * f->share + g, memory = r * f->share + g;
-                REAL *s = w == V ? f->after + memory * K * V : states + g * K * w;
-                if (!start) copy_rows(s, w, f->before + memory * K * V, V, K, V);
+                REAL *to = w == V ? f->after + memory * K * V : states + g * K * w;
+                const REAL *s = to, *first = f->before + memory * K * V;
+                if (!start && is_empty(first, K, V)) s = NULL;
+                else if (!start && w == V) s = first;
+                else if (!start) copy_rows(to, w, first, V, K, V);
                 if (f->saved && start && start % f->save_every == 0)
                     copy_rows(
                         f->saved + (memory * intervals + start / f->save_every - 1) * K * V, V, s, w, K, V
                     );
                 load_strengths(&c, f, b, head, start);
                 decay_products(&c);
-                multiply(c.z, NULL, w, 0, 1, k, s, w, c.n, V, K);
-                for (long t = 0; t < c.n; t++) {
+                if (s) multiply(c.z, NULL, w, 0, 1, k, s, w, c.n, V, K);
+                else load_values(c.z, &c, &f->v, b, head, start);
+                for (long t = 0; s && t < c.n; t++) {
                     const REAL *v = TOKEN(f->v, b, head, start + t);
                     for (long d = 0; d < V; d++) c.z[t * w + d] = v[d] - c.since[t] * c.z[t * w + d];
                 }
                 solve(&c);
                 store_values(c.z, &c, &f->errors, b, head, start);
-                multiply(c.y, NULL, w, 0, 1, q, s, w, c.n, V, K);
-                scale(c.y, c.since, &c);
-                multiply(c.y, c.y, w, 1, 1, p, c.u, w, c.n, V, c.n);
+                if (s) {
+                    multiply(c.y, NULL, w, 0, 1, q, s, w, c.n, V, K);
+                    scale(c.y, c.since, &c);
+                }
+                multiply(c.y, s ? c.y : NULL, w, 1, 1, p, c.u, w, c.n, V, c.n);
                 store_values(c.y, &c, &f->y, b, head, start);
-                write(&c, s, s);
+                write(&c, to, s);
                 if (w != V && start + c.n == f->steps)
-                    copy_rows(f->after + memory * K * V, V, s, w, K, V);
+                    copy_rows(f->after + memory * K * V, V, to, w, K, V);
             }
         }
     }
@@ -335,7 +362,7 @@ static void add_part(
 }
 
 /* Gradients of one head of values, given that of S after the chunk, d, which becomes that before it where
-   anyone wants that; none: it is zero, and d uninitialised. */
+   anyone wants that; none: it is zero, and d uninitialised. s null: S before the chunk is zero. */
 static void backward_chunk(
     Chunk *c, const Loop *f, long b, long head, long start, const REAL *s, REAL *d, int none
 ) {
@@ -346,7 +373,7 @@ static void backward_chunk(
     decay_products(c);
     load_values(d_y, c, &f->d_y, b, head, start);
     side_by_side(c->uT, c->u, w, n, V);
-    side_by_side(c->yT, d_y, w, n, V);
+    if (s) side_by_side(c->yT, d_y, w, n, V);
     if (!none) {
         multiply(d_u, NULL, w, 0, 1, k, d, w, n, V, K);
         scale(d_u, c->until, c);
@@ -354,29 +381,36 @@ static void backward_chunk(
     multiply(d_u, none ? NULL : d_u, w, 1, 1, p_back, d_y, w, n, V, n);
     solve_back(c, d_u, f, b, head, start);
     store_values(d_u, c, &f->d_v, b, head, start);
-    side_by_side(c->zT, d_u, w, n, V);
+    if (s) side_by_side(c->zT, d_u, w, n, V);
 
     Matrix read = {d_y, w, 1}, error = {d_u, w, 1};
     multiply_below(c->d_P, 1, read, c->uT, n, V);
     multiply_below(c->d_A, -1, error, c->uT, n, V);
-    for (long i = 0; i < n; i++)
-        for (long j = 0, at = i * TOKENS; j <= i; j++, at++) {
-            REAL d_A = j < i ? c->d_A[at] : 0, both = c->d_P[at] * c->P[at] + d_A * c->A[at];
-            to[i] += both, to[j] -= both;
-            c->d_scores[at] += c->between[at] * c->d_P[at];
-            c->d_gram[at] += c->between[at] * d_A;
+    for (long i = 0; i < n; i++) {
+        Lanes sum = {0};
+        for (long j = 0, at = i * TOKENS; j < TOKENS; j += LANES, at += LANES) {
+            Lanes between = *(Lanes *)(c->between + at), *column = (Lanes *)(to + j);
+            Lanes of_A = up_to(i - 1, *(Lanes *)(c->d_A + at), j), of_P = up_to(i, *(Lanes *)(c->d_P + at), j);
+            Lanes both = of_A * *(Lanes *)(c->A + at) + of_P * *(Lanes *)(c->P + at);
+            sum += both, *column -= both;
+            *(Lanes *)(c->d_gram + at) += between * of_A;
+            *(Lanes *)(c->d_scores + at) += between * of_P;
         }
+        for (long e = 0; e < LANES; e++) to[i] += sum[e];
+    }
 
     Matrix before = {s, w, 1}, after = {d, w, 1};
-    multiply(c->part, NULL, TOKENS, 0, 1, before, c->yT, TOKENS, K, n, V);
-    add_part(c->d_qT, 1, c->part, c->since, c->qT, to, c);
-    multiply(c->part, NULL, TOKENS, 0, 1, before, c->zT, TOKENS, K, n, V);
-    add_part(c->d_kT, -1, c->part, c->since, c->kT, to, c);
+    if (s) {
+        multiply(c->part, NULL, TOKENS, 0, 1, before, c->yT, TOKENS, K, n, V);
+        add_part(c->d_qT, 1, c->part, c->since, c->qT, to, c);
+        multiply(c->part, NULL, TOKENS, 0, 1, before, c->zT, TOKENS, K, n, V);
+        add_part(c->d_kT, -1, c->part, c->since, c->kT, to, c);
+    }
     REAL sum = 0;
     if (!none) {
         multiply(c->part, NULL, TOKENS, 0, 1, after, c->uT, TOKENS, K, n, V);
         add_part(c->d_kT, 1, c->part, c->until, c->kT, until, c);
-        for (long i = 0; i < K * w; i++) sum += s[i] * d[i];
+        for (long i = 0; s && i < K * w; i++) sum += s[i] * d[i];
         sum *= c->whole;
     }
 
@@ -409,7 +443,8 @@ static void finish_keys(Chunk *c, const Loop *f, long b, long h, long start) {
     transpose(TOKEN(f->d_q, b, h, start), f->d_q.token, c->d_qT, TOKENS, c->K, n);
 }
 
-/* The memory of head g of those that item r serves, before the tokens from past on of an interval. */
+/* The memory of head g of those that item r serves, before the tokens from past on of an interval; null if
+   it is empty. */
 static const REAL *state_before(
     const Loop *f, const Chunk *c, REAL *states, long r, long g, long interval, long past
 ) {
@@ -419,6 +454,7 @@ static const REAL *state_before(
     if (past) return s;
     const REAL *from = f->before + number * K * V;
     if (interval) from = f->saved + (number * intervals + interval - 1) * K * V;
+    else if (is_empty(from, K, V)) return NULL;
     if (w == V) return from;
     copy_rows(s, w, from, V, K, V);
     return s;
