@@ -83,6 +83,19 @@ static void multiply_below(REAL *c, REAL sign, Matrix a, const REAL *b, long n, 
     }
 }
 
+/* c = kept + a b, the first term unless null: a [n, n] is zero above its diagonal or, if `upper`, below. */
+static void multiply_triangle(
+    REAL *c, const REAL *kept, long stride, Matrix a, int upper, const REAL *b, long n, long columns
+) {
+    for (long i = 0, rows; i < n; i += rows) {
+        rows = n - i < 8 ? n - i : 8;
+        long first = upper ? i : 0, end = upper ? n : i + rows;
+        Matrix from = {a.at + i * a.row + first * a.column, a.row, a.column};
+        const REAL *old = kept ? kept + i * stride : NULL;
+        multiply(c + i * stride, old, stride, 1, 1, from, b + first * stride, stride, rows, columns, end - first);
+    }
+}
+
 /* 0, 1, 2, ...; and for transposing, which numbers of two vectors 1, 2, 4, ... rows apart make the first and
    the second of them anew. In memory, as the compiler would otherwise put them together for every use. */
 static Indices lane, low[4], high[4];
@@ -144,6 +157,7 @@ typedef struct {
     REAL *between, *A, *P;
     REAL since[TOKENS], until[TOKENS], beta[TOKENS], whole;
     REAL *z, *u, *y; /* errors, what is written, what is read */
+    REAL *padded; /* errors, where a row is not whole vectors; else z is where they are saved */
     /* For backward. */
     REAL *d_kT, *d_qT, *part, *d_gram, *d_scores, *d_A, *d_P, *zT, *uT, *yT, *square;
 } Chunk;
@@ -155,7 +169,7 @@ static REAL *new_chunk(Chunk *c, long K, long V) {
     c->K = K, c->V = V, c->stride = stride;
     REAL **parts[] = {&c->gram, &c->scores, &c->between, &c->A, &c->P, &c->d_gram, &c->d_scores,
                       &c->d_A, &c->d_P, &c->square, &c->kT, &c->qT, &c->d_kT, &c->d_qT, &c->part,
-                      &c->z, &c->u, &c->y, &c->zT, &c->uT, &c->yT};
+                      &c->padded, &c->u, &c->y, &c->zT, &c->uT, &c->yT};
     for (long i = 0; i < 21; i++) {
         *parts[i] = at;
         at += i < 10 ? squares : i < 15 ? keys : values;
@@ -220,6 +234,11 @@ static void load_values(REAL *to, const Chunk *c, const View *from, long b, long
 static void store_values(const REAL *x, const Chunk *c, const View *to, long b, long h, long start) {
     for (long t = 0; t < c->n; t++)
         memcpy(TOKEN(*to, b, h, start + t), x + t * c->stride, c->V * sizeof(REAL));
+}
+
+/* Saved errors of a head lie together, [tokens, V]. */
+static REAL *errors_of(const Chunk *c, const Loop *f, long b, long head, long start) {
+    return c->stride == c->V ? TOKEN(f->errors, b, head, start) : c->padded;
 }
 
 /* Rows of V numbers of a memory, padded with zeros. */
@@ -290,6 +309,7 @@ static int forward_chunks(const Loop *f, long first, long end) {
                     );
                 load_strengths(&c, f, b, head, start);
                 decay_products(&c);
+                c.z = errors_of(&c, f, b, head, start);
                 if (s) multiply(c.z, NULL, w, 0, 1, k, s, w, c.n, V, K);
                 else load_values(c.z, &c, &f->v, b, head, start);
                 for (long t = 0; s && t < c.n; t++) {
@@ -297,12 +317,12 @@ static int forward_chunks(const Loop *f, long first, long end) {
                     for (long d = 0; d < V; d++) c.z[t * w + d] = v[d] - c.since[t] * c.z[t * w + d];
                 }
                 solve(&c);
-                store_values(c.z, &c, &f->errors, b, head, start);
+                if (c.z == c.padded) store_values(c.z, &c, &f->errors, b, head, start);
                 if (s) {
                     multiply(c.y, NULL, w, 0, 1, q, s, w, c.n, V, K);
                     scale(c.y, c.since, &c);
                 }
-                multiply(c.y, s ? c.y : NULL, w, 1, 1, p, c.u, w, c.n, V, c.n);
+                multiply_triangle(c.y, s ? c.y : NULL, w, p, 0, c.u, c.n, V);
                 store_values(c.y, &c, &f->y, b, head, start);
                 write(&c, to, s);
                 if (w != V && start + c.n == f->steps)
@@ -320,9 +340,10 @@ static int forward_chunks(const Loop *f, long first, long end) {
 /* What was written, again from the saved errors. */
 static void load_written(Chunk *c, const Loop *f, long b, long head, long start) {
     load_strengths(c, f, b, head, start);
-    load_values(c->z, c, &f->errors, b, head, start);
-    memcpy(c->u, c->z, c->n * c->stride * sizeof(REAL));
-    scale(c->u, c->beta, c);
+    c->z = errors_of(c, f, b, head, start);
+    if (c->z == c->padded) load_values(c->z, c, &f->errors, b, head, start);
+    for (long t = 0, w = c->stride; t < c->n; t++)
+        for (long d = 0; d < w; d++) c->u[t * w + d] = c->beta[t] * c->z[t * w + d];
 }
 
 /* From the gradient of u, those of z (in place) and of beta, from the last token to the first. */
@@ -378,7 +399,7 @@ static void backward_chunk(
         multiply(d_u, NULL, w, 0, 1, k, d, w, n, V, K);
         scale(d_u, c->until, c);
     }
-    multiply(d_u, none ? NULL : d_u, w, 1, 1, p_back, d_y, w, n, V, n);
+    multiply_triangle(d_u, none ? NULL : d_u, w, p_back, 1, d_y, n, V);
     solve_back(c, d_u, f, b, head, start);
     store_values(d_u, c, &f->d_v, b, head, start);
     if (s) side_by_side(c->zT, d_u, w, n, V);

@@ -26,8 +26,10 @@ from memspan.ops.native.threads import in_shares
 SOURCE = Path(__file__).with_suffix(".c")
 SAVE_EVERY = 64
 """Tokens between two memories that are saved for backward."""
+SAVE_EVERY_WITH_DECAY = 32
+"""The same with a decay: each chunk's."""
 SAVE_EVERY_RECOMPUTING = 256
-"""The same with ``recompute``."""
+"""The same with ``recompute``, with a decay or without."""
 
 
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
@@ -52,7 +54,9 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         nu, epsilon = inputs.feature_map.nu, inputs.feature_map.epsilon
     else:
         q, k = inputs.features(q), inputs.features(k)
-    save_every = SAVE_EVERY_RECOMPUTING if inputs.chunking.recompute else SAVE_EVERY
+    save_every = SAVE_EVERY if inputs.log_decay is None else SAVE_EVERY_WITH_DECAY
+    if inputs.chunking.recompute:
+        save_every = SAVE_EVERY_RECOMPUTING
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
     if inputs.log_decay is not None and inputs.v.shape[2] == 1 and _no_gradients(tensors):
@@ -97,7 +101,7 @@ class _Rule(torch.autograd.Function):
         y, after, n_saved = _by_token(v), before.new_empty(before.shape), 0
         named |= {"y": y, "after": after}
         # For backward: v - k W of the delta rule, and the memory now and then.
-        errors = torch.empty_like(y) if strengths else y.new_empty(0)
+        errors = y.new_empty(y.shape if strengths else 0)
         if strengths:
             named["errors"] = errors
         if any(ctx.needs_input_grad):
