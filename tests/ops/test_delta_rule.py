@@ -364,6 +364,38 @@ def test_what_follows_a_strong_decay_is_exact(implementation: str, strongest: fl
         assert_same(a, b, 3e-6, name)
 
 
+@pytest.mark.parametrize("width", [5, 16])
+@pytest.mark.parametrize("length", [9, 32, 70])
+@fast
+def test_empty_memories_are_memories(implementation: str, length: int, width: int) -> None:
+    """Of some heads, as after a reset: products with them may be left out, gradients may not."""
+    given = inputs("gated", length, n_heads=4, width=width)
+    given["weights"][0, 1:3] = 0
+    given["weights"][1, 3] = 0
+    for wanted in (given.keys(), given.keys() - {"weights"}):
+        found = []
+        for each in ("reference", implementation):
+            t = {n: x.clone().requires_grad_(n in wanted) for n, x in given.items()}
+            y, after = delta_rule(**t, implementation=each)
+            (y.sin().sum() + after.sin().sum()).backward()
+            found.append({"y": y, "after": after} | {n: t[n].grad for n in wanted})
+        for name, expected in found[0].items():
+            assert_same(found[1][name], expected, 1e-11, name)
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+@pytest.mark.parametrize("rule", ["delta", "gated"])
+@every
+def test_the_memory_can_be_written_in_place(implementation: str, rule: str, length: int) -> None:
+    t = inputs(rule, length)
+    y, after = delta_rule(**t, implementation=implementation)
+    transposed = torch.empty_like(after.mT).mT
+    for out in (torch.empty_like(after), transposed, t["weights"]):
+        found, same = delta_rule(**t, implementation=implementation, out=out)
+        assert same is out
+        assert_all_same([found, out], [y, after], 0)
+
+
 # ----- What does not fit
 
 
@@ -383,11 +415,14 @@ def test_misuse_is_refused_with_a_reason() -> None:
         "must be [2, 3, 6, 4], [B, H, F, V]": {"feature_map": elu_plus_one, "weights": short},
         "must be [2, 3, 12, 4], [B, H, F, V]": {"feature_map": DPFP(1)},
         "nu must lie in": {"feature_map": DPFP(2 * t["k"].shape[-1] + 1)},
+        "out is [2, 3, 5, 4], and the memory [2, 3, 6, 4]": {"out": short},
+        "weights is float64 and out float32": {"out": t["weights"].float()},
+        "out cannot be part of a gradient": {"out": t["weights"].clone().requires_grad_()},
     }
     for message, change in cases.items():
         with pytest.raises(MemspanError, match=re.escape(message)):
             delta_rule(**t | change)
-        if not {"beta", "log_decay"} & change.keys():
+        if not {"beta", "log_decay", "out"} & change.keys():
             with pytest.raises(MemspanError, match=re.escape(message)):
                 sum_rule(**{n: x for n, x in (t | change).items() if n != "beta"})
 

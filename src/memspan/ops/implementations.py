@@ -60,22 +60,24 @@ def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> N
 def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
     """Refuse tensors of one operation, by name, that are not floating-point tensors on one device or,
     with ``alike``, are of different types. None: not given."""
-    given = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
-    first_name, first = given[0]
-    for name, tensor in given:
+    first_name = device = dtype = None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise MemspanError(f"{name} must be a floating-point tensor, not {kind}: convert it")
-        if tensor.device != first.device:
+        if first_name is None:
+            first_name, device, dtype = name, tensor.device, tensor.dtype
+        elif tensor.device != device:
             raise MemspanError(
-                f"{name} is on {tensor.device} and {first_name} on {first.device}: move one of them"
+                f"{name} is on {tensor.device} and {first_name} on {device}: move one of them"
             )
-        if alike and tensor.dtype != first.dtype:
+        elif alike and tensor.dtype != dtype:
             raise MemspanError(
-                f"{name} is {_name(tensor.dtype)} and {first_name} {_name(first.dtype)}: convert one "
-                "of them"
+                f"{name} is {_name(tensor.dtype)} and {first_name} {_name(dtype)}: convert one of them"
             )
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")

@@ -181,7 +181,10 @@ def _gated_delta_rule(
         if use_qk_l2norm_in_kernel:
             q, k = unit(q), unit(k)
         q = q * k.shape[-1] ** -0.5
-        y, after = delta_rule(q, k, v, strength, before, log_decay=decay)
+        # A cache's own state, into which the layer copies what it gets: a token is read in place.
+        in_place = before is initial_state and q.shape[2] == 1 and not torch.is_grad_enabled()
+        out = before if in_place else None
+        y, after = delta_rule(q, k, v, strength, before, log_decay=decay, out=out)
     return y.transpose(1, 2).to(query.dtype), after if output_final_state else None
 
 

@@ -60,7 +60,7 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
     if inputs.log_decay is not None and inputs.v.shape[2] == 1 and _no_gradients(tensors):
-        return _read_one(tensors)
+        return _read_one(tensors, inputs.out)
     apply: Any = _Rule.apply
     y, after = apply((nu, epsilon, save_every), *tensors)
     return y, after
@@ -75,10 +75,12 @@ def _no_gradients(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _read_one(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _read_one(tensors: Sequence[Tensor], out: Tensor | None) -> tuple[Tensor, Tensor]:
     """A single token with a decay: building a graph would take most of its time."""
     given = _laid_out(tensors)
-    y, after = torch.empty_like(given[2]), torch.empty_like(given[3])
+    y, after = torch.empty_like(given[2]), out
+    if after is None or not after.is_contiguous():
+        after = torch.empty_like(given[3])
     named = dict(zip(_GIVEN, given, strict=True))
     _run("forward", named | {"y": y, "after": after}, (0, None, SAVE_EVERY))
     return y, after

@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, check_together, choose
 
@@ -39,7 +40,11 @@ class Chunking:
     """Tokens per chunk. The loops over single tokens ignore it."""
     recompute: bool = False
     """Store fewer memories for the backward pass and recompute the others: one every 16 chunks
-    (compiled: every 256 tokens instead of 64). Chunked training then takes a third longer."""
+    (compiled: every 256 tokens instead of 64, with a decay of 32). Chunked training then takes a third
+    longer."""
+
+
+_CHUNKING = Chunking()
 
 
 class RuleInputs(NamedTuple):
@@ -55,6 +60,8 @@ class RuleInputs(NamedTuple):
     chunking: Chunking
     log_decay: Tensor | None = None
     """None: no decay."""
+    out: Tensor | None = None
+    """Where the memory after the last token goes; None: a new tensor."""
 
     def tensors(self) -> list[Tensor]:
         """All of them, ``beta`` and ``log_decay`` where there are any."""
@@ -77,9 +84,9 @@ class RuleInputs(NamedTuple):
     def check(self, alike: bool = True) -> None:
         """Raise :class:`MemspanError` where shapes, devices or, with ``alike``, types do not go
         together, or a decay would grow."""
-        strengths = {"beta": self.beta, "log_decay": self.log_decay}
-        check_together(alike, q=self.q, k=self.k, v=self.v, weights=self.weights, **strengths)
-        queries, keys, values = self.q.shape, self.k.shape, self.v.shape
+        q, k, v, beta, weights, _, chunking, decay, _ = self
+        check_together(alike, q=q, k=k, v=v, weights=weights, beta=beta, log_decay=decay)
+        queries, keys, values = q.shape, k.shape, v.shape
         if (
             not len(keys) == len(values) == 4
             or queries != keys
@@ -95,30 +102,36 @@ class RuleInputs(NamedTuple):
                 f"{n_heads} heads of values cannot share {keys[1]} heads of keys evenly: pass a "
                 "multiple"
             )
-        expected = (batch, n_heads, length)
-        for name, given in strengths.items():
-            if given is not None and given.shape != expected:
-                raise MemspanError(f"{name} must be [B, H, T], {[*expected]}, not {[*given.shape]}")
-        decay = self.log_decay
-        if decay is not None and decay.numel():
-            from memspan.devices import can_look
-
-            # Looking at one number costs less than a mask, which matters for a single token.
-            if can_look(decay) and decay.amax().item() > 0:
+        for name, given in (("beta", beta), ("log_decay", decay)):
+            if given is not None and given.shape != values[:3]:
                 raise MemspanError(
-                    f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
-                    "decay in (0, 1]"
+                    f"{name} must be [B, H, T], {[*values[:3]]}, not {[*given.shape]}"
                 )
         if length < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
-        if self.chunking.size < 1:
-            raise MemspanError(f"the chunk size must be at least 1, not {self.chunking.size}")
-        memory = (batch, n_heads, self._n_features(), value_width)
-        if self.weights.shape != memory:
+        # Looking at one number costs less than a mask, which matters for a single token.
+        if decay is not None and decay.numel() and can_look(decay) and decay.amax().item() > 0:
             raise MemspanError(
-                f"the memory is {[*self.weights.shape]}, and for these keys and values must be "
+                f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
+                "decay in (0, 1]"
+            )
+        if chunking.size < 1:
+            raise MemspanError(f"the chunk size must be at least 1, not {chunking.size}")
+        memory = (batch, n_heads, self._n_features(), value_width)
+        if weights.shape != memory:
+            raise MemspanError(
+                f"the memory is {[*weights.shape]}, and for these keys and values must be "
                 f"{[*memory]}, [B, H, F, V]"
             )
+        if self.out is not None:
+            self._check_out(self.out)
+
+    def _check_out(self, out: Tensor) -> None:
+        check_together(True, out=out, weights=self.weights)
+        if out.shape != self.weights.shape:
+            raise MemspanError(f"out is {[*out.shape]}, and the memory {[*self.weights.shape]}")
+        if torch.is_grad_enabled() and any(t.requires_grad for t in [out, *self.tensors()]):
+            raise MemspanError("out cannot be part of a gradient: call this within torch.no_grad()")
 
     def _n_features(self) -> int:
         if self.feature_map is None:
@@ -191,6 +204,7 @@ def delta_rule(
     feature_map: FeatureMap | None = None,
     chunking: Chunking | None = None,
     implementation: str | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read ``T`` tokens with the delta rule: a value replaces what its key held before (eq. 24, 25).
 
@@ -209,18 +223,24 @@ def delta_rule(
             of a :class:`~memspan.ops.fast_weights.feature_maps.DPFP`.
         chunking: how the work is divided (None: the defaults).
         implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that can run.
+        out: where the memory after the last token is written, like ``weights``, or ``weights`` itself:
+            streams then read token after token in place. Without gradients. None: a new tensor.
 
     Returns:
-        ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``.
+        ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``: ``out`` if given.
 
     Raises:
         MemspanError: shapes, types or devices do not go together; a ``log_decay`` is above 0, where
-            looking waits for no device; the implementation does not exist or cannot run.
+            looking waits for no device; ``out`` is given while gradients are recorded; the
+            implementation does not exist or cannot run.
     """
-    inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or Chunking(), log_decay)
+    inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or _CHUNKING, log_decay, out)
     # Only fla's kernels take a memory of another type.
     inputs.check(alike=implementation != "fla")
-    return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
+    y, after = choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
+    if out is None or after is out:
+        return y, after
+    return y, out.copy_(after)
 
 
 def sum_rule(
@@ -240,7 +260,7 @@ def sum_rule(
 
     Arguments, results and errors are those of :func:`delta_rule`, without ``beta``.
     """
-    inputs = RuleInputs(q, k, v, None, weights, feature_map, chunking or Chunking())
+    inputs = RuleInputs(q, k, v, None, weights, feature_map, chunking or _CHUNKING)
     inputs.check(alike=implementation != "fla")
     return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
 
@@ -255,7 +275,7 @@ def outer_product_rule(
     """
     from memspan.ops.fast_weights import reference
 
-    RuleInputs(q, k, v, None, weights, None, Chunking()).check()
+    RuleInputs(q, k, v, None, weights, None, _CHUNKING).check()
     outputs = []
     for q_t, k_t, v_t in zip(q.unbind(2), k.unbind(2), v.unbind(2), strict=True):
         weights = weights + reference.outer(k_t, v_t)

@@ -40,17 +40,19 @@ def in_shares(
     Raises:
         MemspanError: there is not enough memory.
     """
-    n_threads = max(1, min(torch.get_num_threads(), total // least, work // LEAST_WORK))
+    n_threads = min(torch.get_num_threads(), total // least, work // LEAST_WORK)
+    if n_threads <= 1:
+        refuse_without_memory(function(*given, ctypes.c_long(0), ctypes.c_long(total)))
+        return
     edges = [ctypes.c_long(total * n // n_threads) for n in range(n_threads + 1)]
     # Threads take turns at calls: there may be fewer of them than shares. They run no Python code, in
     # which a signal's handler might be called: what it raises, as for Ctrl-C, would be lost there.
     calls = itertools.starmap(function, [(*given, *pair) for pair in itertools.pairwise(edges)])
     done: deque[int] = deque()
-    if n_threads > 1:
-        process, parallel = _parallel()
-        # A forked process has none of its parent's threads, and OpenMP would wait for them.
-        if parallel is not None and process == os.getpid():
-            parallel(_Body(done.extend), calls, n_threads, 0)
+    process, parallel = _parallel()
+    # A forked process has none of its parent's threads, and OpenMP would wait for them.
+    if parallel is not None and process == os.getpid():
+        parallel(_Body(done.extend), calls, n_threads, 0)
     done.extend(calls)
     assert len(done) == n_threads
     refuse_without_memory(all(done))
