@@ -146,7 +146,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("text", TEXT[:1000])
     tokens = root / "tokens.bin"
-    write_tokens(tokens, [[np.arange(5, dtype=np.uint8)]], 5, loaded.tokenizer)
+    write_tokens(tokens, [[(b"01234", np.arange(5))]], loaded.tokenizer)
     tokenizers = root / "tokenizer.json"
     kinds = []
     for kind in ("bytes", "characters", "words", "subwords"):
@@ -245,12 +245,11 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
             peer / "vocab.pkl",
             b"",
             lambda: read_vocabulary(peer, peers.OPTIONS["vocab_size"]),
-            # A place in the memo, and a length, of gigabytes; dicts, and keys that collide.
+            # A place in the memo, and a length, of gigabytes; dicts.
             refused=(
                 b"\x80\x02Nr\xff\xff\xff\xff0Y.",
                 b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00x.",
                 b"}" * (1 << 20) + b".",
-                b"}(" + b"".join(collides(n) for n in range(99_999)) + b"u.",
             ),
         ),
         "peer's model": Reader(
@@ -267,11 +266,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         found.path.unlink(missing_ok=True)
         found.path.write_bytes(content)
     return readers
-
-
-def collides(n: int) -> bytes:
-    """A key whose hash is that of every other ``n``, and a value, in a pickle."""
-    return b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") + b"N"
 
 
 def _authors_model(folder: Path) -> Path:

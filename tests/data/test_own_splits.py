@@ -11,7 +11,7 @@ import pytest
 import memspan
 from command_line import SMALL, refused
 from memspan import cli
-from memspan.data import hugging_face
+from memspan.data import corpora
 from memspan.data.corpora import load_corpus, located, missing
 from memspan.data.options import DataConfig, Texts
 from memspan.data.texts import Text
@@ -141,7 +141,7 @@ def test_they_are_prepared(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_of_a_data_set_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {name: [Text.of(name.encode())] for name in ("train", "dev", "more")}
-    monkeypatch.setattr(hugging_face, "read_dataset", lambda name, field: parts)
+    monkeypatch.setattr(corpora, "read_dataset", lambda name, field: parts)
     found = load_corpus({"train": "hf:me/ducks#more", "validation": "hf:me/ducks"}).splits
     assert found == {"train": parts["more"], "validation": parts["dev"]}
     with pytest.raises(

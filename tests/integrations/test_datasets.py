@@ -44,7 +44,7 @@ def test_bad_parquet_files_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         MemspanError, match=r"has no 'text'; it has 'id', 'body': name .*--data.field"
     ):
         load_corpus(str(path))
-    with pytest.raises(MemspanError, match="row 1: id is a number, not text"):
+    with pytest.raises(MemspanError, match="row 1: id is of type int, not text"):
         load_corpus(str(path), "id")
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:3], b"", b"PAR1" + bytes(400) + whole[-400:]):
@@ -66,7 +66,7 @@ def test_a_saved_data_set_keeps_its_splits(tmp_path: Path, monkeypatch: pytest.M
     splits = _documents(str(tmp_path / "dict"))
     assert splits == {"train": TEXTS[:500], "validation": TEXTS[500:550]}
     (left_out,) = load_corpus(str(tmp_path / "dict"), "body").skipped
-    assert left_out.name == "extra"
+    assert left_out.startswith("extra (")
 
     # One part alone is cut between documents; rows may be chosen or reordered.
     whole["train"].select(range(499, -1, -1)).save_to_disk(tmp_path / "one")

@@ -398,23 +398,3 @@ def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2]
     metrics.plot(tmp_path, MODELS["compressive"].plots)
-
-
-def test_a_sub_word_tokenizer_with_a_pattern_is_refused(tmp_path: Path) -> None:
-    """Its search could take for ever."""
-    pytest.importorskip("tokenizers")
-    from memspan.data.tokenizers.registry import train_tokenizer
-    from memspan.data.tokenizers.subwords import SubwordTokenizer
-
-    made = train_tokenizer("subwords", [b"some text " * 9], 260)
-    value = json.loads(made.content()["model"])
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
-    for change in (
-        {"pre_tokenizer": split | {"invert": False}},
-        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}},
-    ):
-        with pytest.raises(ValueError, match="not plain byte-level BPE"):
-            SubwordTokenizer(json.dumps(value | change))
-    value["model"]["vocab"]["!"] = 10**9
-    with pytest.raises(ValueError, match="ids are not"):
-        SubwordTokenizer(json.dumps(value))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from memspan.data.download import fetch, read_member
 from memspan.data.texts import Splits, Text, by_file, by_position
@@ -41,24 +42,6 @@ class Named:
     read: Callable[[], Splits]
     source: Source | None = None
     splits: tuple[str, ...] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class CorpusRow:
-    """A named corpus as ``memspan data list`` shows it."""
-
-    name: str
-    about: str
-    splits: tuple[str, ...]
-    state: str
-    """Where it is, or how to get it."""
-
-    def __str__(self) -> str:
-        width = max(map(len, CORPORA))
-        return (
-            f"{self.name:<{width}}  {self.about}\n{'':<{width}}  {', '.join(self.splits)}\n"
-            f"{'':<{width}}  {self.state}"
-        )
 
 
 SHAKESPEARE = Source(
@@ -122,12 +105,10 @@ def _hundred_million(source: Source, member: str) -> Splits:
 
 
 def _wikitext_103() -> Splits:
-    archive = WIKITEXT_103.fetch()
+    archive, limit = WIKITEXT_103.fetch(), WIKITEXT_103.limit
     names = {"train": "train", "validation": "valid", "test": "test"}
     return {
-        split: [
-            Text.of(read_member(archive, f"wikitext-103/wiki.{name}.tokens", WIKITEXT_103.limit))
-        ]
+        split: [Text.of(read_member(archive, f"wikitext-103/wiki.{name}.tokens", limit))]
         for split, name in names.items()
     }
 
@@ -167,16 +148,15 @@ CORPORA = {
 }
 
 
-def list_corpora() -> list[CorpusRow]:
-    """A row per named corpus."""
+def list_corpora() -> list[dict[str, Any]]:
+    """The named corpora as ``memspan data list`` shows them: ``name``, ``about``, ``splits``, and
+    ``state``, which says where it is or how to get it."""
     rows = []
     for name, corpus in CORPORA.items():
-        source = corpus.source
-        if source is None:
-            state = "no download needed"
-        elif source.path.exists():
+        source, state = corpus.source, "no download needed"
+        if source is not None and source.path.exists():
             state = f"downloaded: {source.path}"
-        else:
+        elif source is not None:
             state = f"downloaded on first use, or put {source.url} at {source.path}"
-        rows.append(CorpusRow(name, corpus.about, corpus.splits, state))
+        rows.append({"name": name, "about": corpus.about, "splits": corpus.splits, "state": state})
     return rows

@@ -209,7 +209,7 @@ class Plan:
         rank = np.random.default_rng(1).random(count)
         tokens = np.expm1(rank * np.log1p(self.vocab_size)).astype(np.uint32)
         tokens = tokens.clip(max=self.vocab_size - 1)
-        text = TokenFile(tokens, np.zeros(1, np.int64), count, "words", self.vocab_size, "", "")
+        text = TokenFile(tokens, np.zeros(1, np.int64), count, "", "")
         # Only the number of words matters.
         tokenizer = WordTokenizer([str(number) for number in range(self.vocab_size)])
         state = TrainingState(

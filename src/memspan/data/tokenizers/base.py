@@ -83,8 +83,8 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its ids."""
-        return smallest_dtype(self.vocab_size)
+        """The type of its ids: the smallest of uint8, uint16 and uint32 that holds them."""
+        return np.min_scalar_type(self.vocab_size - 1)
 
     @property
     def vocabulary_hash(self) -> str:
@@ -121,14 +121,6 @@ class StreamDecoder:
             piece = b" " + piece
         self._first = piece == b"\n"
         return self._utf8.decode(piece)
-
-
-def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of uint8, uint16 and uint32 that holds every id."""
-    for kind in (np.uint8, np.uint16, np.uint32):
-        if vocab_size - 1 <= np.iinfo(kind).max:
-            return np.dtype(kind)
-    raise MemspanError(f"a vocabulary of {vocab_size:,} is too large: at most 2**32 ids")
 
 
 def utf8(text: bytes) -> str:

@@ -12,8 +12,13 @@ from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.base import LIMIT, Tokenizer, utf8
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.data.tokenizers.library import LibraryTokenizer, read_library_tokenizer
-from memspan.data.tokenizers.subwords import SubwordTokenizer, is_failure, train_subwords
+from memspan.data.tokenizers.library import (
+    LibraryTokenizer,
+    SubwordTokenizer,
+    is_failure,
+    read_library_tokenizer,
+    train_subwords,
+)
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
@@ -21,14 +26,10 @@ from memspan.files.disk import read_limited
 KINDS: dict[str, type[Tokenizer]] = {
     kind.kind: kind
     for kind in (
-        ByteTokenizer,
-        CharacterTokenizer,
-        WordTokenizer,
-        SubwordTokenizer,
-        LibraryTokenizer,
+        *(ByteTokenizer, CharacterTokenizer, WordTokenizer),
+        *(SubwordTokenizer, LibraryTokenizer),
     )
 }
-
 OURS = b'{"sha256": '
 """How the files of :meth:`Tokenizer.save` begin."""
 
