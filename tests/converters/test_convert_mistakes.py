@@ -132,10 +132,6 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2).to_sparse()})),
         "holds torch._utils._rebuild_sparse_tensor, .* nor a dense tensor",
     ),
-    "one value for many": (
-        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(1).expand(2)})),
-        "crit.cluster_bias is not in the file as it says .2 values of the 1",
-    ),
     "tensors that overlap": (
         tensors(lambda t: t.update(dict.fromkeys("abcdefgh", torch.zeros(9000)))),
         "bytes, and its tensors would be .* save each by itself",
@@ -231,14 +227,6 @@ HOSTILE_PICKLES = {
     "an attribute of a helper": b"cre\n_compile.__globals__\n.",
     "a state for a dict": b"}}b.",
     "a deep tuple as a key": b"}" + b")" + b"\x85" * 50_000 + b"Ns.",
-    "a list that is copied for ever": b"ccollections\nOrderedDict\nq\x00](K\x01K\x02\x86"
-    + b"K\x01K\x02\x86" * 50
-    + b"eq\x01\x85q\x02"
-    + b"0h\x00h\x02R" * 100
-    + b".",
-    "colliding numbers in a set": b"\x80\x04\x8f("
-    + b"".join(b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") for n in range(99_999))
-    + b"\x90.",
     "empty dicts by the million": b"}" * (1 << 24) + b".",
     "numbers by the million": b"K\x00" * (1 << 23) + b".",
     "a class that is changed": b"ccollections\nOrderedDict\n(N}S'update'\nNs\x86b.",
@@ -289,17 +277,3 @@ def test_sizes_that_are_only_claimed(option: str, source: Path, tmp_path: Path) 
     with pytest.raises(MemspanError):
         memspan.convert(source, tmp_path / "out")
     assert time.process_time() - start < 3
-
-
-def test_a_storage_larger_than_its_member(source: Path, tmp_path: Path) -> None:
-    """Whatever lies behind it in the file is not read."""
-    path = source / "pytorch_model.bin"
-    torch.save({"a": torch.zeros(1000)}, path)
-    content = path.read_bytes()
-    # The number of values in the pickle: BININT2 1000.
-    assert content.count(b"M\xe8\x03tq") == 1
-    path.write_bytes(content.replace(b"M\xe8\x03tq", b"M\xe9\x03tq"))
-    with pytest.raises(
-        MemspanError, match=r"a is not in the file as it says .1,001 values claimed"
-    ):
-        memspan.convert(source, tmp_path / "out")

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from memspan.converters.torch_files import Stored, read, reason
+from memspan.converters.torch_files import read
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
-from memspan.files.tensors import MOST_TENSORS, load_foreign
+from memspan.files.tensors import load_foreign
 
 JSON_LIMIT = 1 << 22
 """Maximum size of a JSON file in bytes: the index of a file in parts names every tensor."""
@@ -53,25 +53,15 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
     """``value`` from the file ``path``, if it is a state dict.
 
     Raises:
-        MemspanError: it is not, or its tensors are not in the file, or overlap too much.
+        MemspanError: it is not, or a tensor repeats values that stand once in the file.
     """
     if not isinstance(value, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Stored) for name, tensor in value.items()
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
     ):
         raise MemspanError(
             f"{path} holds a {type(value).__name__}, not tensors by name: save the model's state_dict"
         )
-    if len(value) > MOST_TENSORS:
-        raise MemspanError(f"{path} has more than {MOST_TENSORS:,} tensors: get it again")
-    tensors = {}
-    for name, stored in value.items():
-        try:
-            tensors[name] = stored.tensor()
-        except Exception as error:
-            # False claims about a tensor raise exceptions of many kinds.
-            raise MemspanError(
-                f"{path}: {name[:80]} is not in the file as it says ({reason(error)}): get it again"
-            ) from None
+    tensors = {name: tensor.detach() for name, tensor in value.items()}
     total, size = sum(tensor.nbytes for tensor in tensors.values()), path.stat().st_size
     if total > MOST_TIED * size:
         raise MemspanError(
