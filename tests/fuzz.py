@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "fuzz.json"
 KINDS = (
     "preset", "config", "weights", "state", "training", "shard", "metrics", "memory",
-    "tokens", "token header", "tokenizer", "archive", "records",
+    "tokens", "token header", "tokenizer", "records",
     "history",
     "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
 )  # fmt: skip

@@ -11,10 +11,8 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
-import io
 import json
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,6 @@ from memspan.commands.train import new_folder as new_run
 from memspan.converters import authors, torch_files, transfo_xl
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.corpora import load_corpus
-from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import read_tokens, write_tokens
@@ -61,8 +58,6 @@ MODELS = {
     "feedback": FeedbackConfig(**SIZE, memory_length=4),
     "fast-weights": FastWeightsConfig(**SIZE),
 }
-LIMIT = 4096
-"""Bytes at most of the archive's member."""
 
 
 class _Accepting:
@@ -142,9 +137,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     reader = model.reader(empty)
     reader.read(torch.tensor([[1, 2, 3]]))
     reader.memory.save(memory, model.fingerprint())
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("text", TEXT[:1000])
     tokens = root / "tokens.bin"
     write_tokens(tokens, [[(b"01234", np.arange(5))]], loaded.tokenizer)
     tokenizers = root / "tokenizer.json"
@@ -167,9 +159,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
 
     def read_preset() -> None:
         read_config(preset)
-
-    def read_archive() -> None:
-        assert len(read_member(zipped, "text", LIMIT)) <= LIMIT
 
     def read_records() -> None:
         # With forged checksums all contents would be one entry of the cache.
@@ -207,7 +196,7 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     sharded = root / "sharded"
     shards = _with_shards(run, sharded)
     packed, lines = root / "records.jsonl.gz", json.dumps({"text": TEXT}).encode() + b"\n"
-    preset, zipped, records = root / "preset.toml", root / "a.zip", run / "metrics.jsonl"
+    preset, records = root / "preset.toml", run / "metrics.jsonl"
     readers = {
         "preset": Reader(preset, to_toml(options).encode(), read_preset, refused=options_bombs),
         "config": Reader(
@@ -232,7 +221,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         "tokens": Reader(tokens, b"", lambda: read_tokens(tokens)),
         "token header": Reader(tokens.with_suffix(".json"), b"", lambda: read_tokens(tokens)),
         "tokenizer": Reader(tokenizers, kinds[0], read_tokenizer, tuple(kinds[1:])),
-        "archive": Reader(zipped, archive.getvalue(), read_archive),
         "records": Reader(
             packed,
             gzip.compress(lines * 9, mtime=0),

@@ -78,10 +78,6 @@ class Hostile:
 MISTAKES: dict[str, tuple[Edit, str]] = {
     "no config": (drop("config.json"), "one of these files must be in it: config.json"),
     "no weights": (drop("pytorch_model.bin"), "put model.safetensors or pytorch_model.bin"),
-    "no vocabulary": (
-        lambda f: ((f / "vocab.pkl").unlink(), (f / "special_tokens_map.json").write_text("{}")),
-        "put the checkpoint's vocab.pkl or vocab.bin there",
-    ),
     "BERT": (
         config(model_type="bert"),
         "of a model of type 'bert'.*--from authors or --from labml",
@@ -153,13 +149,6 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "ties that do not hold": (
         tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(20, 8)})),
         "crit.out_layers.0.weight differs from another tensor",
-    ),
-    "a part outside": (
-        lambda f: (
-            (f / "pytorch_model.bin").unlink(),
-            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../a.bin"}}'),
-        ),
-        "not in its folder",
     ),
 }
 

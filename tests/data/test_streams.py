@@ -53,7 +53,6 @@ def test_reading_on_does_not_change_what_was_read() -> None:
         {"position": True},
         {"segment_length": 0},
         {"tokens_read": -5},
-        {"n_tokens": None},
     ],
 )
 def test_a_spoilt_position_is_refused(change: dict[str, Any]) -> None:
@@ -61,8 +60,6 @@ def test_a_spoilt_position_is_refused(change: dict[str, Any]) -> None:
     streams.next()
     with pytest.raises(MemspanError, match="not a stream position"):
         streams.load_state_dict(streams.state_dict() | change)
-    with pytest.raises(MemspanError, match="not a stream position"):
-        streams.load_state_dict({})
     assert streams.position == 1
 
 

@@ -7,7 +7,6 @@ It does not save a vocabulary: tokens are the sorted characters of the text, whi
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,22 +97,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of ``model`` in a checkpoint, whose ``info.json`` is at ``path``."""
     files = read_json(path).get("model")
     if isinstance(files, str):
-        return load_tensors(_beside(path, files))
+        return load_tensors(path.parent / Path(files).name)
     if not isinstance(files, dict) or not files:
         raise MemspanError(f"{path} does not name a model and its files: get it again")
-    tensors = {str(name): _array(_beside(path, file)) for name, file in files.items()}
-    # Each takes its own memory in the model.
-    if len(set(files.values())) < len(files):
-        raise MemspanError(f"{path} names a file twice: get it again")
-    return tensors
-
-
-def _beside(path: Path, name: object) -> Path:
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
-        raise MemspanError(
-            f"{path} names {str(name)[:80]!r}, which is not a file beside it: get it again"
-        )
-    return path.with_name(name)
+    # Nothing outside of the folder is read.
+    return {name: _array(path.parent / Path(str(file)).name) for name, file in files.items()}
 
 
 def _array(path: Path) -> Tensor:
@@ -260,8 +248,10 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
         )
     try:
         # As Python reads text: every line ending becomes the same character.
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as text:
-            found = set().union(*iter(lambda: text.read(1 << 20), ""))
+        with open(path, encoding="utf-8") as text:
+            found: set[str] = set()
+            for line in text:
+                found.update(line)
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
     characters = "".join(sorted(found))

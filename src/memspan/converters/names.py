@@ -89,13 +89,12 @@ def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: 
 
 @torch.no_grad()
 def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy a peer's ``tensors`` into ``model``, whose ``names`` they have.
+    """Copy a peer's ``tensors``, which :func:`check` accepts, into ``model``.
 
     Raises:
-        MemspanError: as :func:`check`; a parameter has no tensor; two tensors of one parameter differ;
-            a value is not finite.
+        MemspanError: a parameter has no tensor; two tensors of one parameter differ; a value is not
+            finite.
     """
-    check(model, names, tensors, where)
     filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}
 
     def done(parameter: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ class Options:
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer."""
-        found: int = self._get(name, default, "an integer", lambda value: type(value) is int)
+        found: int = self._get(name, default, "an integer", lambda v: type(v) is int)
         return found
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -57,7 +56,7 @@ class Options:
         found = self.integer(name, value)
         if found != value:
             raise MemspanError(
-                f"{self.where}: {name} is {_shown(found)}, but in memspan {why}: a checkpoint "
+                f"{self.where}: {name} is {found!r:.60}, but in memspan {why}: a checkpoint "
                 f"with {name} {value} can be converted"
             )
 
@@ -79,15 +78,7 @@ class Options:
             raise MemspanError(f"{self.where} has no {name}: use the checkpoint's own file")
         if not is_right(value):
             raise MemspanError(
-                f"{self.where}: {name} must be {wanted}, not {_shown(value)}: use the checkpoint's own "
+                f"{self.where}: {name} must be {wanted}, not {value!r:.60}: use the checkpoint's own "
                 "file"
             )
         return value
-
-
-def _shown(value: object) -> str:
-    """A value, shortened. Python refuses to print an integer of thousands of digits."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:
-        return f"a huge {type(value).__name__}"

@@ -155,6 +155,6 @@ def _check_pickles(content: bytes, n: int) -> None:
             steps += 1
             tuples += step.name.startswith("TUPLE")
             # The memo has a place for every number up to the largest.
-            place = argument if "PUT" in step.name else 0
+            place = argument if isinstance(argument, int) and "PUT" in step.name else 0
             if step.name == "LONG4" or max(steps, place) > MOST_STEPS or tuples > MOST_TUPLES:
                 raise ValueError("its pickle is too large")

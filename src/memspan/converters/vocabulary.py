@@ -19,8 +19,6 @@ from memspan.files.disk import read_limited
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt")
 """Files that may hold the vocabulary, in order. The last is the authors' own, a whole corpus."""
 SETTINGS = "tokenizer_config.json"
-TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
-"""Files of a folder that was saved with a tokeniser."""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[str]]:
@@ -35,14 +33,10 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
     refuse_oversized_vocabulary(vocab_size)
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
-        if any((folder / name).exists() for name in TRACES):
-            raise MemspanError(
-                f"{folder} lacks its vocabulary: put the checkpoint's {FILES[0]} or {FILES[1]} there, "
-                f"or {FILES[2]} with a word on each line, in the order of their ids"
-            )
         return numbers(
             vocab_size,
-            f"{folder} has no tokeniser: put {', '.join(FILES[:-1])} or {FILES[-1]} there",
+            f"{folder} lacks its vocabulary: put {', '.join(FILES[:-1])} or {FILES[-1]} there (.txt: "
+            "a word on each line, in the order of their ids)",
         )
     values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
     if (folder / SETTINGS).exists():
@@ -93,10 +87,7 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
     if isinstance(ids, dict) and ids:
         if {*map(type, ids.values())} != {int} or sorted(ids.values()) != list(range(len(ids))):
             raise MemspanError(f"{path}: the ids in sym2idx are not 0, 1, 2 ...: get it again")
-        ordered = sorted(ids, key=ids.__getitem__)
-        if words and words != ordered:
-            raise MemspanError(f"{path}: sym2idx and idx2sym contradict each other: get it again")
-        words = ordered
+        words = sorted(ids, key=ids.__getitem__)
     if not isinstance(words, list) or not words:
         raise MemspanError(
             f"{path} has neither sym2idx nor idx2sym: put the model's vocabulary there"

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from memspan.data.texts import Text
-from memspan.data.unpacked import (
-    NAME_IT,
-    ROWS,
-    Documents,
-    content_hash,
-    missing_field,
-    record_bytes,
-    unpacked,
-)
+from memspan.data.unpacked import NAME_IT, ROWS, missing_field, record_bytes, unpacked
 from memspan.errors import MemspanError
 
 PREFIX = "hf:"
@@ -50,14 +44,13 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
     parts = loaded if isinstance(loaded, dict) else {"train": loaded}
     found = {}
     for split, part in parts.items():
-        where = f"{name}, {split}"
-        # Its own fingerprint is whatever its maker wrote there.
-        key = ["datasets", content_hash(_documents(part, field, where))]
-        found[split] = unpacked(key, _documents(part, field, where))
+        # Its own fingerprint, which would show what has changed, is whatever its maker wrote there.
+        key = ["datasets", os.path.abspath(name), split, field]
+        found[split] = unpacked(key, _documents(part, field, f"{name}, {split}"), again=True)
     return found
 
 
-def _documents(part: Any, field: str, where: str) -> Documents:
+def _documents(part: Any, field: str, where: str) -> Iterator[bytes]:
     if field not in part.column_names:
         raise missing_field(where, field, part.column_names)
     # Before a row is read, which would decode images and sounds.
@@ -68,7 +61,7 @@ def _documents(part: Any, field: str, where: str) -> Documents:
     for rows in part.select_columns([field]).with_format(None).iter(ROWS):
         for value in rows[field]:
             number += 1
-            yield [record_bytes(value, field, f"{where}, row {number:,}")]
+            yield record_bytes(value, field, f"{where}, row {number:,}")
 
 
 def _from_disk(datasets: Any, name: str) -> Any:

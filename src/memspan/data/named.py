@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sysconfig
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from memspan.data.download import fetch, read_member
+from memspan.data.download import fetch
 from memspan.data.texts import Splits, Text, by_file, by_position
 from memspan.errors import MemspanError
 from memspan.files.disk import cache_folder
@@ -22,7 +23,7 @@ class Source:
     url: str
     sha256: str
     limit: int
-    """Maximum size in bytes, of the file and of what an archive holds."""
+    """Maximum size in bytes."""
 
     @property
     def path(self) -> Path:
@@ -97,20 +98,25 @@ def _tiny_shakespeare() -> Splits:
     return {"train": [text.part(0, cut)], "validation": [text.part(cut, len(text))]}
 
 
-def _hundred_million(source: Source, member: str) -> Splits:
-    text = Text.of(read_member(source.fetch(), member, source.limit))
+def _hundred_million(source: Source, name: str) -> Splits:
+    text = Text.of(_member(source, name))
     edges = (0, 90_000_000, 95_000_000, len(text))
     names = ("train", "validation", "test")
     return {name: [text.part(edges[n], edges[n + 1])] for n, name in enumerate(names)}
 
 
 def _wikitext_103() -> Splits:
-    archive, limit = WIKITEXT_103.fetch(), WIKITEXT_103.limit
     names = {"train": "train", "validation": "valid", "test": "test"}
     return {
-        split: [Text.of(read_member(archive, f"wikitext-103/wiki.{name}.tokens", limit))]
+        split: [Text.of(_member(WIKITEXT_103, f"wikitext-103/wiki.{name}.tokens"))]
         for split, name in names.items()
     }
+
+
+def _member(source: Source, name: str) -> bytes:
+    """A file in an archive, whose checksum says that it is the one that is known."""
+    with zipfile.ZipFile(source.fetch()) as archive:
+        return archive.read(name)
 
 
 CORPORA = {

@@ -146,22 +146,17 @@ class Streams:
             MemspanError: it belongs to another text or batch size, or is not a position.
         """
         mine = self.state_dict()
-        # Not isinstance: bool is an int.
-        complete = all(type(state.get(name)) is int for name in mine)
-        if not complete or min(state[name] for name in mine) < 0 or not state["segment_length"]:
-            raise MemspanError(
-                f"{state} is not a stream position: resume from a checkpoint that is whole"
-            )
         for name in ("batch_size", "n_tokens"):
-            if state[name] != mine[name]:
+            if state.get(name) != mine[name]:
                 raise MemspanError(
-                    f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
+                    f"the saved position is for {name} {state.get(name)}, not {mine[name]}: resume "
                     "with the same text and options"
                 )
-        if state["offset"] + state["segment_length"] > self.row_length:
+        # Not isinstance: bool is an int.
+        whole = all(type(state.get(name)) is int and state[name] >= 0 for name in mine)
+        if not whole or not 0 < state["segment_length"] <= self.row_length - state["offset"]:
             raise MemspanError(
-                f"the saved position {state['offset']:,} is beyond the rows' {self.row_length:,} "
-                "tokens: resume from a checkpoint that is whole"
+                f"{state} is not a stream position: resume from a checkpoint that is whole"
             )
         self.position, self.offset = state["position"], state["offset"]
         self.epoch, self.tokens_read = state["epoch"], state["tokens_read"]

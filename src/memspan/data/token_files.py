@@ -16,7 +16,7 @@ import numpy as np
 
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
-from memspan.files.disk import open_regular, read_limited, write_atomically
+from memspan.files.disk import read_limited, write_atomically
 
 FORMAT = "memspan-tokens-4"
 HEADER_LIMIT = 1 << 28
@@ -100,7 +100,7 @@ def read_tokens(path: Path) -> TokenFile:
         if size != n_tokens * dtype.itemsize:
             raise ValueError(f"{size:,} bytes instead of {n_tokens * dtype.itemsize:,}")
         # Read, not mapped: pages read through a map stay in memory.
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             if hashlib.file_digest(file, hashlib.sha256).hexdigest() != header["sha256"]:
                 raise ValueError("its checksum is wrong")
         return TokenFile(
