@@ -1,6 +1,6 @@
 """transformers' Transformer-XL written once more, from its tensors and options by their names.
 
-One row, token by token, with no code of memspan's: the equations of Dai et al. 2019 as they stand.
+One row, token by token, with no code of ours: the equations of Dai et al. 2019 as they stand.
 """
 
 from __future__ import annotations
@@ -40,48 +40,43 @@ def embed(c: dict[str, Any], t: Tensors, token: int) -> Tensor:
 
 
 def norm(c: dict[str, Any], t: Tensors, name: str, x: Tensor) -> Tensor:
-    centred = x - x.mean()
-    scaled = centred / (centred.square().mean() + c["layer_norm_epsilon"]).sqrt()
-    return scaled * t[f"{name}.layer_norm.weight"] + t[f"{name}.layer_norm.bias"]
+    weight, bias = t[f"{name}.layer_norm.weight"], t[f"{name}.layer_norm.bias"]
+    return F.layer_norm(x, x.shape, weight, bias, c["layer_norm_epsilon"])
 
 
 def layer(
     c: dict[str, Any], t: Tensors, name: str, before: list[Tensor], h: list[Tensor]
 ) -> list[Tensor]:
-    pre, out = c["pre_lnorm"], []
+    pre, out, attention, forward = c["pre_lnorm"], [], f"{name}.dec_attn", f"{name}.pos_ff"
+    first, second = f"{forward}.CoreNet.0", f"{forward}.CoreNet.3"
     for i, x in enumerate(h):
         slots = before + h[: i + 1]
         if c["same_length"]:
             slots = slots[-c["mem_len"] :]
         if pre:
-            slots = [norm(c, t, f"{name}.dec_attn", slot) for slot in slots]
-        y = x + attend(c, t, f"{name}.dec_attn", slots)
-        y = y if pre else norm(c, t, f"{name}.dec_attn", y)
-        inner = norm(c, t, f"{name}.pos_ff", y) if pre else y
-        one = t[f"{name}.pos_ff.CoreNet.0.weight"] @ inner + t[f"{name}.pos_ff.CoreNet.0.bias"]
-        two = t[f"{name}.pos_ff.CoreNet.3.weight"] @ one.relu()
-        y = y + two + t[f"{name}.pos_ff.CoreNet.3.bias"]
-        out.append(y if pre else norm(c, t, f"{name}.pos_ff", y))
+            slots = [norm(c, t, attention, slot) for slot in slots]
+        y = x + attend(c, t, attention, torch.stack(slots))
+        y = y if pre else norm(c, t, attention, y)
+        inner = norm(c, t, forward, y) if pre else y
+        inner = F.linear(inner, t[f"{first}.weight"], t[f"{first}.bias"]).relu()
+        y = y + F.linear(inner, t[f"{second}.weight"], t[f"{second}.bias"])
+        out.append(y if pre else norm(c, t, forward, y))
     return out
 
 
-def attend(c: dict[str, Any], t: Tensors, name: str, slots: list[Tensor]) -> Tensor:
-    """What the last of ``slots`` attends to in all of them."""
-    heads, width = c["n_head"], c["d_head"]
-    wq, wk, wv = t[f"{name}.qkv_net.weight"].chunk(3)
-    q = (wq @ slots[-1]).view(heads, width)
-    scores = []
-    for distance, slot in zip(reversed(range(len(slots))), slots, strict=True):
-        if c["clamp_len"] > 0:
-            distance = min(distance, c["clamp_len"])
-        angles = [distance / 10000 ** (2 * m / c["d_model"]) for m in range(c["d_model"] // 2)]
-        code = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
-        k, r = (wk @ slot).view(heads, width), (t[f"{name}.r_net.weight"] @ code).view(heads, width)
-        content = ((q + t[f"{name}.r_w_bias"]) * k).sum(1)
-        scores.append((content + ((q + t[f"{name}.r_r_bias"]) * r).sum(1)) / math.sqrt(width))
-    weights = torch.stack(scores).softmax(0)
-    values = torch.stack([(wv @ slot).view(heads, width) for slot in slots])
-    return t[f"{name}.o_net.weight"] @ (weights[:, :, None] * values).sum(0).flatten()
+def attend(c: dict[str, Any], t: Tensors, name: str, slots: Tensor) -> Tensor:
+    """What the last of ``slots [S, D]`` attends to in all of them."""
+    shape, d = (-1, c["n_head"], c["d_head"]), c["d_model"]
+    distances = torch.arange(len(slots)).flip(0).double()
+    if c["clamp_len"] > 0:
+        distances = distances.clamp(max=c["clamp_len"])
+    angles = distances[:, None] / 10000 ** (torch.arange(0, d, 2).double() / d)
+    code = torch.cat([angles.sin(), angles.cos()], 1)
+    q, k, v = ((slots @ w.T).view(shape) for w in t[f"{name}.qkv_net.weight"].chunk(3))
+    r = (code @ t[f"{name}.r_net.weight"].T).view(shape)
+    content, position = q[-1] + t[f"{name}.r_w_bias"], q[-1] + t[f"{name}.r_r_bias"]
+    scores = ((content * k).sum(2) + (position * r).sum(2)) / math.sqrt(c["d_head"])
+    return t[f"{name}.o_net.weight"] @ (scores.softmax(0)[:, :, None] * v).sum(0).flatten()
 
 
 def head(c: dict[str, Any], t: Tensors, x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def _sizes(texts: Texts) -> dict[str, int]:
 def test_each_split_is_all_of_its_text() -> None:
     texts = {"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"}
     assert _sizes(texts) == {"train": 1300, "validation": 280, "test": 110}
-    assert load_corpus(texts).name == "train a.txt, validation v/*.txt, test t.txt"
+    assert load_corpus(texts).record["name"] == "train a.txt, validation v/*.txt, test t.txt"
 
 
 def test_without_validation_the_end_of_the_training_text_serves_as_one() -> None:
@@ -131,12 +131,6 @@ def test_flags_replace_a_preset_s_text() -> None:
     again = ["train", "--preset", "own/config.toml", "--data.corpus", "t.txt", "--out", "again"]
     cli.main([*again, "--train.evaluate-tokens", "4", "--train.segment-length", "4"])
     assert load_config(Path("again")).data == DataConfig(corpus=str(Path.cwd() / "t.txt"))
-
-
-def test_they_are_prepared(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["data", "prepare", "--train", "a.txt", "--validation", "t.txt"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[:2] for row in rows] == [["train", "1,300"], ["validation", "110"]]
 
 
 def test_of_a_data_set_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:

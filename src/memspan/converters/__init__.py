@@ -1,5 +1,7 @@
 """Convert other programs' checkpoints into runs: ``memspan convert``.
 
+Wherever a file is missing, damaged or of another model, :class:`~memspan.errors.MemspanError` says so.
+
 kinds.py            the kinds, by name and by the files that identify them
 convert.py          what a kind's ``read`` returns, as a run
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code

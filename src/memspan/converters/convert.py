@@ -88,7 +88,12 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
     read = kind_of(source, kind).reader()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MemspanError(f"{out} exists already: choose another folder for the run")
-    found = read(source)
+    try:
+        found = read(source)
+    except MemspanError as error:
+        # Options that no model has say nothing of the file that they are from.
+        where = "" if str(source) in str(error) else f"{source}: "
+        raise MemspanError(f"{where}{error}") from None
     model = _model(found)
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
@@ -125,8 +130,4 @@ def _model(found: Checkpoint) -> LanguageModel:
     names.check(shapes, found.names(shapes), found.tensors, where)
     model = LanguageModel(vocab_size, config.model, config.embedding)
     names.fill(model, found.names(model), found.tensors, where)
-    if any(tensor.dtype == torch.float64 for tensor in found.tensors.values()):
-        logging.getLogger("memspan").warning(
-            f"{where} is in float64, but a run keeps its weights in float32: they are rounded"
-        )
     return model

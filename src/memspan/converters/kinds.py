@@ -57,14 +57,8 @@ KINDS: dict[KindName, Kind] = {
 
 
 def kind_of(folder: Path, name: KindName | None) -> Kind:
-    """The kind of the checkpoint in ``folder``; ``name``: as the user says (None: detect it).
-
-    Raises:
-        MemspanError: no such folder or kind, or a folder of no known kind.
-    """
+    """The kind of the checkpoint in ``folder``; ``name``: as the user says (None: detect it)."""
     refuse_unknown("kind of checkpoints", name, KindName)
-    if folder.is_file():
-        raise MemspanError(f"{folder} is a file: give the folder that holds it")
     if not folder.is_dir():
         wanted = "; ".join(f"{kind}: {entry.holds}" for kind, entry in KINDS.items())
         raise MemspanError(
@@ -76,8 +70,6 @@ def kind_of(folder: Path, name: KindName | None) -> Kind:
     for entry in KINDS.values():
         if any((folder / sign).exists() for sign in entry.signs):
             return entry
-    if (folder / "config.toml").exists():
-        raise MemspanError(f"{folder} is a run of memspan already: there is nothing to convert")
     signs = ", ".join(f"{' or '.join(e.signs)} ({kind})" for kind, e in KINDS.items())
     raise MemspanError(
         f"{folder} is not a checkpoint that memspan knows: one of these files must be in it: {signs}"

@@ -23,6 +23,7 @@ from memspan.converters.names import Names, distance_table, item, linear, one, u
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
@@ -62,21 +63,15 @@ def read(folder: Path) -> Checkpoint:
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
     n_tokens, _ = _shape(tensors, "src_embed.weight", 2, path)
-    with options.blamed():
-        model = make(options, _sizes(tensors, path))
-        config = RunConfig(
-            model=model,
-            architecture=architecture,
-            embedding=EmbeddingConfig(tie=False, scale=False),
-        )
-    config = replace(
-        config,
-        data=replace(config.data, corpus="tiny-shakespeare", tokenizer="characters"),
-        train=replace(config.train, segment_length=max(options.integer("seq_len", 64), 1)),
-    )
     tokenizer, about = _vocabulary(folder, at, n_tokens)
-    if tokenizer.kind == "words":
-        config = replace(config, data=replace(config.data, tokenizer="words"))
+    config = RunConfig(
+        model=make(options, _sizes(tensors, path)),
+        architecture=architecture,
+        data=DataConfig(corpus="tiny-shakespeare", tokenizer=tokenizer.kind),
+        embedding=EmbeddingConfig(tie=False, scale=False),
+    )
+    segment_length = max(options.integer("seq_len", 64), 1)
+    config = replace(config, train=replace(config.train, segment_length=segment_length))
     own = partial(names, p=max(_rows(tensors, ".key_pos_embeddings") // 2, 1))
     return Checkpoint(config, tokenizer, tensors, own, path, tuple(about))
 
@@ -109,8 +104,8 @@ def _array(path: Path) -> Tensor:
     try:
         open_regular(path).close()
         return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-    except FileNotFoundError:
-        raise MemspanError(f"{path} is missing: put it there") from None
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
     except Exception as error:
         # Numpy parses the header as Python source, which can fail in many ways.
         raise MemspanError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memspan.checks import MOST
@@ -59,17 +58,6 @@ class Options:
                 f"{self.where}: {name} is {found!r:.60}, but in memspan {why}: a checkpoint "
                 f"with {name} {value} can be converted"
             )
-
-    @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Name the file in errors raised inside."""
-        try:
-            yield
-        except MemspanError as error:
-            # Ours name it already.
-            if str(error).startswith(self.where):
-                raise
-            raise MemspanError(f"{self.where}: {error}") from None
 
     def _get(self, name: str, default: Any, wanted: str, is_right: Callable[[Any], bool]) -> Any:
         value = self.values.get(name)

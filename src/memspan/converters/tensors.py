@@ -22,11 +22,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def load_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
-    """The tensors of a folder of transformers, and the file that they come from.
-
-    Raises:
-        MemspanError: the file is missing or damaged, or holds more than tensors.
-    """
+    """The tensors of a folder of transformers, and the file that they come from."""
     for name in WEIGHTS:
         path, index = folder / name, folder / f"{name}.index.json"
         if path.exists():
@@ -39,22 +35,14 @@ def load_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors by name, from a safetensors file or a state dict that torch saved.
-
-    Raises:
-        MemspanError: it is damaged or holds more than tensors.
-    """
+    """Tensors by name, from a safetensors file or a state dict that torch saved."""
     if path.suffix == ".safetensors":
         return load_foreign(path)
     return as_tensors(read(path), path)
 
 
 def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
-    """``value`` from the file ``path``, if it is a state dict.
-
-    Raises:
-        MemspanError: it is not, or a tensor repeats values that stand once in the file.
-    """
+    """``value`` from the file ``path``, if it is a state dict."""
     if not isinstance(value, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
     ):
@@ -73,11 +61,7 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
 def shape_of(
     tensors: dict[str, Tensor], name: str, n_dimensions: int, path: Path, otherwise: str
 ) -> tuple[int, ...]:
-    """The shape of a tensor that a model of this kind must have.
-
-    Raises:
-        MemspanError: it is not in the file ``path`` with this many dimensions; ends in ``otherwise``.
-    """
+    """The shape of a tensor that a model of this kind must have."""
     found = tuple(tensors[name].shape) if name in tensors else ()
     # Without columns, any number of rows could be claimed.
     if len(found) != n_dimensions or 0 in found:
@@ -96,15 +80,9 @@ def _in_parts(index: Path) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        MemspanError: the file is missing or not a JSON object.
-    """
+    """The object in a JSON file."""
     try:
         value = json.loads(read_limited(path, JSON_LIMIT))
-    except FileNotFoundError:
-        raise MemspanError(f"{path} is missing: put it there") from None
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
     except (ValueError, RecursionError) as error:

@@ -95,11 +95,7 @@ def load(file: IO[bytes], **options: Any) -> Any:
 
 
 def read(path: Path) -> Any:
-    """The value in a file.
-
-    Raises:
-        MemspanError: it is missing or damaged, or holds more than plain data and dense tensors.
-    """
+    """The value in a file."""
     try:
         with open_regular(path) as file:
             start = file.read(LIMIT)
@@ -111,8 +107,6 @@ def read(path: Path) -> Any:
             # Old files have the source of classes, with which theirs here would be compared.
             warnings.simplefilter("ignore")
             return torch.load(path, "cpu", sys.modules[__name__], weights_only=False, mmap=zipped)
-    except FileNotFoundError:
-        raise MemspanError(f"{path} is missing: put it there") from None
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
     except Foreign as error:
@@ -144,11 +138,7 @@ def _pickle_of(file: IO[bytes]) -> bytes:
 
 
 def _check_pickles(content: bytes, n: int) -> None:
-    """Refuse pickles that could take very much memory, or crash Python.
-
-    Raises:
-        ValueError: the ``n`` pickles at the start of ``content`` are too many steps, or do not end.
-    """
+    """Refuse pickles that could take very much memory, or crash Python."""
     stream, steps, tuples = io.BytesIO(content), 0, 0
     for _ in range(n):
         for step, argument, _ in pickletools.genops(stream):

@@ -39,7 +39,7 @@ def read(folder: Path) -> Checkpoint:
     """See :data:`~memspan.converters.convert.Read`."""
     path = folder / "config.json"
     values = with_defaults(read_json(path), path)
-    config, notices = run_config(values, str(path), start="zeros")
+    config = run_config(values, str(path), start="zeros")
     tensors, where = load_weights(folder)
     # Frequencies of the sinusoids: no parameters.
     tensors = {n: t for n, t in tensors.items() if not n.endswith("pos_emb.inv_freq")}
@@ -52,15 +52,11 @@ def read(folder: Path) -> Checkpoint:
         )
     tokenizer, about = read_vocabulary(folder, rows)
     own = partial(names, prefix="transformer.")
-    return Checkpoint(config, tokenizer, tensors, own, where, (*notices, *about))
+    return Checkpoint(config, tokenizer, tensors, own, where, tuple(about))
 
 
 def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options of a ``config.json``, completed as transformers completes them.
-
-    Raises:
-        MemspanError: it is of another model.
-    """
+    """The options of a ``config.json``, completed as transformers completes them."""
     kind = given.get("model_type", "transfo-xl" if "mem_len" in given else "unknown")
     if kind != "transfo-xl":
         raise MemspanError(

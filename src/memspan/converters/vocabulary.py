@@ -25,12 +25,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
     """The tokeniser of the checkpoint in ``folder``, and lines for the user about it.
 
     A folder that was saved without any tokeniser gets words that are numbers.
-
-    Raises:
-        MemspanError: the vocabulary is missing, damaged, not plain data, or of another size than
-            ``vocab_size``.
     """
-    refuse_oversized_vocabulary(vocab_size)
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
         return numbers(
@@ -78,9 +73,6 @@ def words_of(values: dict[str, Any], path: Path) -> list[str]:
     Args:
         values: its attributes; ``sym2idx``, from words to ids, or ``idx2sym``, the words in order.
         path: its file, for messages.
-
-    Raises:
-        MemspanError: the ids are not 0, 1, 2 ..., or the words are not different texts.
     """
     ids, words = values.get("sym2idx"), values.get("idx2sym")
     # A tokeniser that transformers loaded and saved again has lost its idx2sym.

@@ -25,7 +25,6 @@ from memspan.errors import MemspanError
 class Corpus:
     """A text, divided into splits of documents."""
 
-    name: str
     splits: Splits
     record: dict[str, Any]
     """Its name, source and SHA-256."""
@@ -68,7 +67,6 @@ def load_corpus(texts: Texts, field: str = "text") -> Corpus:
         ) from None
     first = next((text for documents in splits.values() for text in documents if len(text)), None)
     return Corpus(
-        title(texts),
         splits,
         record | {"name": title(texts), "sha256": hashed},
         tuple(skipped),

@@ -7,49 +7,60 @@ import http.client
 import os
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from memspan.errors import MemspanError
+from memspan.files.disk import cache_folder
 
 CHUNK = 1 << 20
 
 
-def fetch(url: str, path: Path, sha256: str, limit: int) -> Path:
-    """Download a file, unless it is there; either way it is verified.
+@dataclass(frozen=True)
+class Source:
+    """A file on the network."""
 
-    An interrupted download continues where it stopped.
+    url: str
+    sha256: str
+    limit: int
+    """Maximum size in bytes, about; of more, no more is read."""
 
-    Args:
-        url: its address.
-        path: where it goes.
-        sha256: its checksum.
-        limit: maximum size in bytes, about; of more, no more is read.
+    @property
+    def path(self) -> Path:
+        """Its path in the cache."""
+        return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
 
-    Raises:
-        MemspanError: no network, an error of the server, a wrong checksum, a full disk.
-    """
-    by_hand = f"download {url} elsewhere and put it at {path}"
-    if path.exists():
-        if _sha256(path) != sha256:
-            raise MemspanError(f"{path} has a wrong SHA-256: delete it and try again, or {by_hand}")
+    def fetch(self) -> Path:
+        """Download it unless it is there, from where an earlier attempt stopped; returns its path.
+
+        Raises:
+            MemspanError: no network, an error of the server, or a wrong checksum.
+        """
+        path, url = self.path, self.url
+        by_hand = f"download {url} elsewhere and put it at {path}"
+        if path.exists():
+            if _sha256(path) != self.sha256:
+                raise MemspanError(
+                    f"{path} has a wrong SHA-256: delete it and try again, or {by_hand}"
+                )
+            return path
+        part = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _download(url, part, self.limit)
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise MemspanError(
+                f"cannot download {url} ({reason}): try again to go on where it stopped, or {by_hand}"
+            ) from None
+        if _sha256(part) != self.sha256:
+            part.unlink()
+            raise MemspanError(f"what {url} sent has a wrong SHA-256: try again, or {by_hand}")
+        os.replace(part, path)
         return path
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _download(url, part, limit)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise MemspanError(
-            f"cannot download {url} ({reason}): try again to go on where it stopped, or {by_hand}"
-        ) from None
-    if _sha256(part) != sha256:
-        part.unlink()
-        raise MemspanError(f"what {url} sent has a wrong SHA-256: try again, or {by_hand}")
-    os.replace(part, path)
-    return path
 
 
 def _download(url: str, part: Path, limit: int) -> None:

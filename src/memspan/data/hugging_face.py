@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -77,10 +76,6 @@ def _from_disk(datasets: Any, name: str) -> Any:
 def _from_hub(datasets: Any, name: str) -> Any:
     path, _, configuration = name.removeprefix(PREFIX).partition(":")
     arguments = [path, configuration] if configuration else [path]
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    # Without a network it reports every attempt, for half a minute.
-    log.setLevel(logging.ERROR)
     try:
         return datasets.load_dataset(*arguments)
     except Exception as error:
@@ -91,8 +86,6 @@ def _from_hub(datasets: Any, name: str) -> Any:
             f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
             "folder as the corpus"
         ) from None
-    finally:
-        log.setLevel(level)
 
 
 def _line(error: Exception) -> str:

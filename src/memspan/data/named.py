@@ -10,29 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from memspan.data.download import fetch
+from memspan.data.download import Source
 from memspan.data.texts import Splits, Text, by_file, by_position
-from memspan.errors import MemspanError
-from memspan.files.disk import cache_folder
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file on the network."""
-
-    url: str
-    sha256: str
-    limit: int
-    """Maximum size in bytes."""
-
-    @property
-    def path(self) -> Path:
-        """Its path in the cache."""
-        return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
-
-    def fetch(self) -> Path:
-        """Download it unless it is there; returns its path."""
-        return fetch(self.url, self.path, self.sha256, self.limit)
 
 
 @dataclass(frozen=True)
@@ -84,10 +63,6 @@ def _python_stdlib() -> Splits:
         for p in root.rglob("*.py")
         if not excluded & set(p.relative_to(root).parts)
     )
-    if not files:
-        raise MemspanError(
-            f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
-        )
     # Each file's split depends only on its own name: a new file moves no other.
     return by_file([(name, [Text.of(path)]) for name, path in files])
 

@@ -19,9 +19,9 @@ from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import (
+    KINDS,
     load_tokenizer,
     read_tokenizer,
-    tokenizer_class,
     train_tokenizer,
 )
 from memspan.errors import MemspanError, counted
@@ -118,13 +118,13 @@ def prepare(
 
 def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) -> Tokenizer:
     if "train" not in text.splits:
-        raise MemspanError(f"{text.name} has no text to train on: choose another corpus")
+        raise MemspanError(f"{text.record['name']} has no text to train on: choose another corpus")
     documents = text.splits["train"]
     task = bar.add_task("collecting the vocabulary", total=sum(map(len, documents)))
     pieces = (
         piece
         for document in documents
-        for piece in tokenizer_class(kind).pieces(_watched(document, bar, task))
+        for piece in KINDS[kind].pieces(_watched(document, bar, task))
     )
     return train_tokenizer(kind, pieces, vocab_size)
 

@@ -75,11 +75,6 @@ class Streams:
     ) -> None:
         self.tokens, self.batch_size, self.segment_length = tokens, batch_size, segment_length
         _positive(batch_size, segment_length)
-        if batch_size > len(tokens):
-            raise MemspanError(
-                f"{batch_size:,} rows are more than the text's {counted(len(tokens), 'token')}: lower "
-                "--train.batch-size, or give more text"
-            )
         self._starts = document_starts
         self._skipped = 1 if document_starts is None else 0
         # Counted in targets.
@@ -146,14 +141,14 @@ class Streams:
             MemspanError: it belongs to another text or batch size, or is not a position.
         """
         mine = self.state_dict()
-        for name in ("batch_size", "n_tokens"):
-            if state.get(name) != mine[name]:
-                raise MemspanError(
-                    f"the saved position is for {name} {state.get(name)}, not {mine[name]}: resume "
-                    "with the same text and options"
-                )
         # Not isinstance: bool is an int.
         whole = all(type(state.get(name)) is int and state[name] >= 0 for name in mine)
+        for name in ("batch_size", "n_tokens"):
+            if whole and state[name] != mine[name]:
+                raise MemspanError(
+                    f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
+                    "with the same text and options"
+                )
         if not whole or not 0 < state["segment_length"] <= self.row_length - state["offset"]:
             raise MemspanError(
                 f"{state} is not a stream position: resume from a checkpoint that is whole"

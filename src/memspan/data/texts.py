@@ -135,19 +135,13 @@ def encoding_of(start: bytes) -> str | None:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     if b"\0" in start:
-        high, low = (start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
-        order = "utf-16-be" if high > low else "utf-16-le"
-        characters = start[: len(start) // 2 * 2].decode(order, errors="replace")
-        latin = max(high, low) > 0.4 and min(high, low) < 0.1
-        return "UTF-16" if latin and not any(map(_is_control, characters)) else None
+        zeros = sorted(start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
+        return "UTF-16" if zeros[0] < 0.1 and zeros[1] > 0.4 else None
     try:
         # The first bytes may end inside a character.
         codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
-        return None if any(map(_is_control, start.decode("latin-1"))) else "Latin-1 or alike"
+        # No text has other control characters, whatever its encoding.
+        controls = set(range(32)) - set(b"\t\n\r\f")
+        return None if controls & set(start) else "Latin-1 or alike"
     return None
-
-
-def _is_control(character: str) -> bool:
-    """Whether no text has this character, whatever its encoding."""
-    return character < " " and character not in "\t\n\r\f"

@@ -16,11 +16,9 @@ import numpy as np
 
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
-from memspan.files.disk import read_limited, write_atomically
+from memspan.files.disk import write_atomically
 
 FORMAT = "memspan-tokens-4"
-HEADER_LIMIT = 1 << 28
-"""Maximum size of a header in bytes: some ten million documents."""
 TOKENS, BORDERS = "tokens", "document_starts"
 Identity = dict[str, dict[str, str]]
 """SHA-256 of each split's tokens, and of the indices at which its documents start."""
@@ -92,7 +90,7 @@ def read_tokens(path: Path) -> TokenFile:
     """
     remedy = "delete it and prepare the corpus again"
     try:
-        header = json.loads(read_limited(path.with_suffix(".json"), HEADER_LIMIT))
+        header = json.loads(path.with_suffix(".json").read_bytes())
         if header["format"] != FORMAT or header.pop("header_sha256") != _check(header):
             raise ValueError("its header is of another version, or its checksum is wrong")
         dtype, n_tokens = np.dtype(header["dtype"]).newbyteorder("<"), header["n_tokens"]

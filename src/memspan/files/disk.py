@@ -68,12 +68,9 @@ def link_atomically(source: Path, path: Path) -> None:
         os.link(source, temporary)
     except OSError:
         shutil.copyfile(source, temporary)
-    try:
-        os.replace(temporary, path)
-    finally:
-        # POSIX: renaming one name of a file to another name of the same file does nothing.
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+    os.replace(temporary, path)
+    # POSIX: renaming one name of a file to another name of the same file does nothing.
+    temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -134,16 +131,14 @@ def only_writer(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(0, "it is read-only")
-            if LOCKS:
-                handle = os.open(folder, os.O_RDONLY)
+            # Network file systems lock only files. That one is never removed: a second process could
+            # then lock a new one.
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            for path, how in ((folder, os.O_RDONLY), (folder / ".lock", flags)) if LOCKS else ():
+                handle = os.open(path, how, 0o644)
                 opened.callback(os.close, handle)
-                if not _lock(handle):
-                    # Network file systems lock only files. The file is never removed: a second
-                    # process could then lock a new one.
-                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-                    file = os.open(folder / ".lock", flags, 0o644)
-                    opened.callback(os.close, file)
-                    _lock(file)
+                if _lock(handle):
+                    break
         except BlockingIOError:
             raise MemspanError(
                 f"another process is training in {folder}: wait until it ends, stop it, or "

@@ -125,10 +125,7 @@ class StreamDecoder:
 
 def utf8(text: bytes) -> str:
     """Decode a whole text."""
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(error.start) from None
+    return "".join(decoded([text]))
 
 
 def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -140,7 +137,10 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
         try:
             yield decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            raise _not_utf8(n_bytes - begun + error.start) from None
+            raise MemspanError(
+                f"the text is not UTF-8 (byte {n_bytes - begun + error.start:,}): convert it, or train "
+                "with --data.tokenizer bytes"
+            ) from None
         n_bytes += len(chunk)
 
 
@@ -175,12 +175,6 @@ def _last_gap(text: str, gaps: str) -> int | None:
         if text[n] in gaps and not (text[n - 1].isspace() or text[n + 1].isspace()):
             return n
     return None
-
-
-def _not_utf8(position: int) -> MemspanError:
-    return MemspanError(
-        f"the text is not UTF-8 (byte {position:,}): convert it, or train with --data.tokenizer bytes"
-    )
 
 
 def bytes_of(text: str) -> bytes:

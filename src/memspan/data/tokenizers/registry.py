@@ -34,13 +34,6 @@ OURS = b'{"sha256": '
 """How the files of :meth:`Tokenizer.save` begin."""
 
 
-def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """The tokeniser named ``kind``."""
-    if kind not in KINDS:
-        raise MemspanError(f"unknown tokenizer {kind!r}: use {', '.join(KINDS)}")
-    return KINDS[kind]
-
-
 def train_tokenizer(
     kind: str, documents: Iterable[bytes], vocab_size: int | None = None
 ) -> Tokenizer:
@@ -58,7 +51,6 @@ def train_tokenizer(
     """
     # The sub-word library allocates this many, and aborts the process if it cannot.
     refuse_oversized_vocabulary(vocab_size or 0)
-    tokenizer_class(kind)
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "characters":
