@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import tarfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import torch
 
 import memspan
 from memspan.converters.kinds import KINDS, KindName
-from memspan.converters.torch_files import read
+from memspan.converters.torch_files import OLD, read
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
@@ -170,7 +172,18 @@ def test_a_run_that_cannot_be_written_leaves_nothing(
     memspan.convert(source, tmp_path / "out")
 
 
+def tarred() -> bytes:
+    """An archive that begins as files of torch before version 1.6, which were tar archives once."""
+    content = io.BytesIO()
+    with tarfile.open(
+        fileobj=content, mode="w", format=tarfile.USTAR_FORMAT, encoding="latin-1"
+    ) as file:
+        file.addfile(tarfile.TarInfo(OLD.decode("latin-1") + "N.N.N.N."))
+    return content.getvalue()
+
+
 HOSTILE_PICKLES = {
+    "a tar archive": tarred(),
     "protocol 0": b"cos\nsystem\n(S'touch ran'\ntR.",
     "a persistent id": b"\x80\x02X\x01\x00\x00\x00aQ.",
     "an attribute of a helper": b"cre\n_compile.__globals__\n.",

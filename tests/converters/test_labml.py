@@ -113,7 +113,7 @@ def recorded() -> Golden:
 
 @pytest.mark.golden
 def test_other_forms(recorded: Golden, tmp_path: Path) -> None:
-    """One file of tensors; a checkpoint's own folder; the latest of several; no text."""
+    """One file of tensors; the latest of several; no text."""
     source = write(tmp_path / "run", recorded, step=1000)
     run = memspan.load(memspan.convert(source, tmp_path / "first"))
     assert run.tokenizer.encode(b"3 0").tolist() == [3, 0]
@@ -124,13 +124,11 @@ def test_other_forms(recorded: Golden, tmp_path: Path) -> None:
     (later / "info.json").write_text('{"model": "model.pth"}')
     doubled = memspan.load(memspan.convert(source, tmp_path / "second")).model
     assert torch.equal(doubled.head.tables[0], 2 * tensors["generator.weight"])
-    own = memspan.convert(later, tmp_path / "third", kind="labml")
-    assert memspan.load(own).model.fingerprint() == doubled.fingerprint()
 
 
 Edit = Callable[[Path, Path], object]
 MISTAKES: dict[str, tuple[Edit, str]] = {
-    "no options": (lambda run, at: (run / "configs.yaml").unlink(), "put its configs.yaml there"),
+    "no options": (lambda run, at: (run / "configs.yaml").unlink(), "cannot read .*configs.yaml"),
     "no memory length": (
         lambda run, at: (run / "configs.yaml").write_text("seq_len:\n  computed: 8\n"),
         "has no mem_len",

@@ -50,7 +50,7 @@ KINDS: dict[KindName, Kind] = {
     ),
     "labml": Kind(
         "labml",
-        ("info.json", "configs.yaml"),
+        ("configs.yaml",),
         "configs.yaml, checkpoints/STEP with its info.json, and the training text as text.txt",
     ),
 }

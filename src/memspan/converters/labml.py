@@ -51,7 +51,7 @@ def read(folder: Path) -> Checkpoint:
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)
-    options = Options(*_options(folder, at))
+    options = Options(*_options(folder))
     sign = next((sign for sign in KINDS if sign in tensors), None)
     if sign is None:
         raise MemspanError(
@@ -63,7 +63,7 @@ def read(folder: Path) -> Checkpoint:
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
     n_tokens, _ = _shape(tensors, "src_embed.weight", 2, path)
-    tokenizer, about = _vocabulary(folder, at, n_tokens)
+    tokenizer, about = _vocabulary(folder, n_tokens)
     config = RunConfig(
         model=make(options, _sizes(tensors, path)),
         architecture=architecture,
@@ -77,9 +77,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def _latest(folder: Path) -> Path:
-    """The checkpoint in a run's folder, or in the checkpoint's own."""
-    if (folder / "info.json").exists():
-        return folder
+    """The last checkpoint in a run's folder."""
     steps = [p.parent for p in folder.glob("checkpoints/*/info.json") if p.parent.name.isdecimal()]
     if not steps:
         raise MemspanError(
@@ -113,14 +111,9 @@ def _array(path: Path) -> Tensor:
         ) from None
 
 
-def _options(folder: Path, at: Path) -> tuple[dict[str, Any], str]:
+def _options(folder: Path) -> tuple[dict[str, Any], str]:
     """The run's options, and the file that they come from."""
-    places = [folder / "configs.yaml"]
-    if at == folder and folder.absolute().parent.name == "checkpoints":
-        places.append(folder.absolute().parents[1] / "configs.yaml")
-    path = next((path for path in places if path.exists()), None)
-    if path is None:
-        raise MemspanError(f"{folder} lacks the run's options: put its configs.yaml there")
+    path = folder / "configs.yaml"
     try:
         text = read_limited(path, LIMIT).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -232,10 +225,10 @@ KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
 """By a tensor that identifies the model: our architecture, and its options."""
 
 
-def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
+def _vocabulary(folder: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
     """The tokeniser, and lines for the user about it."""
-    path = next((place / TEXT for place in (folder, at) if (place / TEXT).exists()), None)
-    if path is None:
+    path = folder / TEXT
+    if not path.exists():
         return numbers(
             n_tokens,
             f"{folder} has no {TEXT}: put the text that the run was trained on there, which "

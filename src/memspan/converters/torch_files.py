@@ -11,6 +11,7 @@ import pickle
 import pickletools
 import re
 import sys
+import tarfile
 import warnings
 import zipfile
 from pathlib import Path
@@ -82,6 +83,7 @@ class Unpickler(pickle.Unpickler):
     """Makes objects of the known classes only."""
 
     def find_class(self, module: str, name: str) -> object:
+        """What stands for a class or function."""
         full = f"{module}.{name}"
         found = Inert if INERT.fullmatch(full) else NAMES.get(full)
         if found is None:
@@ -101,6 +103,8 @@ def read(path: Path) -> Any:
             start = file.read(LIMIT)
             zipped, old = start.startswith(ZIP), start.startswith(OLD)
             _check_pickles(_pickle_of(file) if zipped else start, 5 if old else 1)
+        if old and tarfile.is_tarfile(path):
+            raise ValueError("it is a tar archive, which torch would unpack")
         if not zipped and not old:
             return load(io.BytesIO(start), encoding="utf-8")
         with warnings.catch_warnings():
@@ -117,7 +121,7 @@ def read(path: Path) -> Any:
         ) from None
     except Exception as error:
         # A damaged file may raise anything.
-        reason = "" if isinstance(error, LookupError) else str(error).partition("\n")[0][:120]
+        reason = str(error).partition("\n")[0][:120]
         raise MemspanError(
             f"{path} is damaged, or neither a pickle nor a file of torch.save "
             f"({reason or type(error).__name__}): get it again"

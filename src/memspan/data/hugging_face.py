@@ -69,7 +69,7 @@ def _from_disk(datasets: Any, name: str) -> Any:
     except Exception as error:
         # The library raises what its many parts raise.
         raise MemspanError(
-            f"{name} is a damaged data set ({_line(error)}): save it anew with save_to_disk"
+            f"{name} is a damaged data set ({str(error)[:200]}): save it anew with save_to_disk"
         ) from None
 
 
@@ -82,11 +82,7 @@ def _from_hub(datasets: Any, name: str) -> Any:
         # Again anything may be raised; usually the network is missing.
         call = ", ".join(map(repr, arguments))
         raise MemspanError(
-            f"cannot load {path} from the hub ({_line(error)}): where there is a network, run "
+            f"cannot load {path} from the hub ({str(error)[:200]}): where there is a network, run "
             f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
             "folder as the corpus"
         ) from None
-
-
-def _line(error: Exception) -> str:
-    return str(error)[:200] or type(error).__name__
