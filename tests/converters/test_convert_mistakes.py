@@ -32,27 +32,19 @@ def config(**changes: Any) -> Edit:
     return lambda folder: (folder / "config.json").write_text(json.dumps(OPTIONS | changes))
 
 
-def vocab(value: object, name: str = "vocab.pkl") -> Edit:
-    return lambda folder: (folder / name).write_bytes(pickle.dumps(value))
+def vocab(value: object) -> Edit:
+    return lambda folder: (folder / "vocab.pkl").write_bytes(pickle.dumps(value))
 
 
-def tensors(change: Callable[[dict[str, Any]], object]) -> Edit:
+def tensors(changed: dict[str, Any], gone: str = "nothing") -> Edit:
     """Other tensors with the same options."""
-
-    def edit(folder: Path) -> None:
-        found: dict[str, Any] = random_tensors(OPTIONS)
-        change(found)
-        torch.save(found, folder / "pytorch_model.bin")
-
-    return edit
+    found: dict[str, Any] = random_tensors(OPTIONS) | changed
+    kept = {name: tensor for name, tensor in found.items() if gone not in name}
+    return lambda folder: torch.save(kept, folder / "pytorch_model.bin")
 
 
 def drop(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
-
-
-def text(name: str, content: str) -> Edit:
-    return lambda folder: (folder / name).write_text(content)
 
 
 class Hostile:
@@ -65,11 +57,8 @@ class Hostile:
 MISTAKES: dict[str, tuple[Edit, str]] = {
     "no config": (drop("config.json"), "one of these files must be in it: config.json"),
     "no weights": (drop("pytorch_model.bin"), "put model.safetensors or pytorch_model.bin"),
-    "BERT": (
-        config(model_type="bert"),
-        "of a model of type 'bert'.*--from authors or --from labml",
-    ),
-    "no JSON": (text("config.json", "{"), "not valid JSON"),
+    "BERT": (config(model_type="bert"), "of type 'bert'.*--from authors or --from labml"),
+    "no JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
     "text for a number": (config(n_layer="2"), r"^[^:]*config.json: n_layer must be an integer"),
     "a number beyond numbers": (config(dropout=10**400), "dropout must be a number"),
     "other width": (config(d_inner=12), r"CoreNet.0.weight is \[10, 8\], .* needs \[12, 8\]"),
@@ -83,32 +72,23 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         lambda f: (torch.save(Hostile(), f / "vocab.bin"), (f / "vocab.pkl").unlink()),
         "could run a program",
     ),
-    "hostile weights": (
-        tensors(lambda t: t.update(x=Hostile())),
-        r"holds \w+\.\w+, .* could run a program",
-    ),
-    "a tensor left over": (
-        tensors(lambda t: t.update({"score.weight": torch.zeros(2)})),
-        "options lacks: score.weight",
-    ),
-    "a tensor missing": (tensors(lambda t: t.pop("crit.cluster_bias")), "lacks crit.cluster_bias"),
+    "hostile weights": (tensors({"x": Hostile()}), r"holds \w+\.\w+, .* could run a program"),
+    "a tensor left over": (tensors({"score": torch.zeros(2)}), "options lacks: score"),
+    "a tensor missing": (tensors({}, "crit.cluster_bias"), "lacks crit.cluster_bias"),
     "a sparse tensor": (
-        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2).to_sparse()})),
+        tensors({"x": torch.zeros(2).to_sparse()}),
         "holds torch._utils._rebuild_sparse_tensor, .* nor a dense tensor",
     ),
     "tensors that overlap": (
-        tensors(lambda t: t.update(dict.fromkeys("abcdefgh", torch.zeros(9000)))),
+        tensors(dict.fromkeys("abcdefgh", torch.zeros(9000))),
         "bytes, and its tensors would be .* save each by itself",
     ),
     "tensors left out": (
-        lambda f: (
-            tensors(lambda t: [t.pop(n) for n in [*t] if "CoreNet" in n and "3.bias" not in n])(f),
-            config(d_inner=10**9)(f),
-        ),
-        "lacks transformer.layers.0.pos_ff.CoreNet.0.weight",
+        lambda f: (tensors({}, "CoreNet")(f), config(d_inner=10**9)(f)),
+        "has no transformer.layers.0.pos_ff|lacks transformer.layers.0.pos_ff.CoreNet.0.weight",
     ),
     "ties that do not hold": (
-        tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(20, 8)})),
+        tensors({"crit.out_layers.0.weight": torch.zeros(20, 8)}),
         "crit.out_layers.0.weight differs from another tensor",
     ),
 }

@@ -76,10 +76,8 @@ def _download(url: str, part: Path, limit: int) -> None:
             raise
         # Nothing is left to send: the checksum tells whether the file is complete.
         return
-    columns = (
-        *Progress.get_default_columns()[:2],
-        *(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()),
-    )
+    measures = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (*Progress.get_default_columns()[:2], *measures)
     with response, Progress(*columns, console=Console(stderr=True)) as progress:
         if response.status != 206:
             done = 0

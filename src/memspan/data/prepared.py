@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -34,29 +33,26 @@ class TokenizedCorpus:
 
     tokenizer: Tokenizer
     splits: dict[str, TokenFile]
-    record: dict[str, Any]
-    """The corpus's name, hash and source."""
-    skipped: tuple[str, ...] = ()
-    """Files of the corpus's folder that are left out, each with the reason."""
-    encoding: str | None = None
-    """The encoding that the text seems to have if it is not UTF-8."""
+    corpus: Corpus
+    """The text itself."""
 
     def notices(self) -> list[str]:
         """Lines for the user: about files left out, a text that is not restored or not UTF-8."""
-        lines = []
-        if self.skipped:
-            shown = ", ".join(self.skipped[:5])
-            more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
-            are = "is" if len(self.skipped) == 1 else "are"
-            lines.append(f"{counted(len(self.skipped), 'file')} {are} left out: {shown}{more}")
+        lines: list[str] = []
+        skipped, encoding = self.corpus.skipped, self.corpus.encoding
+        if skipped:
+            shown = ", ".join(skipped[:5])
+            more = f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""
+            are = "is" if len(skipped) == 1 else "are"
+            lines.append(f"{counted(len(skipped), 'file')} {are} left out: {shown}{more}")
         if altered := [name for name, split in self.splits.items() if split.altered]:
             lines.append(
                 f"the tokeniser does not restore the text of {', '.join(altered)} (its case, spaces or "
                 "rare characters are lost): bits per byte would be those of what it decodes to, and "
                 "are left out of scores"
             )
-        if self.encoding is not None:
-            lines.append(encoding_hint("the text", self.encoding))
+        if encoding is not None:
+            lines.append(encoding_hint("the text", encoding))
         return lines
 
 
@@ -113,7 +109,7 @@ def prepare(
         with Progress(console=console, transient=True, disable=hidden) as bar:
             tokenizer = with_tokenizer or _vocabulary(text, kind, vocab_size, bar)
             splits = _tokenise(text, tokenizer, folder, bar)
-    return TokenizedCorpus(tokenizer, splits, text.record, text.skipped, text.encoding)
+    return TokenizedCorpus(tokenizer, splits, text)
 
 
 def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) -> Tokenizer:

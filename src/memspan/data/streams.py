@@ -74,7 +74,6 @@ class Streams:
         document_starts: np.ndarray | None = None,
     ) -> None:
         self.tokens, self.batch_size, self.segment_length = tokens, batch_size, segment_length
-        _positive(batch_size, segment_length)
         self._starts = document_starts
         self._skipped = 1 if document_starts is None else 0
         # Counted in targets.
@@ -97,7 +96,6 @@ class Streams:
 
     def set_segment_length(self, segment_length: int) -> None:
         """Continue from here with longer or shorter segments."""
-        _positive(self.batch_size, segment_length)
         self.segment_length = segment_length
         self._wrap()
 
@@ -170,7 +168,10 @@ def evaluation_segments(
     :class:`Streams`) so is the input before each document's. Rows are contiguous parts of the text;
     shorter ones end with targets that are not scored.
     """
-    _positive(batch_size, segment_length)
+    if batch_size < 1 or segment_length < 1:
+        raise MemspanError(
+            f"batch size {batch_size} and segment length {segment_length} must be at least 1"
+        )
     if len(tokens) == 0:
         raise MemspanError("there is no text to score: give a split or file that has some")
     if batch_size > len(tokens):
@@ -189,10 +190,3 @@ def evaluation_segments(
         segment_at(tokens, rows + at, min(segment_length, length - at), document_starts)
         for at in range(0, length, segment_length)
     )
-
-
-def _positive(batch_size: int, segment_length: int) -> None:
-    if batch_size < 1 or segment_length < 1:
-        raise MemspanError(
-            f"batch size {batch_size} and segment length {segment_length} must be at least 1"
-        )

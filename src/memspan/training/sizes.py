@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from memspan.data.corpora import Corpus
 from memspan.data.prepared import TokenizedCorpus
 from memspan.data.token_files import TokenFile
 from memspan.distributed.processes import ALONE, Processes
@@ -214,7 +215,7 @@ class Plan:
         tokenizer = WordTokenizer([str(number) for number in range(self.vocab_size)])
         state = TrainingState(
             replace(self.config, train=options),
-            TokenizedCorpus(tokenizer, {"train": text}, {}),
+            TokenizedCorpus(tokenizer, {"train": text}, Corpus({}, {})),
             self.device,
             processes,
             optimiser=self.optimiser,
