@@ -192,13 +192,12 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Toke
     whole = json.loads(theirs.to_str())
     dropping = json.dumps(whole | {"model": whole["model"] | {"dropout": 0.1}})
     whole["model"]["vocab"].popitem()
-    for content, says in [
-        (dropping, "splits it at random"),
-        (json.dumps(whole), "can be used"),
-        ("{}", "can be used"),
-        ("[" * 9999, "can be used"),
-        ("", "can be used"),
-    ]:
+    refusals = {
+        dropping: "splits it at random",
+        json.dumps(whole): "can be used",
+        "": "can be used",
+    }
+    for content, says in refusals.items():
         path.write_text(content)
         with pytest.raises(MemspanError, match=says) as refusal:
             prepare(str(tmp_path / "t.txt"), str(path))
@@ -206,8 +205,6 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Toke
     path.unlink()
     with pytest.raises(MemspanError, match="cannot read"):
         prepare(str(tmp_path / "t.txt"), str(path))
-    with pytest.raises(MemspanError, match=r"no tokenizer 'words\.'"):
-        DataConfig(tokenizer="words.")
     for read in (lambda name: DataConfig(tokenizer=name), lambda name: read_tokenizer(Path(name))):
         with pytest.raises(MemspanError, match=r"spm\.model is a SentencePiece model: .*AutoTok"):
             read("spm.model")

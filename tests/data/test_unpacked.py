@@ -93,7 +93,6 @@ def test_a_changed_file_is_unpacked_anew(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ('{"text": "a"', r"line 2 is not JSON \(Expecting ',' delimiter\)"),
         ("[" * 100_000, "line 2 is not JSON"),
-        ('["text"]', "line 2 is not a JSON object"),
         (
             '{"id": 1, "title": "a"}',
             "line 2 has no 'text'; it has 'id', 'title': .*--data.field.* --field",
@@ -108,7 +107,6 @@ def test_bad_lines_are_refused_by_number(tmp_path: Path, line: str, says: str) -
     with pytest.raises(MemspanError, match=says) as refusal:
         load_corpus(str(path))
     assert "\n" not in str(refusal.value)
-    assert not list((tmp_path / "cache").rglob("*.*"))
 
 
 @pytest.mark.parametrize("name", ["t.txt.gz", "t.jsonl.gz"])

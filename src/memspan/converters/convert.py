@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -85,7 +86,7 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
         print(memspan.generate(folder, "The river", tokens=50).text)
     """
     source, out = Path(source), Path(out)
-    read = kind_of(source, kind).reader()
+    read: Read = import_module(f"memspan.converters.{kind_of(source, kind).module}").read
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MemspanError(f"{out} exists already: choose another folder for the run")
     try:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from memspan.errors import MemspanError, refuse_unknown
-
-if TYPE_CHECKING:
-    from memspan.converters.convert import Read
 
 KindName = Literal["transformers", "authors", "labml"]
 KIND_HELP = (
@@ -30,11 +26,6 @@ class Kind:
     """The files that identify its folders."""
     holds: str
     """What a folder must hold, for messages."""
-
-    def reader(self) -> Read:
-        """Its function ``read``. Imports torch."""
-        read: Read = import_module(f"memspan.converters.{self.module}").read
-        return read
 
 
 KINDS: dict[KindName, Kind] = {

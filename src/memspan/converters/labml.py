@@ -62,7 +62,7 @@ def read(folder: Path) -> Checkpoint:
     # A norm that their Fast Weights layers have and never use.
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
-    n_tokens, _ = _shape(tensors, "src_embed.weight", 2, path)
+    n_tokens, _ = shape_of(tensors, "src_embed.weight", 2, path)
     tokenizer, about = _vocabulary(folder, n_tokens)
     config = RunConfig(
         model=make(options, _sizes(tensors, path)),
@@ -138,10 +138,6 @@ def _numbers(text: str) -> dict[str, Any]:
     return found
 
 
-def _shape(tensors: dict[str, Tensor], name: str, n: int, path: Path) -> tuple[int, ...]:
-    return shape_of(tensors, name, n, path, "get the whole checkpoint")
-
-
 def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
     """Sizes that follow from the tensors, by our names."""
     layers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layers.")}
@@ -149,11 +145,11 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
     kernel = f"{first}.compress.conv.weight"
     return {
         "n_layers": len(layers),
-        "d_model": _shape(tensors, "src_embed.weight", 2, path)[1],
+        "d_model": shape_of(tensors, "src_embed.weight", 2, path)[1],
         "n_heads": _rows(tensors, ".query_pos_bias") or _rows(tensors, "_weight.0.linear.weight"),
-        "d_ff": _shape(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
+        "d_ff": shape_of(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
         "table": _rows(tensors, ".key_pos_embeddings"),
-        "rate": _shape(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
+        "rate": shape_of(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
         "shared": "transformer.key.linear.weight" in tensors,
     }
 

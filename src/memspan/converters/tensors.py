@@ -59,13 +59,13 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
 
 
 def shape_of(
-    tensors: dict[str, Tensor], name: str, n_dimensions: int, path: Path, otherwise: str
+    tensors: dict[str, Tensor], name: str, n: int, path: Path, otherwise: str = "get it again"
 ) -> tuple[int, ...]:
     """The shape of a tensor that a model of this kind must have."""
     found = tuple(tensors[name].shape) if name in tensors else ()
     # Without columns, any number of rows could be claimed.
-    if len(found) != n_dimensions or 0 in found:
-        raise MemspanError(f"{path} has no {name} of {n_dimensions} dimensions: {otherwise}")
+    if len(found) != n or 0 in found:
+        raise MemspanError(f"{path} has no {name} of {n} dimensions: {otherwise}")
     return found
 
 

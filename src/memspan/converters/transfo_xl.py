@@ -44,7 +44,7 @@ def read(folder: Path) -> Checkpoint:
     # Frequencies of the sinusoids: no parameters.
     tensors = {n: t for n, t in tensors.items() if not n.endswith("pos_emb.inv_freq")}
     tables = [name for name in tensors if name.startswith("transformer.word_emb.emb_layers.")]
-    rows = sum(shape_of(tensors, name, 2, where, "get the whole file")[0] for name in tables)
+    rows = sum(shape_of(tensors, name, 2, where)[0] for name in tables)
     if rows != values["vocab_size"]:
         raise MemspanError(
             f"{where} has {rows:,} embeddings, but {path.name} has a vocab_size of "

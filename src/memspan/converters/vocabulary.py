@@ -57,9 +57,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
 
 def numbers(vocab_size: int, remedy: str) -> tuple[WordTokenizer, list[str]]:
     """A tokeniser whose words are ids, for a checkpoint that came without one, and a line about it.
-
-    ``remedy``: what is missing, and what to do.
-    """
+    ``remedy``: what is missing, and what to do."""
     refuse_oversized_vocabulary(vocab_size)
     words = [str(number) for number in range(vocab_size)]
     return WordTokenizer(words), [

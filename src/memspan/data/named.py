@@ -48,9 +48,7 @@ WIKITEXT_103 = Source(
     600_000_000,
 )
 
-HELD_OUT = Path(
-    str(resources.files("memspan").joinpath("trained", "tiny-shakespeare-held-out.txt"))
-)
+HELD_OUT = Path(str(resources.files("memspan") / "trained" / "tiny-shakespeare-held-out.txt"))
 """The last tenth of Tiny Shakespeare."""
 
 

@@ -17,12 +17,7 @@ from memspan.data.options import Texts
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.registry import (
-    KINDS,
-    load_tokenizer,
-    read_tokenizer,
-    train_tokenizer,
-)
+from memspan.data.tokenizers.registry import KINDS, load_tokenizer, read_tokenizer, train_tokenizer
 from memspan.errors import MemspanError, counted
 from memspan.files.disk import cache_folder
 

@@ -25,11 +25,7 @@ class Text:
 
     @classmethod
     def of(cls, source: Path | bytes) -> Text:
-        """A whole text.
-
-        Raises:
-            OSError: there is no such file.
-        """
+        """A whole text."""
         return cls(source, 0, len(source) if isinstance(source, bytes) else source.stat().st_size)
 
     def __len__(self) -> int:

@@ -24,11 +24,11 @@ from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 
 KINDS: dict[str, type[Tokenizer]] = {
-    kind.kind: kind
-    for kind in (
-        *(ByteTokenizer, CharacterTokenizer, WordTokenizer),
-        *(SubwordTokenizer, LibraryTokenizer),
-    )
+    "bytes": ByteTokenizer,
+    "characters": CharacterTokenizer,
+    "words": WordTokenizer,
+    "subwords": SubwordTokenizer,
+    "library": LibraryTokenizer,
 }
 OURS = b'{"sha256": '
 """How the files of :meth:`Tokenizer.save` begin."""
