@@ -170,11 +170,6 @@ def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, 
     their_model, old = _authors_model(root / "theirs"), torch_files.OLD
     past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
     (run / history.NAME).write_bytes(past)
-    options_bombs = (
-        b"a." * 4000 + b"a = 1\n",
-        b"a = " + b"[" * 4000,
-        b"a = " + b"9" * 4000 + b"\n",
-    )
     preset.write_text(to_toml(options))
     packed.write_bytes(gzip.compress(lines * 9, mtime=0))
     tokenizers.write_bytes(kinds[0])
@@ -187,16 +182,10 @@ def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, 
     def reader_of(path: Path, read: Callable[[], object], *refused: bytes) -> Reader:
         return Reader(path, path.read_bytes(), read, refused)
 
-    layers_bombs = (
-        to_toml(options).encode().replace(b"n_layers = 1", b"n_layers = " + n)
-        for n in (b"100000000", b"1" + b"0" * 18, b"1" + b"0" * 400)
-    )
     tokenizer = reader_of(tokenizers, read_tokenizer)
     return {
-        "preset": reader_of(preset, lambda: read_config(preset), *options_bombs),
-        "config": reader_of(
-            run / "config.toml", lambda: memspan.load(run), *options_bombs, *layers_bombs
-        ),
+        "preset": reader_of(preset, lambda: read_config(preset)),
+        "config": reader_of(run / "config.toml", lambda: memspan.load(run)),
         "history": reader_of(run / history.NAME, read_history),
         "weights": reader_of(published, read_weights),
         "state": reader_of(newest / "state.json", read_checkpoint),

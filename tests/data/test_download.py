@@ -92,18 +92,14 @@ def test_a_download_that_breaks_off_often_gets_there(server: Server, folder: Pat
     assert [p.name for p in folder.iterdir()] == ["file"]
 
 
-def test_a_server_without_ranges_is_read_from_the_start(server: Server, folder: Path) -> None:
-    (folder / "file.part").write_bytes(CONTENT[:1000])
-    server.manner = "no ranges"
-    assert server.source.fetch().read_bytes() == CONTENT
-
-
-def test_a_spoilt_part_is_dropped_and_the_next_attempt_succeeds(
+def test_a_spoilt_part_and_a_server_without_ranges_are_begun_anew(
     server: Server, folder: Path
 ) -> None:
     (folder / "file.part").write_bytes(b"not the start of it")
     with pytest.raises(MemspanError, match="wrong SHA-256"):
         server.source.fetch()
+    (folder / "file.part").write_bytes(CONTENT[:1000])
+    server.manner = "no ranges"
     assert server.source.fetch().read_bytes() == CONTENT
 
 

@@ -83,10 +83,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         value = json.loads(read_limited(path, JSON_LIMIT))
-    except OSError as error:
-        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
-    except (ValueError, RecursionError) as error:
-        raise MemspanError(f"{path} is not valid JSON ({error}): get it again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise MemspanError(f"{path} is not there or not valid JSON ({error}): get it") from None
     if not isinstance(value, dict):
         raise MemspanError(f"{path} is not a JSON object: get it again")
     return value
