@@ -11,19 +11,15 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
-import io
 import json
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
-import torch.distributed as dist
 
 import memspan
 import transfo_xl_folder as peers
@@ -31,10 +27,8 @@ from memspan.commands.train import new_folder as new_run
 from memspan.converters import authors, torch_files, transfo_xl
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.corpora import load_corpus
-from memspan.data.download import read_member
 from memspan.data.options import DataConfig
 from memspan.data.prepared import TokenizedCorpus, prepare
-from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import cache_folder
@@ -45,9 +39,7 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
 from memspan.runs.checkpoint_files import check_fit
-from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig, read_config, to_toml
-from memspan.runs.shards import save_shards
 from memspan.training import metrics, start
 from memspan.training.options import TrainConfig
 from memspan.training.state import TrainingState
@@ -61,8 +53,6 @@ MODELS = {
     "feedback": FeedbackConfig(**SIZE, memory_length=4),
     "fast-weights": FastWeightsConfig(**SIZE),
 }
-LIMIT = 4096
-"""Bytes at most of the archive's member."""
 
 
 class _Accepting:
@@ -95,10 +85,10 @@ class Reader:
     path: Path
     valid: bytes
     read: Callable[[], object]
-    others: tuple[bytes, ...] = ()
-    """More valid contents."""
     refused: tuple[bytes, ...] = ()
     """Contents that took gigabytes, hung or crashed in earlier versions; they are refused."""
+    others: tuple[bytes, ...] = ()
+    """More valid contents."""
 
     def __call__(self, content: bytes) -> str | None:
         """Read ``content`` in the file's place, then put it back; the refusal, if it is one."""
@@ -113,14 +103,13 @@ class Reader:
         return None
 
 
+@forged_checksums()
 def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, Reader]:
     """All kinds, in ``root``, which must be the current folder and hold the cache."""
-    with forged_checksums():
-        return _make_readers(root, architecture)
-
-
-def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
-    text = root / "text.txt"
+    text, packed, run = root / "text.txt", root / "records.jsonl.gz", root / "run"
+    preset, records = root / "preset.toml", run / "metrics.jsonl"
+    tokenizers, memory = root / "tokenizer.json", root / "read.memory"
+    lines = json.dumps({"text": TEXT}).encode() + b"\n"
     text.write_text(TEXT)
     options: RunConfig[Any] = RunConfig(
         model=MODELS[architecture],
@@ -131,23 +120,14 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
             sample_tokens=0, device="cpu",
         ),
     )  # fmt: skip
-    run = root / "run"
     with mock.patch.object(metrics, "plot", return_value=[]):
         start.train(options, run)
     newest = run / "checkpoints" / "step-00000002"
     loaded = memspan.load(run)
     model, prepared = loaded.model, prepare(str(text), "bytes")
-    empty = model.initial_memory(1)
-    memory = root / "read.memory"
-    reader = model.reader(empty)
+    reader = model.reader(model.initial_memory(1))
     reader.read(torch.tensor([[1, 2, 3]]))
     reader.memory.save(memory, model.fingerprint())
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("text", TEXT[:1000])
-    tokens = root / "tokens.bin"
-    write_tokens(tokens, [[np.arange(5, dtype=np.uint8)]], 5, loaded.tokenizer)
-    tokenizers = root / "tokenizer.json"
     kinds = []
     for kind in ("bytes", "characters", "words", "subwords"):
         try:
@@ -164,12 +144,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         ids = found.encode(b"memory is\n")
         assert len(ids) == 0 or int(ids.max()) < found.vocab_size
         found.decode(range(min(found.vocab_size, 400)))
-
-    def read_preset() -> None:
-        read_config(preset)
-
-    def read_archive() -> None:
-        assert len(read_member(zipped, "text", LIMIT)) <= LIMIT
 
     def read_records() -> None:
         # With forged checksums all contents would be one entry of the cache.
@@ -188,9 +162,6 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
         assert all(type(r["step"]) is int for r in metrics.read(records))
         metrics.unchanged(run, {"bytes": 10, "sha256": "0" * 64})
 
-    def read_shards() -> None:
-        _restore(sharded, options, prepared)
-
     def read_history() -> None:
         history.made(history.read(run), "0" * 64)
         checkpoints.latest(run).load()
@@ -199,117 +170,61 @@ def _make_readers(root: Path, architecture: str) -> dict[str, Reader]:
     their_model, old = _authors_model(root / "theirs"), torch_files.OLD
     past = history.content([history.Change(1, {"train.steps": [1, 2]}, "0" * 64, "0" * 64)])
     (run / history.NAME).write_bytes(past)
-    options_bombs = (
-        b"a." * 4000 + b"a = 1\n",
-        b"a = " + b"[" * 4000,
-        b"a = " + b"9" * 4000 + b"\n",
-    )
-    sharded = root / "sharded"
-    shards = _with_shards(run, sharded)
-    packed, lines = root / "records.jsonl.gz", json.dumps({"text": TEXT}).encode() + b"\n"
-    preset, zipped, records = root / "preset.toml", root / "a.zip", run / "metrics.jsonl"
-    readers = {
-        "preset": Reader(preset, to_toml(options).encode(), read_preset, refused=options_bombs),
-        "config": Reader(
-            run / "config.toml",
-            b"",
-            lambda: memspan.load(run),
-            refused=(
-                *options_bombs,
-                *(
-                    to_toml(options).encode().replace(b"n_layers = 1", b"n_layers = " + n)
-                    for n in (b"100000000", b"1" + b"0" * 18, b"1" + b"0" * 400)
-                ),
-            ),
-        ),
-        "history": Reader(run / history.NAME, past, read_history),
-        "weights": Reader(run / "model.safetensors", b"", read_weights),
-        "state": Reader(newest / "state.json", b"", read_checkpoint),
-        "training": Reader(newest / "training.safetensors", b"", read_checkpoint),
-        "shard": Reader(shards, b"", read_shards),
-        "metrics": Reader(records, b"", read_metrics),
-        "memory": Reader(memory, b"", read_memory),
-        "tokens": Reader(tokens, b"", lambda: read_tokens(tokens)),
-        "token header": Reader(tokens.with_suffix(".json"), b"", lambda: read_tokens(tokens)),
-        "tokenizer": Reader(tokenizers, kinds[0], read_tokenizer, tuple(kinds[1:])),
-        "archive": Reader(zipped, archive.getvalue(), read_archive),
-        "records": Reader(
+    preset.write_text(to_toml(options))
+    packed.write_bytes(gzip.compress(lines * 9, mtime=0))
+    tokenizers.write_bytes(kinds[0])
+    # The published weights are another name of the best checkpoint's: each is damaged alone.
+    published = run / "model.safetensors"
+    content = published.read_bytes()
+    published.unlink()
+    published.write_bytes(content)
+
+    def reader_of(path: Path, read: Callable[[], object], *refused: bytes) -> Reader:
+        return Reader(path, path.read_bytes(), read, refused)
+
+    tokenizer = reader_of(tokenizers, read_tokenizer)
+    return {
+        "preset": reader_of(preset, lambda: read_config(preset)),
+        "config": reader_of(run / "config.toml", lambda: memspan.load(run)),
+        "history": reader_of(run / history.NAME, read_history),
+        "weights": reader_of(published, read_weights),
+        "state": reader_of(newest / "state.json", read_checkpoint),
+        "training": reader_of(newest / "training.safetensors", read_checkpoint),
+        "metrics": reader_of(records, read_metrics),
+        "memory": reader_of(memory, read_memory),
+        "tokenizer": dataclasses.replace(tokenizer, others=tuple(kinds[1:])),
+        "records": reader_of(
             packed,
-            gzip.compress(lines * 9, mtime=0),
             read_records,
-            refused=(gzip.compress(b"[" + b"[]," * 6_000_000), gzip.compress(b"[" * 100_000)),
+            *(gzip.compress(b"[" + b"[]," * 6_000_000), gzip.compress(b"[" * 100_000)),
         ),
-        "peer's options": Reader(peer / "config.json", b"", lambda: transfo_xl.read(peer)),
-        "peer's weights": Reader(peer / "pytorch_model.bin", b"", lambda: transfo_xl.read(peer)),
-        "peer's vocabulary": Reader(
+        "peer's options": reader_of(peer / "config.json", lambda: transfo_xl.read(peer)),
+        "peer's weights": reader_of(peer / "pytorch_model.bin", lambda: transfo_xl.read(peer)),
+        "peer's vocabulary": reader_of(
             peer / "vocab.pkl",
-            b"",
             lambda: read_vocabulary(peer, peers.OPTIONS["vocab_size"]),
-            # A place in the memo, and a length, of gigabytes; dicts, and keys that collide.
-            refused=(
-                b"\x80\x02Nr\xff\xff\xff\xff0Y.",
-                b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00x.",
-                b"}" * (1 << 20) + b".",
-                b"}(" + b"".join(collides(n) for n in range(99_999)) + b"u.",
-            ),
+            # A place in the memo, and a length, of gigabytes; dicts.
+            b"\x80\x02Nr\xff\xff\xff\xff0Y.",
+            b"\x80\x04\x8d" + b"\xff" * 7 + b"\x00x.",
+            b"}" * (1 << 20) + b".",
         ),
-        "peer's model": Reader(
+        "peer's model": reader_of(
             their_model,
-            b"",
             lambda: authors.read(their_model.parent),
-            refused=(old + b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02(" + b"NQ" * 99_999 + b".",),
+            old + b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02(" + b"NQ" * 99_999 + b".",
         ),
     }
-    for name, found in readers.items():
-        content = found.valid or found.path.read_bytes()
-        readers[name] = dataclasses.replace(found, valid=content)
-        # The published weights are another name of the best checkpoint's: each is damaged alone.
-        found.path.unlink(missing_ok=True)
-        found.path.write_bytes(content)
-    return readers
-
-
-def collides(n: int) -> bytes:
-    """A key whose hash is that of every other ``n``, and a value, in a pickle."""
-    return b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") + b"N"
 
 
 def _authors_model(folder: Path) -> Path:
     """A state dict with the options beside it, as torch saved it before version 1.6."""
     options = peers.OPTIONS | {"cutoffs": [], "untie_r": False}
-    tensors = {
-        name.removeprefix("transformer."): tensor
-        for name, tensor in peers.random_tensors(options).items()
-    }
+    tensors = peers.random_tensors(options).items()
+    state = {name.removeprefix("transformer."): tensor for name, tensor in tensors}
     folder.mkdir()
-    path = folder / "model.pt"
-    torch.save(
-        {"model_state": tensors, "model_config": options},
-        path,
-        _use_new_zipfile_serialization=False,
-    )
+    path, saved = folder / "model.pt", {"model_state": state, "model_config": options}
+    torch.save(saved, path, _use_new_zipfile_serialization=False)
     return path
-
-
-def _with_shards(run: Path, copy: Path) -> Path:
-    """A copy of the run with its last checkpoint as several processes write it; its shard's path."""
-    shutil.copytree(run, copy)
-    saved = checkpoints.latest(run).load()
-    step = saved.state["step"]
-    shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
-    folder = checkpoints.new_shards(copy, step)
-    assert folder is not None
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert dist.group.WORLD is not None
-        save_shards(folder, saved, dist.group.WORLD).result()
-    finally:
-        dist.destroy_process_group()
-    with lock_run(copy) as lock:
-        lock.load()
-        checkpoints.commit_shards(lock, saved.state, best=False, keep=2)
-    (shard,) = (copy / "checkpoints" / f"step-{step:08d}" / "shards").iterdir()
-    return shard
 
 
 def _restore(run: Path, config: RunConfig[Any], prepared: TokenizedCorpus) -> None:

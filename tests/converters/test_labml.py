@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +113,7 @@ def recorded() -> Golden:
 
 @pytest.mark.golden
 def test_other_forms(recorded: Golden, tmp_path: Path) -> None:
-    """One file of tensors; a checkpoint's own folder; the latest of several; no text."""
+    """One file of tensors; the latest of several; no text."""
     source = write(tmp_path / "run", recorded, step=1000)
     run = memspan.load(memspan.convert(source, tmp_path / "first"))
     assert run.tokenizer.encode(b"3 0").tolist() == [3, 0]
@@ -125,47 +124,19 @@ def test_other_forms(recorded: Golden, tmp_path: Path) -> None:
     (later / "info.json").write_text('{"model": "model.pth"}')
     doubled = memspan.load(memspan.convert(source, tmp_path / "second")).model
     assert torch.equal(doubled.head.tables[0], 2 * tensors["generator.weight"])
-    own = memspan.convert(later, tmp_path / "third", kind="labml")
-    assert memspan.load(own).model.fingerprint() == doubled.fingerprint()
 
 
 Edit = Callable[[Path, Path], object]
 MISTAKES: dict[str, tuple[Edit, str]] = {
-    "no options": (lambda run, at: (run / "configs.yaml").unlink(), "put its configs.yaml there"),
-    "no checkpoint": (lambda run, at: (at / "info.json").unlink(), "put checkpoints/STEP"),
+    "no options": (lambda run, at: (run / "configs.yaml").unlink(), "cannot read .*configs.yaml"),
     "no memory length": (
         lambda run, at: (run / "configs.yaml").write_text("seq_len:\n  computed: 8\n"),
         "has no mem_len",
     ),
-    "an array missing": (lambda run, at: (at / "model_generator.bias.npy").unlink(), "is missing"),
-    "an array cut short": (
-        lambda run, at: (at / "model_generator.weight.npy").write_bytes(b"\x93NUMPY\x01\x00"),
-        "damaged or not an array",
-    ),
+    "an array missing": (lambda run, at: (at / "model_generator.bias.npy").unlink(), "cannot read"),
     "an array of objects": (
         lambda run, at: np.save(at / "model_generator.bias.npy", np.array([{}], dtype=object)),
         "damaged or not an array",
-    ),
-    "a file elsewhere": (
-        lambda run, at: (at / "info.json").write_text('{"model": {"a": "../../b.npy"}}'),
-        "not a file beside it",
-    ),
-    "the folder above": (
-        lambda run, at: (at / "info.json").write_text('{"model": ".."}'),
-        "not a file beside it",
-    ),
-    "a pipe for an array": (
-        lambda run, at: (
-            (at / "model_generator.bias.npy").unlink(),
-            os.mkfifo(at / "model_generator.bias.npy"),
-        ),
-        "not a regular file",
-    ),
-    "an array twice": (
-        lambda run, at: (at / "info.json").write_text(
-            json.dumps({"model": dict.fromkeys("ab", "model_generator.bias.npy")})
-        ),
-        "names a file twice",
     ),
     "another model": (
         lambda run, at: (at / "info.json").write_text(

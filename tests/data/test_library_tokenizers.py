@@ -107,12 +107,6 @@ def _word_piece() -> Made:
     )
 
 
-def _white_space() -> Made:
-    made = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return made, trainers.BpeTrainer(vocab_size=80, special_tokens=["[UNK]"], show_progress=False)
-
-
 @pytest.mark.parametrize(
     ("make", "first", "restores", "unknown"),
     [
@@ -120,7 +114,6 @@ def _white_space() -> Made:
         (_llama_2, SPACE, True, 0),
         (_unigram, SPACE, True, 0),
         (_word_piece, "", False, 1),
-        (_white_space, "", False, 0),
     ],
 )
 def test_any_model_is_read(
@@ -199,13 +192,12 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Toke
     whole = json.loads(theirs.to_str())
     dropping = json.dumps(whole | {"model": whole["model"] | {"dropout": 0.1}})
     whole["model"]["vocab"].popitem()
-    for content, says in [
-        (dropping, "splits it at random"),
-        (json.dumps(whole), "can be used"),
-        ("{}", "can be used"),
-        ("[" * 9999, "can be used"),
-        ("", "can be used"),
-    ]:
+    refusals = {
+        dropping: "splits it at random",
+        json.dumps(whole): "can be used",
+        "": "can be used",
+    }
+    for content, says in refusals.items():
         path.write_text(content)
         with pytest.raises(MemspanError, match=says) as refusal:
             prepare(str(tmp_path / "t.txt"), str(path))
@@ -213,23 +205,11 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Toke
     path.unlink()
     with pytest.raises(MemspanError, match="cannot read"):
         prepare(str(tmp_path / "t.txt"), str(path))
-    with pytest.raises(MemspanError, match=r"no tokenizer 'words\.'"):
-        DataConfig(tokenizer="words.")
     for read in (lambda name: DataConfig(tokenizer=name), lambda name: read_tokenizer(Path(name))):
         with pytest.raises(MemspanError, match=r"spm\.model is a SentencePiece model: .*AutoTok"):
             read("spm.model")
     with pytest.raises(MemspanError, match="vocab_size belongs"):
         DataConfig(tokenizer="own.json", vocab_size=300)
-
-
-def test_a_corpus_without_training_text_is_refused_before_training(
-    tmp_path: Path, theirs: tokenizers.Tokenizer
-) -> None:
-    theirs.save(str(tmp_path / "own.json"))
-    data = DataConfig("tiny-shakespeare-held-out", str(tmp_path / "own.json"))
-    with pytest.raises(MemspanError, match="tiny-shakespeare-held-out has no text to train on"):
-        train(dataclasses.replace(OPTIONS, data=data), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_its_path_in_a_run_holds_from_any_folder(

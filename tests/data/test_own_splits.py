@@ -11,7 +11,7 @@ import pytest
 import memspan
 from command_line import SMALL, refused
 from memspan import cli
-from memspan.data import hugging_face
+from memspan.data import corpora
 from memspan.data.corpora import load_corpus, located, missing
 from memspan.data.options import DataConfig, Texts
 from memspan.data.texts import Text
@@ -38,7 +38,7 @@ def _sizes(texts: Texts) -> dict[str, int]:
 def test_each_split_is_all_of_its_text() -> None:
     texts = {"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"}
     assert _sizes(texts) == {"train": 1300, "validation": 280, "test": 110}
-    assert load_corpus(texts).name == "train a.txt, validation v/*.txt, test t.txt"
+    assert load_corpus(texts).record["name"] == "train a.txt, validation v/*.txt, test t.txt"
 
 
 def test_without_validation_the_end_of_the_training_text_serves_as_one() -> None:
@@ -84,7 +84,6 @@ def test_what_is_no_split(texts: dict[str, str], says: str) -> None:
     [
         ({"corpus": "a", "train": "b"}, "corpus a would be split, and train b is a split"),
         ({"validation": "b", "test": "c"}, "validation and test go with train"),
-        ({"corpus": "a", "test": "b"}, "test goes with train"),
         ({"train": "-"}, "standard input can be the corpus"),
         ({"train": "a\n"}, "train's name 'a\\\\n' has control characters"),
     ],
@@ -106,8 +105,6 @@ def test_a_run_reads_its_own_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert scores["tokens"] == 280
     assert scores["as_in_training"]
     assert memspan.evaluate("run", split="train").tokens == 1300
-    with pytest.raises(MemspanError, match="has no split test: use"):
-        memspan.evaluate("run", split="test")
     # Moved: the validation text is scored without it, and training goes on where it is.
     Path("a.txt").rename("b.txt")
     assert memspan.evaluate("run").as_in_training
@@ -133,15 +130,9 @@ def test_flags_replace_a_preset_s_text() -> None:
     assert load_config(Path("again")).data == DataConfig(corpus=str(Path.cwd() / "t.txt"))
 
 
-def test_they_are_prepared(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["data", "prepare", "--train", "a.txt", "--validation", "t.txt"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[:2] for row in rows] == [["train", "1,300"], ["validation", "110"]]
-
-
 def test_of_a_data_set_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {name: [Text.of(name.encode())] for name in ("train", "dev", "more")}
-    monkeypatch.setattr(hugging_face, "read_dataset", lambda name, field: parts)
+    monkeypatch.setattr(corpora, "read_dataset", lambda name, field: parts)
     found = load_corpus({"train": "hf:me/ducks#more", "validation": "hf:me/ducks"}).splits
     assert found == {"train": parts["more"], "validation": parts["dev"]}
     with pytest.raises(

@@ -36,48 +36,25 @@ def test_a_resumed_stream_is_the_uninterrupted_one(steps: int, more: int) -> Non
     assert whole.epoch == second.epoch == (steps + more) // whole.n_segments
 
 
-def test_reading_on_does_not_change_what_was_read() -> None:
-    tokens = TEXT.copy()
-    segment = Streams(tokens, 2, 5).next()
-    tokens[:] = 0
-    assert segment.inputs[0].tolist() == [0, 1, 2, 3, 4]
-    assert segment.inputs.dtype == segment.targets.dtype == torch.int64
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "line"),
     [
-        {"position": -1},
-        {"position": 1.5},
-        {"position": "3"},
-        {"position": True},
-        {"segment_length": 0},
-        {"tokens_read": -5},
-        {"n_tokens": None},
+        ({"position": -1}, "not a stream position"),
+        ({"position": 1.5}, "not a stream position"),
+        ({"segment_length": 0}, "not a stream position"),
+        ({"n_tokens": 7}, "is for n_tokens 7, not 200"),
     ],
 )
-def test_a_spoilt_position_is_refused(change: dict[str, Any]) -> None:
+def test_a_spoilt_position_is_refused(change: dict[str, Any], line: str) -> None:
     streams = Streams(TEXT, 2, 5)
     streams.next()
-    with pytest.raises(MemspanError, match="not a stream position"):
+    with pytest.raises(MemspanError, match=line):
         streams.load_state_dict(streams.state_dict() | change)
-    with pytest.raises(MemspanError, match="not a stream position"):
-        streams.load_state_dict({})
     assert streams.position == 1
 
 
-@pytest.mark.parametrize("name", ["batch_size", "n_tokens"])
-def test_a_position_in_something_else_is_refused(name: str) -> None:
-    streams = Streams(TEXT, 2, 5)
-    state = streams.state_dict()
-    with pytest.raises(MemspanError, match=name):
-        streams.load_state_dict(state | {name: state[name] + 1})
-
-
-@pytest.mark.parametrize(("rows", "length"), [(0, 5), (5, 0), (-1, 5), (5, -1)])
+@pytest.mark.parametrize(("rows", "length"), [(0, 5), (5, 0)])
 def test_sizes_below_one_are_refused(rows: int, length: int) -> None:
-    with pytest.raises(MemspanError, match="at least 1"):
-        Streams(TEXT, rows, length)
     with pytest.raises(MemspanError, match="at least 1"):
         next(evaluation_segments(TEXT, rows, length))
 
@@ -88,14 +65,6 @@ def test_one_row_is_scored_as_documented() -> None:
     assert [s.inputs.tolist() for s in segments] == [[[START, 5]], [[6, 7]], [[8]]]
     assert [s.targets.tolist() for s in segments] == [[[5, 6]], [[7, 8]], [[9]]]
     assert all(s.starts is None for s in segments)
-
-
-def test_rows_start_after_the_token_before_them() -> None:
-    tokens = np.array([5, 6, 7, 8, 9], np.uint16)
-    (segment,) = evaluation_segments(tokens, 2, 3)
-    assert segment.inputs[0].tolist() == [START, 5, 6]
-    assert segment.inputs[1, :2].tolist() == [7, 8]
-    assert segment.targets.tolist() == [[5, 6, 7], [8, 9, NOT_SCORED]]
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(30, 200))

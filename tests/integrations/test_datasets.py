@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import sys
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def test_bad_parquet_files_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         MemspanError, match=r"has no 'text'; it has 'id', 'body': name .*--data.field"
     ):
         load_corpus(str(path))
-    with pytest.raises(MemspanError, match="row 1: id is a number, not text"):
+    with pytest.raises(MemspanError, match="row 1: id is of type int, not text"):
         load_corpus(str(path), "id")
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:3], b"", b"PAR1" + bytes(400) + whole[-400:]):
@@ -66,7 +65,7 @@ def test_a_saved_data_set_keeps_its_splits(tmp_path: Path, monkeypatch: pytest.M
     splits = _documents(str(tmp_path / "dict"))
     assert splits == {"train": TEXTS[:500], "validation": TEXTS[500:550]}
     (left_out,) = load_corpus(str(tmp_path / "dict"), "body").skipped
-    assert left_out.name == "extra"
+    assert left_out.startswith("extra (")
 
     # One part alone is cut between documents; rows may be chosen or reordered.
     whole["train"].select(range(499, -1, -1)).save_to_disk(tmp_path / "one")
@@ -106,9 +105,7 @@ def test_what_is_no_text_is_refused_unread(tmp_path: Path) -> None:
             load_corpus(str(tmp_path / "set"), name)
 
 
-def test_a_name_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not missing("hf:me/ducks")
     assert located("hf:me/ducks") == "hf:me/ducks"
     asked: list[tuple[str, ...]] = []
@@ -123,14 +120,12 @@ def test_a_name_on_the_hub(
     assert asked == [("me/ducks", "small")]
 
     def unreachable(*arguments: str) -> None:
-        logging.getLogger("huggingface_hub").warning("Retrying in 8s [Retry 5/5].")
         raise ConnectionError("no network")
 
     with monkeypatch.context() as patched:
         patched.setattr(datasets, "load_dataset", unreachable)
         with pytest.raises(MemspanError, match=r"cannot load me/ducks from the hub \(no network\)"):
             load_corpus("hf:me/ducks")
-    assert not caplog.records
     # No network: what to put where.
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(MemspanError, match=r"load_dataset\('me/ducks'\)\.save_to_disk") as refusal:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from memspan.data.options import DataConfig
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited, write_atomically
-from memspan.files.tensors import load_tensors
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import options as run_options
@@ -35,8 +33,8 @@ from memspan.training.loggers import JsonLines, loggers
 pytestmark = [pytest.mark.hardening, pytest.mark.xdist_group("hostile files")]
 EXAMPLES = hypothesis.settings(max_examples=20)
 KINDS = (
-    "preset", "config", "weights", "state", "training", "shard", "metrics", "memory",
-    "tokens", "token header", "tokenizer", "archive", "records",
+    "preset", "config", "weights", "state", "training", "metrics", "memory",
+    "tokenizer", "records",
     "history",
     "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
 )  # fmt: skip
@@ -125,7 +123,7 @@ def test_valid_files_load(readers: dict[str, hostile.Reader], kind: str) -> None
         assert readers[kind](content) is None
 
 
-@pytest.mark.parametrize("kind", ["weights", "training", "shard", "tokens"])
+@pytest.mark.parametrize("kind", ["weights", "training"])
 def test_checksums_do_not_hide_what_is_behind_them(
     readers: dict[str, hostile.Reader], kind: str
 ) -> None:
@@ -144,7 +142,7 @@ def test_any_bytes_load_or_are_refused(
     reader(data.draw(st.binary(max_size=64) | edits(valid)))
 
 
-@pytest.mark.parametrize("kind", ["state", "token header", "tokenizer", "metrics"])
+@pytest.mark.parametrize("kind", ["state", "tokenizer", "metrics"])
 @EXAMPLES
 @given(data=st.data())
 def test_any_json_loads_or_is_refused(
@@ -247,10 +245,6 @@ def _header(content: bytes) -> dict[str, str]:
 
 
 def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.Reader]) -> None:
-    header = hostile.json_of(readers["token header"].valid)
-    said = readers["token header"](json.dumps(header | {"n_tokens": 10**18}).encode())
-    assert said is not None
-    assert "bytes instead of" in said
     config = readers["config"]
     for option in ("n_layers = 1", "d_model = 8", "d_ff = 8"):
         claim = option.split(" = ")[0] + " = 1000000000000"
@@ -270,17 +264,6 @@ def test_weights_without_a_step_are_refused(
         content = readers[kind].valid.replace(rb"\"step\": \"2\"", step)
         assert content != readers[kind].valid
         assert says in (readers[kind](content) or "")
-
-
-def test_a_file_of_very_many_tensors_is_refused_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    listed = json.dumps({str(n): entry for n in range(100_000)}).encode()
-    path.write_bytes(struct.pack("<Q", len(listed)) + listed)
-    start = time.process_time()
-    with pytest.raises(MemspanError, match="lists more than 65,536 tensors"):
-        load_tensors(path)
-    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -398,23 +381,3 @@ def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert [r["step"] for r in metrics.read(tmp_path / "metrics.jsonl")] == [1, 2]
     metrics.plot(tmp_path, MODELS["compressive"].plots)
-
-
-def test_a_sub_word_tokenizer_with_a_pattern_is_refused(tmp_path: Path) -> None:
-    """Its search could take for ever."""
-    pytest.importorskip("tokenizers")
-    from memspan.data.tokenizers.registry import train_tokenizer
-    from memspan.data.tokenizers.subwords import SubwordTokenizer
-
-    made = train_tokenizer("subwords", [b"some text " * 9], 260)
-    value = json.loads(made.content()["model"])
-    split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated"}
-    for change in (
-        {"pre_tokenizer": split | {"invert": False}},
-        {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""}},
-    ):
-        with pytest.raises(ValueError, match="not plain byte-level BPE"):
-            SubwordTokenizer(json.dumps(value | change))
-    value["model"]["vocab"]["!"] = 10**9
-    with pytest.raises(ValueError, match="ids are not"):
-        SubwordTokenizer(json.dumps(value))

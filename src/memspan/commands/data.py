@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
@@ -83,9 +83,12 @@ def _list(options: ListArguments) -> None:
 
     rows = list_corpora()
     if options.json:
-        print(json.dumps([asdict(row) for row in rows]))
-    else:
-        print(*rows, sep="\n")
+        print(json.dumps(rows))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {row['about']}")
+        print(f"{'':<{width}}  {', '.join(row['splits'])}\n{'':<{width}}  {row['state']}")
 
 
 def _prepare(options: PrepareArguments) -> None:

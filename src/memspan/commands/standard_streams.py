@@ -32,7 +32,6 @@ def keep_input(path: Path, option: str) -> None:
         option: the one that asked for it, for messages.
 
     Raises:
-        FileExistsError: the file exists, even if it was made meanwhile.
         MemspanError: standard input is closed or empty, or the file cannot be written.
     """
     # Not above: the command line imports this module first.
@@ -42,7 +41,7 @@ def keep_input(path: Path, option: str) -> None:
     if sys.stdin is None:
         raise MemspanError(f"standard input is closed: give {option} a file")
     read = sys.stdin.buffer.read
-    write_atomically(path, iter(lambda: read(CHUNK), b""), replace=False)
+    write_atomically(path, iter(lambda: read(CHUNK), b""))
     if not path.stat().st_size:
         path.unlink()
         raise MemspanError(f"standard input is empty: pipe a text into {option} {STDIN}")

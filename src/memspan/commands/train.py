@@ -280,16 +280,11 @@ def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path 
         )
     folder = out or new_folder(config)
     kept = folder.with_name(folder.name + ".txt")
-    taken = MemspanError(
-        f"standard input would be kept in {kept}, which exists: remove it, give another --out, or "
-        f"train on it with --data.corpus {kept}"
-    )
     if kept.exists():
-        raise taken
-    try:
-        keep_input(kept, "--data.corpus")
-    except FileExistsError:
-        # Meanwhile another run has put its text there.
-        raise taken from None
+        raise MemspanError(
+            f"standard input would be kept in {kept}, which exists: remove it, give another --out, or "
+            f"train on it with --data.corpus {kept}"
+        )
+    keep_input(kept, "--data.corpus")
     print(f"standard input is kept in {kept}", flush=True)
     return kept

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from memspan.converters.convert import Checkpoint
-from memspan.converters.pickles import Inert
 from memspan.converters.tensors import as_tensors, read_json, shape_of
-from memspan.converters.torch_files import Stored
+from memspan.converters.torch_files import Inert
 from memspan.converters.torch_files import read as read_saved
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
@@ -67,11 +66,11 @@ def read(folder: Path) -> Checkpoint:
     values = given | _sizes(tensors, path)
     if "crit.cluster_weight" in tensors and values.get("cutoffs") is None:
         values["cutoffs"] = _cutoffs(tensors, values)
-    config, notices = run_config(values, str(path), start="empty")
+    config = run_config(values, str(path), start="empty")
     words, about = read_vocabulary(folder, values["n_token"])
     config, tokenizer = (config, words) if about else _as_read(config, words)
     own = partial(names, clusters="reversed")
-    return Checkpoint(config, tokenizer, tensors, own, path, (*notices, *about))
+    return Checkpoint(config, tokenizer, tensors, own, path, tuple(about))
 
 
 def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
@@ -91,7 +90,7 @@ def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
     return replace(config, data=data), tokenizer
 
 
-def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Stored]]:
+def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by name, as ``state_dict`` would have them.
 
     ``seen``: identities of visited dicts, since a file can put one inside itself.
@@ -101,40 +100,38 @@ def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[
         if id(held) in seen or len(prefix) > LONGEST:
             continue
         seen.add(id(held))
-        for name, found in _entries(module, kind):
-            if isinstance(found, Stored):
+        for name, found in _held(module, kind).items():
+            if isinstance(found, Tensor):
                 yield f"{prefix}{name}", found
             elif isinstance(found, Inert):
                 yield from _tensors(found, seen, f"{prefix}{name}.")
 
 
-def _entries(module: Inert, kind: str) -> list[tuple[str, Any]]:
+def _held(module: Inert, kind: str) -> dict[Any, Any]:
     found = module.state.get(kind)
-    return [(n, v) for n, v in found.items() if type(n) is str] if isinstance(found, dict) else []
+    return found if isinstance(found, dict) else {}
 
 
 def _attributes(model: Inert) -> dict[str, Any]:
     """The options that the model object keeps, by the names that ``train.py`` gives them."""
-    inside = dict(_entries(model, "_modules")).get("module")
-    if isinstance(inside, Inert):
-        model = inside
-    options = {n: v for n, v in model.state.items() if type(n) is str and not n.startswith("_")}
-    embedding = _part(model, "word_emb")
+    inside = _held(model, "_modules").get("module")
+    model = inside if isinstance(inside, Inert) else model
+    embedding, attention = _part(model, "word_emb"), _part(model, "layers", "0", "dec_attn")
     cutoffs = embedding.get("cutoffs")
-    # Theirs end with the vocabulary's size.
-    options["cutoffs"] = cutoffs[:-1] if isinstance(cutoffs, list) else None
-    options["div_val"] = embedding.get("div_val")
-    options["dropout"] = _part(model, "drop").get("p", 0.0)
-    attention = _part(model, "layers", "0", "dec_attn")
-    options["pre_lnorm"] = attention.get("pre_lnorm", False)
-    options["dropatt"] = _part(model, "layers", "0", "dec_attn", "dropatt").get("p", 0.0)
-    return options
+    return model.state | {
+        # Theirs end with the vocabulary's size.
+        "cutoffs": cutoffs[:-1] if isinstance(cutoffs, list) else None,
+        "div_val": embedding.get("div_val"),
+        "dropout": _part(model, "drop").get("p", 0.0),
+        "pre_lnorm": attention.get("pre_lnorm", False),
+        "dropatt": _part(model, "layers", "0", "dec_attn", "dropatt").get("p", 0.0),
+    }
 
 
 def _part(module: Inert, *path: str) -> dict[str, Any]:
     """The state of a module inside another; empty if that is missing."""
     for name in path:
-        found = dict(_entries(module, "_modules")).get(name)
+        found = _held(module, "_modules").get(name)
         module = found if isinstance(found, Inert) else Inert()
     return module.state
 

@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -48,6 +49,18 @@ Read = Callable[[Path], Checkpoint]
 :class:`MemspanError` where a file is missing, damaged, or of a model that memspan does not have."""
 
 
+NOT_BEGUN: State = {
+    "step": 0,
+    "best": None,
+    "best_step": None,
+    "streams": {},
+    "corpus": {},
+    "metrics": {"bytes": 0, "sha256": hashlib.sha256().hexdigest()},
+    "health": {},
+}
+"""The state of a run before its first step, with an unknown corpus."""
+
+
 def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:
     """Make a run from someone else's checkpoint, as ``memspan convert`` does.
 
@@ -73,30 +86,27 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
         print(memspan.generate(folder, "The river", tokens=50).text)
     """
     source, out = Path(source), Path(out)
-    read = kind_of(source, kind).reader()
-    _refuse_taken(out)
-    found = read(source)
+    read: Read = import_module(f"memspan.converters.{kind_of(source, kind).module}").read
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise MemspanError(f"{out} exists already: choose another folder for the run")
+    try:
+        found = read(source)
+    except MemspanError as error:
+        # Options that no model has say nothing of the file that they are from.
+        where = "" if str(source) in str(error) else f"{source}: "
+        raise MemspanError(f"{where}{error}") from None
     model = _model(found)
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
     with lock_run(out) as lock:
-        # Another process may have made a run there while the checkpoint was read.
-        _refuse_taken(out)
         try:
             runs.create(lock, found.config, found.tokenizer)
-            saved = SavedCheckpoint(weights_of(model), {}, _not_begun())
-            checkpoints.save(lock, saved, best=True, keep=1)
+            checkpoints.save(lock, SavedCheckpoint(weights_of(model), {}, NOT_BEGUN), True, keep=1)
         except BaseException:
             # Half a run would be in the way of the next attempt.
             shutil.rmtree(out, ignore_errors=True)
             raise
     return out
-
-
-def _refuse_taken(out: Path) -> None:
-    # A file of that name locks the folder on some file systems.
-    if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
-        raise MemspanError(f"{out} exists already: choose another folder for the run")
 
 
 def _model(found: Checkpoint) -> LanguageModel:
@@ -121,21 +131,4 @@ def _model(found: Checkpoint) -> LanguageModel:
     names.check(shapes, found.names(shapes), found.tensors, where)
     model = LanguageModel(vocab_size, config.model, config.embedding)
     names.fill(model, found.names(model), found.tensors, where)
-    if any(tensor.dtype == torch.float64 for tensor in found.tensors.values()):
-        logging.getLogger("memspan").warning(
-            f"{where} is in float64, but a run keeps its weights in float32: they are rounded"
-        )
     return model
-
-
-def _not_begun() -> State:
-    """The state of a run before its first step, with an unknown corpus."""
-    return {
-        "step": 0,
-        "best": None,
-        "best_step": None,
-        "streams": {},
-        "corpus": {},
-        "metrics": {"bytes": 0, "sha256": hashlib.sha256().hexdigest()},
-        "health": {},
-    }

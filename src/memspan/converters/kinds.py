@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from memspan.errors import MemspanError, refuse_unknown
-
-if TYPE_CHECKING:
-    from memspan.converters.convert import Read
 
 KindName = Literal["transformers", "authors", "labml"]
 KIND_HELP = (
@@ -31,11 +27,6 @@ class Kind:
     holds: str
     """What a folder must hold, for messages."""
 
-    def reader(self) -> Read:
-        """Its function ``read``. Imports torch."""
-        read: Read = import_module(f"memspan.converters.{self.module}").read
-        return read
-
 
 KINDS: dict[KindName, Kind] = {
     "transformers": Kind(
@@ -50,21 +41,15 @@ KINDS: dict[KindName, Kind] = {
     ),
     "labml": Kind(
         "labml",
-        ("info.json", "configs.yaml"),
+        ("configs.yaml",),
         "configs.yaml, checkpoints/STEP with its info.json, and the training text as text.txt",
     ),
 }
 
 
 def kind_of(folder: Path, name: KindName | None) -> Kind:
-    """The kind of the checkpoint in ``folder``; ``name``: as the user says (None: detect it).
-
-    Raises:
-        MemspanError: no such folder or kind, or a folder of no known kind.
-    """
+    """The kind of the checkpoint in ``folder``; ``name``: as the user says (None: detect it)."""
     refuse_unknown("kind of checkpoints", name, KindName)
-    if folder.is_file():
-        raise MemspanError(f"{folder} is a file: give the folder that holds it")
     if not folder.is_dir():
         wanted = "; ".join(f"{kind}: {entry.holds}" for kind, entry in KINDS.items())
         raise MemspanError(
@@ -76,8 +61,6 @@ def kind_of(folder: Path, name: KindName | None) -> Kind:
     for entry in KINDS.values():
         if any((folder / sign).exists() for sign in entry.signs):
             return entry
-    if (folder / "config.toml").exists():
-        raise MemspanError(f"{folder} is a run of memspan already: there is nothing to convert")
     signs = ", ".join(f"{' or '.join(e.signs)} ({kind})" for kind, e in KINDS.items())
     raise MemspanError(
         f"{folder} is not a checkpoint that memspan knows: one of these files must be in it: {signs}"

@@ -7,7 +7,6 @@ It does not save a vocabulary: tokens are the sorted characters of the text, whi
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +23,7 @@ from memspan.converters.names import Names, distance_table, item, linear, one, u
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
@@ -51,7 +51,7 @@ def read(folder: Path) -> Checkpoint:
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)
-    options = Options(*_options(folder, at))
+    options = Options(*_options(folder))
     sign = next((sign for sign in KINDS if sign in tensors), None)
     if sign is None:
         raise MemspanError(
@@ -62,30 +62,22 @@ def read(folder: Path) -> Checkpoint:
     # A norm that their Fast Weights layers have and never use.
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
-    n_tokens, _ = _shape(tensors, "src_embed.weight", 2, path)
-    with options.blamed():
-        model = make(options, _sizes(tensors, path))
-        config = RunConfig(
-            model=model,
-            architecture=architecture,
-            embedding=EmbeddingConfig(tie=False, scale=False),
-        )
-    config = replace(
-        config,
-        data=replace(config.data, corpus="tiny-shakespeare", tokenizer="characters"),
-        train=replace(config.train, segment_length=max(options.integer("seq_len", 64), 1)),
+    n_tokens, _ = shape_of(tensors, "src_embed.weight", 2, path)
+    tokenizer, about = _vocabulary(folder, n_tokens)
+    config = RunConfig(
+        model=make(options, _sizes(tensors, path)),
+        architecture=architecture,
+        data=DataConfig(corpus="tiny-shakespeare", tokenizer=tokenizer.kind),
+        embedding=EmbeddingConfig(tie=False, scale=False),
     )
-    tokenizer, about = _vocabulary(folder, at, n_tokens)
-    if tokenizer.kind == "words":
-        config = replace(config, data=replace(config.data, tokenizer="words"))
+    segment_length = max(options.integer("seq_len", 64), 1)
+    config = replace(config, train=replace(config.train, segment_length=segment_length))
     own = partial(names, p=max(_rows(tensors, ".key_pos_embeddings") // 2, 1))
     return Checkpoint(config, tokenizer, tensors, own, path, tuple(about))
 
 
 def _latest(folder: Path) -> Path:
-    """The checkpoint in a run's folder, or in the checkpoint's own."""
-    if (folder / "info.json").exists():
-        return folder
+    """The last checkpoint in a run's folder."""
     steps = [p.parent for p in folder.glob("checkpoints/*/info.json") if p.parent.name.isdecimal()]
     if not steps:
         raise MemspanError(
@@ -98,22 +90,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of ``model`` in a checkpoint, whose ``info.json`` is at ``path``."""
     files = read_json(path).get("model")
     if isinstance(files, str):
-        return load_tensors(_beside(path, files))
+        return load_tensors(path.parent / Path(files).name)
     if not isinstance(files, dict) or not files:
         raise MemspanError(f"{path} does not name a model and its files: get it again")
-    tensors = {str(name): _array(_beside(path, file)) for name, file in files.items()}
-    # Each takes its own memory in the model.
-    if len(set(files.values())) < len(files):
-        raise MemspanError(f"{path} names a file twice: get it again")
-    return tensors
-
-
-def _beside(path: Path, name: object) -> Path:
-    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
-        raise MemspanError(
-            f"{path} names {str(name)[:80]!r}, which is not a file beside it: get it again"
-        )
-    return path.with_name(name)
+    # Nothing outside of the folder is read.
+    return {name: _array(path.parent / Path(str(file)).name) for name, file in files.items()}
 
 
 def _array(path: Path) -> Tensor:
@@ -121,8 +102,8 @@ def _array(path: Path) -> Tensor:
     try:
         open_regular(path).close()
         return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-    except FileNotFoundError:
-        raise MemspanError(f"{path} is missing: put it there") from None
+    except OSError as error:
+        raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
     except Exception as error:
         # Numpy parses the header as Python source, which can fail in many ways.
         raise MemspanError(
@@ -130,14 +111,9 @@ def _array(path: Path) -> Tensor:
         ) from None
 
 
-def _options(folder: Path, at: Path) -> tuple[dict[str, Any], str]:
+def _options(folder: Path) -> tuple[dict[str, Any], str]:
     """The run's options, and the file that they come from."""
-    places = [folder / "configs.yaml"]
-    if at == folder and folder.absolute().parent.name == "checkpoints":
-        places.append(folder.absolute().parents[1] / "configs.yaml")
-    path = next((path for path in places if path.exists()), None)
-    if path is None:
-        raise MemspanError(f"{folder} lacks the run's options: put its configs.yaml there")
+    path = folder / "configs.yaml"
     try:
         text = read_limited(path, LIMIT).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -162,10 +138,6 @@ def _numbers(text: str) -> dict[str, Any]:
     return found
 
 
-def _shape(tensors: dict[str, Tensor], name: str, n: int, path: Path) -> tuple[int, ...]:
-    return shape_of(tensors, name, n, path, "get the whole checkpoint")
-
-
 def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
     """Sizes that follow from the tensors, by our names."""
     layers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layers.")}
@@ -173,11 +145,11 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
     kernel = f"{first}.compress.conv.weight"
     return {
         "n_layers": len(layers),
-        "d_model": _shape(tensors, "src_embed.weight", 2, path)[1],
+        "d_model": shape_of(tensors, "src_embed.weight", 2, path)[1],
         "n_heads": _rows(tensors, ".query_pos_bias") or _rows(tensors, "_weight.0.linear.weight"),
-        "d_ff": _shape(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
+        "d_ff": shape_of(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
         "table": _rows(tensors, ".key_pos_embeddings"),
-        "rate": _shape(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
+        "rate": shape_of(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
         "shared": "transformer.key.linear.weight" in tensors,
     }
 
@@ -249,10 +221,10 @@ KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
 """By a tensor that identifies the model: our architecture, and its options."""
 
 
-def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
+def _vocabulary(folder: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
     """The tokeniser, and lines for the user about it."""
-    path = next((place / TEXT for place in (folder, at) if (place / TEXT).exists()), None)
-    if path is None:
+    path = folder / TEXT
+    if not path.exists():
         return numbers(
             n_tokens,
             f"{folder} has no {TEXT}: put the text that the run was trained on there, which "
@@ -260,8 +232,10 @@ def _vocabulary(folder: Path, at: Path, n_tokens: int) -> tuple[Tokenizer, list[
         )
     try:
         # As Python reads text: every line ending becomes the same character.
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as text:
-            found = set().union(*iter(lambda: text.read(1 << 20), ""))
+        with open(path, encoding="utf-8") as text:
+            found: set[str] = set()
+            for line in text:
+                found.update(line)
     except (OSError, UnicodeDecodeError) as error:
         raise MemspanError(f"cannot read {path} ({error}): check the file") from None
     characters = "".join(sorted(found))

@@ -56,17 +56,8 @@ def linear(name: str, module: Any) -> Names:
 
 
 def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse missing or superfluous tensors, and those of another type or shape than the model's.
-
-    Args:
-        model: may be on the meta device.
-        names: of the model.
-        tensors: the peer's.
-        where: the file that they come from, for messages.
-
-    Raises:
-        MemspanError: names the tensors.
-    """
+    """Refuse missing or superfluous tensors, and those of another type or shape than the model's, which
+    may be on the meta device. ``where``: the file that they come from, for messages."""
     if left_over := sorted(set(tensors) - set(names)):
         raise MemspanError(
             f"{where} has tensors that a model with these options lacks: {_listed(left_over)}; check "
@@ -89,13 +80,7 @@ def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: 
 
 @torch.no_grad()
 def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy a peer's ``tensors`` into ``model``, whose ``names`` they have.
-
-    Raises:
-        MemspanError: as :func:`check`; a parameter has no tensor; two tensors of one parameter differ;
-            a value is not finite.
-    """
-    check(model, names, tensors, where)
+    """Copy a peer's ``tensors``, which :func:`check` accepts, into ``model``."""
     filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}
 
     def done(parameter: Tensor) -> Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memspan.checks import MOST
@@ -25,7 +23,7 @@ class Options:
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer."""
-        found: int = self._get(name, default, "an integer", lambda value: type(value) is int)
+        found: int = self._get(name, default, "an integer", lambda v: type(v) is int)
         return found
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -57,20 +55,9 @@ class Options:
         found = self.integer(name, value)
         if found != value:
             raise MemspanError(
-                f"{self.where}: {name} is {_shown(found)}, but in memspan {why}: a checkpoint "
+                f"{self.where}: {name} is {found!r:.60}, but in memspan {why}: a checkpoint "
                 f"with {name} {value} can be converted"
             )
-
-    @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Name the file in errors raised inside."""
-        try:
-            yield
-        except MemspanError as error:
-            # Ours name it already.
-            if str(error).startswith(self.where):
-                raise
-            raise MemspanError(f"{self.where}: {error}") from None
 
     def _get(self, name: str, default: Any, wanted: str, is_right: Callable[[Any], bool]) -> Any:
         value = self.values.get(name)
@@ -79,15 +66,7 @@ class Options:
             raise MemspanError(f"{self.where} has no {name}: use the checkpoint's own file")
         if not is_right(value):
             raise MemspanError(
-                f"{self.where}: {name} must be {wanted}, not {_shown(value)}: use the checkpoint's own "
+                f"{self.where}: {name} must be {wanted}, not {value!r:.60}: use the checkpoint's own "
                 "file"
             )
         return value
-
-
-def _shown(value: object) -> str:
-    """A value, shortened. Python refuses to print an integer of thousands of digits."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:
-        return f"a huge {type(value).__name__}"

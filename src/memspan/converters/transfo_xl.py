@@ -39,12 +39,12 @@ def read(folder: Path) -> Checkpoint:
     """See :data:`~memspan.converters.convert.Read`."""
     path = folder / "config.json"
     values = with_defaults(read_json(path), path)
-    config, notices = run_config(values, str(path), start="zeros")
+    config = run_config(values, str(path), start="zeros")
     tensors, where = load_weights(folder)
     # Frequencies of the sinusoids: no parameters.
     tensors = {n: t for n, t in tensors.items() if not n.endswith("pos_emb.inv_freq")}
     tables = [name for name in tensors if name.startswith("transformer.word_emb.emb_layers.")]
-    rows = sum(shape_of(tensors, name, 2, where, "get the whole file")[0] for name in tables)
+    rows = sum(shape_of(tensors, name, 2, where)[0] for name in tables)
     if rows != values["vocab_size"]:
         raise MemspanError(
             f"{where} has {rows:,} embeddings, but {path.name} has a vocab_size of "
@@ -52,15 +52,11 @@ def read(folder: Path) -> Checkpoint:
         )
     tokenizer, about = read_vocabulary(folder, rows)
     own = partial(names, prefix="transformer.")
-    return Checkpoint(config, tokenizer, tensors, own, where, (*notices, *about))
+    return Checkpoint(config, tokenizer, tensors, own, where, tuple(about))
 
 
 def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options of a ``config.json``, completed as transformers completes them.
-
-    Raises:
-        MemspanError: it is of another model.
-    """
+    """The options of a ``config.json``, completed as transformers completes them."""
     kind = given.get("model_type", "transfo-xl" if "mem_len" in given else "unknown")
     if kind != "transfo-xl":
         raise MemspanError(

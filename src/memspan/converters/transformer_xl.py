@@ -25,25 +25,20 @@ Ties = Literal["none", "all-but-first", "all"]
 
 def run_config(
     values: Mapping[str, Any], where: str, start: Literal["empty", "zeros"]
-) -> tuple[RunConfig[TransformerXLConfig], list[str]]:
-    """The options of a run from the peers' ``values``, and lines for the user about them.
+) -> RunConfig[TransformerXLConfig]:
+    """The options of a run from the peers' ``values``.
 
     Args:
         values: under the names of the authors' code, which transformers kept.
         where: the file that they come from, for messages.
         start: what their first memory is.
-
-    Raises:
-        MemspanError: an option is missing, of the wrong type, or one that memspan's model lacks.
     """
     options = Options(values, where)
     options.refuse_unless("attn_type", 0, "positions are relative, as in the paper")
     options.refuse_unless("ext_len", 0, "memory ends where the segment begins")
     if options.integer("sample_softmax", -1) > 0:
         options.refuse_unless("sample_softmax", -1, "the softmax is over all words")
-    embedding, notices = _embedding(options)
-    with options.blamed():
-        config = RunConfig(model=_backbone(options, start), embedding=embedding)
+    config = RunConfig(model=_backbone(options, start), embedding=_embedding(options))
     # Training continues as in the authors' recipe for WikiText-103, most such checkpoints' text.
     corpus = values["dataset"] if values.get("dataset") in DATASETS else "wikitext-103"
     return replace(
@@ -51,7 +46,7 @@ def run_config(
         data=replace(config.data, corpus=corpus, tokenizer="words"),
         optim=replace(config.optim, learning_rate=2.5e-4, weight_decay=0.0, clip_norm=0.25),
         train=replace(config.train, segment_length=max(options.integer("tgt_len", 128), 1)),
-    ), notices
+    )
 
 
 def _backbone(options: Options, start: Literal["empty", "zeros"]) -> TransformerXLConfig:
@@ -76,7 +71,7 @@ def _backbone(options: Options, start: Literal["empty", "zeros"]) -> Transformer
     )
 
 
-def _embedding(options: Options) -> tuple[EmbeddingConfig, list[str]]:
+def _embedding(options: Options) -> EmbeddingConfig:
     cutoffs, div_val = options.items("cutoffs", int, []), options.integer("div_val", 1)
     d_model = options.integer("d_model")
     d_embed = options.integer("d_embed", d_model)
@@ -87,21 +82,14 @@ def _embedding(options: Options) -> tuple[EmbeddingConfig, list[str]]:
         (True,) * len(flags): "all",
         (False,) * len(flags): "none",
     }
-    notices = []
-    if tuple(flags) not in patterns and (div_val > 1 or d_embed != d_model):
-        notices.append(
-            f"tie_projs {flags} is not a pattern that memspan can keep: the model computes the same, "
-            "but in training its output projections are no longer tied to the embedding's"
-        )
-    with options.blamed():
-        return EmbeddingConfig(
-            tie=options.flag("tie_weight", True) and options.flag("tie_word_embeddings", True),
-            d_embed=d_embed,
-            cutoffs=tuple(cutoffs),
-            div_val=div_val,
-            tie_projections=patterns.get(tuple(flags), "none"),
-            output_dropout=options.number("dropout", 0.0),
-        ), notices
+    return EmbeddingConfig(
+        tie=options.flag("tie_weight", True) and options.flag("tie_word_embeddings", True),
+        d_embed=d_embed,
+        cutoffs=tuple(cutoffs),
+        div_val=div_val,
+        tie_projections=patterns.get(tuple(flags), "none"),
+        output_dropout=options.number("dropout", 0.0),
+    )
 
 
 def names(

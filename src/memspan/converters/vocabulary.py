@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memspan.converters.pickles import LIMIT, Inert
 from memspan.converters.tensors import read_json
-from memspan.converters.torch_files import read
+from memspan.converters.torch_files import LIMIT, Inert, read
 from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
@@ -20,30 +19,19 @@ from memspan.files.disk import read_limited
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt")
 """Files that may hold the vocabulary, in order. The last is the authors' own, a whole corpus."""
 SETTINGS = "tokenizer_config.json"
-TRACES = (SETTINGS, "special_tokens_map.json", "tokenizer.json", "added_tokens.json")
-"""Files of a folder that was saved with a tokeniser."""
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[str]]:
     """The tokeniser of the checkpoint in ``folder``, and lines for the user about it.
 
     A folder that was saved without any tokeniser gets words that are numbers.
-
-    Raises:
-        MemspanError: the vocabulary is missing, damaged, not plain data, or of another size than
-            ``vocab_size``.
     """
-    refuse_oversized_vocabulary(vocab_size)
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
-        if any((folder / name).exists() for name in TRACES):
-            raise MemspanError(
-                f"{folder} lacks its vocabulary: put the checkpoint's {FILES[0]} or {FILES[1]} there, "
-                f"or {FILES[2]} with a word on each line, in the order of their ids"
-            )
         return numbers(
             vocab_size,
-            f"{folder} has no tokeniser: put {', '.join(FILES[:-1])} or {FILES[-1]} there",
+            f"{folder} lacks its vocabulary: put {', '.join(FILES[:-1])} or {FILES[-1]} there (.txt: "
+            "a word on each line, in the order of their ids)",
         )
     values = {"idx2sym": _lines(path)} if path.suffix == ".txt" else _values(path)
     if (folder / SETTINGS).exists():
@@ -69,9 +57,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
 
 def numbers(vocab_size: int, remedy: str) -> tuple[WordTokenizer, list[str]]:
     """A tokeniser whose words are ids, for a checkpoint that came without one, and a line about it.
-
-    ``remedy``: what is missing, and what to do.
-    """
+    ``remedy``: what is missing, and what to do."""
     refuse_oversized_vocabulary(vocab_size)
     words = [str(number) for number in range(vocab_size)]
     return WordTokenizer(words), [
@@ -80,24 +66,14 @@ def numbers(vocab_size: int, remedy: str) -> tuple[WordTokenizer, list[str]]:
 
 
 def words_of(values: dict[str, Any], path: Path) -> list[str]:
-    """The words in the order of their ids, from what a vocabulary of the authors' kind holds.
-
-    Args:
-        values: its attributes; ``sym2idx``, from words to ids, or ``idx2sym``, the words in order.
-        path: its file, for messages.
-
-    Raises:
-        MemspanError: the ids are not 0, 1, 2 ..., or the words are not different texts.
-    """
+    """The words in the order of their ids, from what a vocabulary of the authors' kind holds:
+    ``sym2idx``, from words to ids, or ``idx2sym``, the words in order. ``path``: for messages."""
     ids, words = values.get("sym2idx"), values.get("idx2sym")
     # A tokeniser that transformers loaded and saved again has lost its idx2sym.
     if isinstance(ids, dict) and ids:
         if {*map(type, ids.values())} != {int} or sorted(ids.values()) != list(range(len(ids))):
             raise MemspanError(f"{path}: the ids in sym2idx are not 0, 1, 2 ...: get it again")
-        ordered = sorted(ids, key=ids.__getitem__)
-        if words and words != ordered:
-            raise MemspanError(f"{path}: sym2idx and idx2sym contradict each other: get it again")
-        words = ordered
+        words = sorted(ids, key=ids.__getitem__)
     if not isinstance(words, list) or not words:
         raise MemspanError(
             f"{path} has neither sym2idx nor idx2sym: put the model's vocabulary there"

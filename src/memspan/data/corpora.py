@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import glob
 import hashlib
@@ -10,11 +9,11 @@ import itertools
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memspan.data import hugging_face
+from memspan.data.hugging_face import PREFIX, SPLITS, read_dataset
 from memspan.data.named import CORPORA
 from memspan.data.options import Texts, title
 from memspan.data.texts import Splits, Text, by_document, by_file, by_position, encoding_of
@@ -23,25 +22,14 @@ from memspan.errors import MemspanError
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A file of a folder or glob that is left out of the text."""
-
-    name: str
-    """Relative to the folder."""
-    reason: str
-    """Such as ``empty``, ``not text`` or ``UTF-16, not UTF-8``."""
-
-
-@dataclass(frozen=True)
 class Corpus:
     """A text, divided into splits of documents."""
 
-    name: str
     splits: Splits
-    record: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any]
     """Its name, source and SHA-256."""
-    skipped: tuple[Skipped, ...] = ()
-    """Files of a folder or glob that are left out."""
+    skipped: tuple[str, ...] = ()
+    """Files of a folder or glob that are left out, each with the reason."""
     encoding: str | None = None
     """The encoding that the text seems to have if it is not UTF-8: only the byte tokeniser can encode
     it."""
@@ -62,31 +50,28 @@ def load_corpus(texts: Texts, field: str = "text") -> Corpus:
             text that is for training and for another split.
     """
     record: dict[str, Any] = {}
-    skipped: list[Skipped] = []
-    if not isinstance(texts, str):
-        splits, skipped = _of_parts(texts, field)
-    elif texts in CORPORA:
-        splits, source = _named(texts), CORPORA[texts].source
-        record = {"url": source.url} if source else {"python": platform.python_version()}
-    else:
-        splits, skipped = _read_path(texts, field)
+    skipped: list[str] = []
+    try:
+        if not isinstance(texts, str):
+            splits, skipped = _of_parts(texts, field)
+        elif texts in CORPORA:
+            splits, source = CORPORA[texts].read(), CORPORA[texts].source
+            record = {"url": source.url} if source else {"python": platform.python_version()}
+        else:
+            splits, skipped = _read_path(texts, field)
+        hashed = digest(splits)
+    except OSError as error:
+        raise MemspanError(
+            f"cannot read {error.filename or title(texts)} ({error.strerror}): check its name and "
+            "permissions"
+        ) from None
     first = next((text for documents in splits.values() for text in documents if len(text)), None)
     return Corpus(
-        title(texts),
         splits,
-        record | {"name": title(texts), "sha256": digest(splits)},
+        record | {"name": title(texts), "sha256": hashed},
         tuple(skipped),
         encoding_of(_start(first)) if first else None,
     )
-
-
-def _named(name: str) -> Splits:
-    try:
-        return CORPORA[name].read()
-    except OSError as error:
-        raise MemspanError(
-            f"cannot read {error.filename or name} ({error.strerror}): check its permissions"
-        ) from None
 
 
 def digest(splits: Splits) -> str:
@@ -104,7 +89,7 @@ def digest(splits: Splits) -> str:
 def located(name: str) -> str:
     """A file, folder or glob, perhaps with ``#SPLIT``, as an absolute path; anything else unchanged."""
     source, _ = _of_split(name)
-    if source in CORPORA or source.startswith(hugging_face.PREFIX) or missing(source):
+    if source in CORPORA or source.startswith(PREFIX) or missing(source):
         return name
     return os.path.abspath(os.path.expanduser(name))
 
@@ -123,14 +108,14 @@ def is_local(texts: Texts) -> bool:
     sources = [CORPORA[name].source for name in names if name in CORPORA]
     return (
         not missing(texts)
-        and not any(name.startswith(hugging_face.PREFIX) for name in names)
+        and not any(name.startswith(PREFIX) for name in names)
         and all(source is None or source.path.exists() for source in sources)
     )
 
 
 def _is_there(name: str) -> bool:
     path = os.path.expanduser(name)
-    if name in CORPORA or name.startswith(hugging_face.PREFIX):
+    if name in CORPORA or name.startswith(PREFIX):
         return True
     return os.path.exists(path) or bool(glob.glob(path, recursive=True))
 
@@ -138,11 +123,11 @@ def _is_there(name: str) -> bool:
 def _of_split(name: str) -> tuple[str, str]:
     """``NAME#SPLIT`` as its two parts; a path may contain a #, too."""
     source, _, split = name.rpartition("#")
-    hub = name.startswith(hugging_face.PREFIX)
+    hub = name.startswith(PREFIX)
     return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
 
 
-def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
+def _read_path(name: str, field: str) -> tuple[Splits, list[str]]:
     if _is_dataset(name):
         return _of_dataset(name, field)
     contents, skipped = _read_files(name, field)
@@ -154,58 +139,45 @@ def _read_path(name: str, field: str) -> tuple[Splits, list[Skipped]]:
     return by_position(documents), skipped
 
 
-def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
+def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], list[str]]:
     """The documents of each file in a file, folder or glob, and the files left out."""
     if not name:
         # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
     # Not Path.expanduser, which raises for an unknown user.
     path = Path(os.path.expanduser(name))
-    try:
-        texts = _find_texts(path)
-        contents, skipped = _documents(texts, field, named=path.is_file())
-    except OSError as error:
-        raise MemspanError(
-            f"cannot read {error.filename or name} ({error.strerror}): check its name and "
-            "permissions"
-        ) from None
+    texts = _find_texts(path)
     if not texts and path.is_dir():
         raise MemspanError(f"the folder {name} has no files: give one with text in it")
     if not texts:
         near = difflib.get_close_matches(name, CORPORA, n=1)
         hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
+    contents, skipped, refusals = [], [], []
+    for file, found in texts:
+        try:
+            documents = documents_in(found, field)
+            # A file that the user named is read as it is.
+            reason = None if path.is_file() else _why_not(documents)
+        except MissingFieldError as error:
+            refusals.append(error)
+            reason = f"no field {field!r}"
+        if reason:
+            skipped.append(f"{file} ({reason})")
+        else:
+            contents.append((file, documents))
+    if refusals and not contents:
+        # Most likely all are tables, and the field is wrong.
+        raise refusals[0]
     if not any(len(text) for _, texts in contents for text in texts):
         what = "is empty" if path.is_file() else "holds no text"
         raise MemspanError(f"{name} {what}: give a file or folder with text in it")
     return contents, skipped
 
 
-def _documents(
-    texts: list[tuple[str, Path]], field: str, named: bool
-) -> tuple[list[tuple[str, list[Text]]], list[Skipped]]:
-    """The same for the files found; a file ``named`` by the user is read as it is."""
-    contents, skipped, refusals = [], [], []
-    for name, path in texts:
-        try:
-            documents = documents_in(path, field)
-            reason = None if named else _why_not(documents)
-        except MissingFieldError as error:
-            refusals.append(error)
-            reason = f"no field {field!r}"
-        if reason:
-            skipped.append(Skipped(name, reason))
-        else:
-            contents.append((name, documents))
-    if refusals and not contents:
-        # Most likely all are tables, and the field is wrong.
-        raise refusals[0]
-    return contents, skipped
-
-
-def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[Skipped]]:
+def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[str]]:
     splits: Splits = {}
-    skipped: list[Skipped] = []
+    skipped: list[str] = []
     for split, name in texts.items():
         splits[split], left_out = _part(split, name, field)
         skipped += left_out
@@ -220,7 +192,7 @@ def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[Skippe
     return _with_validation(splits), skipped
 
 
-def _part(split: str, name: str, field: str) -> tuple[list[Text], list[Skipped]]:
+def _part(split: str, name: str, field: str) -> tuple[list[Text], list[str]]:
     """The documents of a text that is a whole split."""
     source, wanted = _of_split(name)
     if source not in CORPORA and not _is_dataset(source):
@@ -228,8 +200,8 @@ def _part(split: str, name: str, field: str) -> tuple[list[Text], list[Skipped]]
             raise MemspanError(f"{source} is there, but is not divided into splits: drop #{wanted}")
         contents, skipped = _read_files(name, field)
         return [text for _, texts in contents for text in texts], skipped
-    found = _named(source) if source in CORPORA else hugging_face.read_dataset(source, field)
-    names = [wanted] if wanted else [n for n in found if hugging_face.SPLITS.get(n) == split]
+    found = CORPORA[source].read() if source in CORPORA else read_dataset(source, field)
+    names = [wanted] if wanted else [n for n in found if SPLITS.get(n) == split]
     if not names and len(found) == 1:
         # Nothing to choose from.
         names = [*found]
@@ -245,19 +217,15 @@ def _part(split: str, name: str, field: str) -> tuple[list[Text], list[Skipped]]
 
 
 def _is_dataset(name: str) -> bool:
-    if not name or name.startswith(hugging_face.PREFIX):
-        return bool(name)
-    # What no path can be is refused where files are looked for.
-    with contextlib.suppress(OSError):
-        return _is_saved(Path(os.path.expanduser(name)))
-    return False
+    """Whether it is on the hub, or ``save_to_disk`` of a data set or of its splits wrote the folder."""
 
+    def has(*files: str) -> bool:
+        folder = os.path.expanduser(name)
+        # Not Path.is_file, which raises for what no path can be.
+        return all(os.path.isfile(os.path.join(folder, file)) for file in files)
 
-def _is_saved(folder: Path) -> bool:
-    """Whether ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote a folder."""
-    return (folder / "dataset_dict.json").is_file() or (
-        (folder / "dataset_info.json").is_file() and (folder / "state.json").is_file()
-    )
+    saved = has("dataset_dict.json") or has("dataset_info.json", "state.json")
+    return name.startswith(PREFIX) or (name != "" and saved)
 
 
 def has_fields(name: str) -> bool:
@@ -274,24 +242,23 @@ def has_fields(name: str) -> bool:
     return not texts or any(holds_records(file) for _, file in texts)
 
 
-def _of_dataset(name: str, field: str) -> tuple[Splits, list[Skipped]]:
+def _of_dataset(name: str, field: str) -> tuple[Splits, list[str]]:
     """A data set with its own splits; without one for validation, training text is cut for it."""
-    found = hugging_face.read_dataset(name, field)
-    ours = hugging_face.SPLITS
+    found = read_dataset(name, field)
     # Of several names of one split, the first that has text.
     used: dict[str, str] = {}
-    for split in ours:
-        if any(found.get(split, [])):
-            used.setdefault(ours[split], split)
-    splits = {split: found[theirs] for split, theirs in used.items()}
+    for theirs, ours in SPLITS.items():
+        if any(found.get(theirs, [])):
+            used.setdefault(ours, theirs)
+    splits = {ours: found[theirs] for ours, theirs in used.items()}
     skipped = [
-        Skipped(split, "a split that is not used" if any(texts) else "empty")
+        f"{split} ({'a split that is not used' if any(texts) else 'empty'})"
         for split, texts in found.items()
         if split not in used.values()
     ]
     if not splits:
         raise MemspanError(
-            f"{name} has no text in splits named {', '.join(ours)}: rename one of its splits"
+            f"{name} has no text in splits named {', '.join(SPLITS)}: rename one of its splits"
         )
     return _with_validation(splits), skipped
 

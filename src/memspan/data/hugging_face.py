@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from memspan.data.texts import Text
-from memspan.data.unpacked import (
-    NAME_IT,
-    ROWS,
-    Documents,
-    content_hash,
-    missing_field,
-    record_bytes,
-    unpacked,
-)
+from memspan.data.unpacked import NAME_IT, ROWS, missing_field, record_bytes, unpacked
 from memspan.errors import MemspanError
 
 PREFIX = "hf:"
@@ -50,14 +43,13 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
     parts = loaded if isinstance(loaded, dict) else {"train": loaded}
     found = {}
     for split, part in parts.items():
-        where = f"{name}, {split}"
-        # Its own fingerprint is whatever its maker wrote there.
-        key = ["datasets", content_hash(_documents(part, field, where))]
-        found[split] = unpacked(key, _documents(part, field, where))
+        # Its own fingerprint, which would show what has changed, is whatever its maker wrote there.
+        key = ["datasets", os.path.abspath(name), split, field]
+        found[split] = unpacked(key, _documents(part, field, f"{name}, {split}"), again=True)
     return found
 
 
-def _documents(part: Any, field: str, where: str) -> Documents:
+def _documents(part: Any, field: str, where: str) -> Iterator[bytes]:
     if field not in part.column_names:
         raise missing_field(where, field, part.column_names)
     # Before a row is read, which would decode images and sounds.
@@ -68,7 +60,7 @@ def _documents(part: Any, field: str, where: str) -> Documents:
     for rows in part.select_columns([field]).with_format(None).iter(ROWS):
         for value in rows[field]:
             number += 1
-            yield [record_bytes(value, field, f"{where}, row {number:,}")]
+            yield record_bytes(value, field, f"{where}, row {number:,}")
 
 
 def _from_disk(datasets: Any, name: str) -> Any:
@@ -77,30 +69,20 @@ def _from_disk(datasets: Any, name: str) -> Any:
     except Exception as error:
         # The library raises what its many parts raise.
         raise MemspanError(
-            f"{name} is a damaged data set ({_line(error)}): save it anew with save_to_disk"
+            f"{name} is a damaged data set ({str(error)[:200]}): save it anew with save_to_disk"
         ) from None
 
 
 def _from_hub(datasets: Any, name: str) -> Any:
     path, _, configuration = name.removeprefix(PREFIX).partition(":")
     arguments = [path, configuration] if configuration else [path]
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    # Without a network it reports every attempt, for half a minute.
-    log.setLevel(logging.ERROR)
     try:
         return datasets.load_dataset(*arguments)
     except Exception as error:
         # Again anything may be raised; usually the network is missing.
         call = ", ".join(map(repr, arguments))
         raise MemspanError(
-            f"cannot load {path} from the hub ({_line(error)}): where there is a network, run "
+            f"cannot load {path} from the hub ({str(error)[:200]}): where there is a network, run "
             f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
             "folder as the corpus"
         ) from None
-    finally:
-        log.setLevel(level)
-
-
-def _line(error: Exception) -> str:
-    return str(error)[:200] or type(error).__name__

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import sysconfig
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from memspan.data.download import fetch, read_member
+from memspan.data.download import Source
 from memspan.data.texts import Splits, Text, by_file, by_position
-from memspan.errors import MemspanError
-from memspan.files.disk import cache_folder
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file on the network."""
-
-    url: str
-    sha256: str
-    limit: int
-    """Maximum size in bytes, of the file and of what an archive holds."""
-
-    @property
-    def path(self) -> Path:
-        """Its path in the cache."""
-        return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
-
-    def fetch(self) -> Path:
-        """Download it unless it is there; returns its path."""
-        return fetch(self.url, self.path, self.sha256, self.limit)
 
 
 @dataclass(frozen=True)
@@ -41,24 +22,6 @@ class Named:
     read: Callable[[], Splits]
     source: Source | None = None
     splits: tuple[str, ...] = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class CorpusRow:
-    """A named corpus as ``memspan data list`` shows it."""
-
-    name: str
-    about: str
-    splits: tuple[str, ...]
-    state: str
-    """Where it is, or how to get it."""
-
-    def __str__(self) -> str:
-        width = max(map(len, CORPORA))
-        return (
-            f"{self.name:<{width}}  {self.about}\n{'':<{width}}  {', '.join(self.splits)}\n"
-            f"{'':<{width}}  {self.state}"
-        )
 
 
 SHAKESPEARE = Source(
@@ -85,9 +48,7 @@ WIKITEXT_103 = Source(
     600_000_000,
 )
 
-HELD_OUT = Path(
-    str(resources.files("memspan").joinpath("trained", "tiny-shakespeare-held-out.txt"))
-)
+HELD_OUT = Path(str(resources.files("memspan") / "trained" / "tiny-shakespeare-held-out.txt"))
 """The last tenth of Tiny Shakespeare."""
 
 
@@ -100,10 +61,6 @@ def _python_stdlib() -> Splits:
         for p in root.rglob("*.py")
         if not excluded & set(p.relative_to(root).parts)
     )
-    if not files:
-        raise MemspanError(
-            f"this Python has no library sources in {root}: give a text with --data.corpus FILE"
-        )
     # Each file's split depends only on its own name: a new file moves no other.
     return by_file([(name, [Text.of(path)]) for name, path in files])
 
@@ -114,22 +71,25 @@ def _tiny_shakespeare() -> Splits:
     return {"train": [text.part(0, cut)], "validation": [text.part(cut, len(text))]}
 
 
-def _hundred_million(source: Source, member: str) -> Splits:
-    text = Text.of(read_member(source.fetch(), member, source.limit))
+def _hundred_million(source: Source, name: str) -> Splits:
+    text = Text.of(_member(source, name))
     edges = (0, 90_000_000, 95_000_000, len(text))
     names = ("train", "validation", "test")
     return {name: [text.part(edges[n], edges[n + 1])] for n, name in enumerate(names)}
 
 
 def _wikitext_103() -> Splits:
-    archive = WIKITEXT_103.fetch()
     names = {"train": "train", "validation": "valid", "test": "test"}
     return {
-        split: [
-            Text.of(read_member(archive, f"wikitext-103/wiki.{name}.tokens", WIKITEXT_103.limit))
-        ]
+        split: [Text.of(_member(WIKITEXT_103, f"wikitext-103/wiki.{name}.tokens"))]
         for split, name in names.items()
     }
+
+
+def _member(source: Source, name: str) -> bytes:
+    """A file in an archive, whose checksum says that it is the one that is known."""
+    with zipfile.ZipFile(source.fetch()) as archive:
+        return archive.read(name)
 
 
 CORPORA = {
@@ -167,16 +127,15 @@ CORPORA = {
 }
 
 
-def list_corpora() -> list[CorpusRow]:
-    """A row per named corpus."""
+def list_corpora() -> list[dict[str, Any]]:
+    """The named corpora as ``memspan data list`` shows them: ``name``, ``about``, ``splits``, and
+    ``state``, which says where it is or how to get it."""
     rows = []
     for name, corpus in CORPORA.items():
-        source = corpus.source
-        if source is None:
-            state = "no download needed"
-        elif source.path.exists():
+        source, state = corpus.source, "no download needed"
+        if source is not None and source.path.exists():
             state = f"downloaded: {source.path}"
-        else:
+        elif source is not None:
             state = f"downloaded on first use, or put {source.url} at {source.path}"
-        rows.append(CorpusRow(name, corpus.about, corpus.splits, state))
+        rows.append({"name": name, "about": corpus.about, "splits": corpus.splits, "state": state})
     return rows

@@ -7,25 +7,17 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from memspan.data.corpora import Corpus, Skipped, digest, load_corpus
+from memspan.data.corpora import Corpus, load_corpus
 from memspan.data.options import Texts
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.registry import (
-    load_tokenizer,
-    read_tokenizer,
-    tokenizer_class,
-    train_tokenizer,
-)
+from memspan.data.tokenizers.registry import KINDS, load_tokenizer, read_tokenizer, train_tokenizer
 from memspan.errors import MemspanError, counted
 from memspan.files.disk import cache_folder
 
@@ -36,29 +28,26 @@ class TokenizedCorpus:
 
     tokenizer: Tokenizer
     splits: dict[str, TokenFile]
-    record: dict[str, Any]
-    """The corpus's name, hash and source."""
-    skipped: tuple[Skipped, ...] = ()
-    """Files of the corpus's folder that are left out."""
-    encoding: str | None = None
-    """The encoding that the text seems to have if it is not UTF-8."""
+    corpus: Corpus
+    """The text itself."""
 
     def notices(self) -> list[str]:
         """Lines for the user: about files left out, a text that is not restored or not UTF-8."""
-        lines = []
-        if self.skipped:
-            shown = ", ".join(f"{file.name} ({file.reason})" for file in self.skipped[:5])
-            more = f" and {len(self.skipped) - 5:,} more" if len(self.skipped) > 5 else ""
-            are = "is" if len(self.skipped) == 1 else "are"
-            lines.append(f"{counted(len(self.skipped), 'file')} {are} left out: {shown}{more}")
+        lines: list[str] = []
+        skipped, encoding = self.corpus.skipped, self.corpus.encoding
+        if skipped:
+            shown = ", ".join(skipped[:5])
+            more = f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""
+            are = "is" if len(skipped) == 1 else "are"
+            lines.append(f"{counted(len(skipped), 'file')} {are} left out: {shown}{more}")
         if altered := [name for name, split in self.splits.items() if split.altered]:
             lines.append(
                 f"the tokeniser does not restore the text of {', '.join(altered)} (its case, spaces or "
                 "rare characters are lost): bits per byte would be those of what it decodes to, and "
                 "are left out of scores"
             )
-        if self.encoding is not None:
-            lines.append(encoding_hint("the text", self.encoding))
+        if encoding is not None:
+            lines.append(encoding_hint("the text", encoding))
         return lines
 
 
@@ -110,26 +99,23 @@ def prepare(
             raise MemspanError("the tokens are another tokeniser's")
     except MemspanError:
         # Missing or damaged: the cache can always be made again.
-        with _bar(progress) as bar:
+        console = Console(stderr=True)
+        hidden = not (progress and console.is_terminal)
+        with Progress(console=console, transient=True, disable=hidden) as bar:
             tokenizer = with_tokenizer or _vocabulary(text, kind, vocab_size, bar)
             splits = _tokenise(text, tokenizer, folder, bar)
-    return TokenizedCorpus(tokenizer, splits, text.record, text.skipped, text.encoding)
-
-
-def _bar(progress: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not (progress and console.is_terminal))
+    return TokenizedCorpus(tokenizer, splits, text)
 
 
 def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) -> Tokenizer:
     if "train" not in text.splits:
-        raise MemspanError(f"{text.name} has no text to train on: choose another corpus")
+        raise MemspanError(f"{text.record['name']} has no text to train on: choose another corpus")
     documents = text.splits["train"]
     task = bar.add_task("collecting the vocabulary", total=sum(map(len, documents)))
     pieces = (
         piece
         for document in documents
-        for piece in tokenizer_class(kind).pieces(_watched(document, bar, task))
+        for piece in KINDS[kind].pieces(_watched(document, bar, task))
     )
     return train_tokenizer(kind, pieces, vocab_size)
 
@@ -139,27 +125,11 @@ def _tokenise(
 ) -> dict[str, TokenFile]:
     splits = {}
     for name, documents in text.splits.items():
-        n_bytes = sum(map(len, documents))
-        task = bar.add_task(f"tokenising {name}", total=n_bytes)
-        altered: list[bool] = []
-        ids = (_ids(tokenizer, _watched(d, bar, task), altered) for d in documents)
-        path = folder / f"{name}.bin"
-        splits[name] = write_tokens(path, ids, n_bytes, tokenizer, partial(any, altered))
-    # The cache's key is the hash of the text as it was first read.
-    if digest(text.splits) != text.record["sha256"]:
-        raise MemspanError(
-            f"the text {text.name} changed while it was read: try again when nothing writes to it"
-        )
+        task = bar.add_task(f"tokenising {name}", total=sum(map(len, documents)))
+        pieces = (tokenizer.encoded(_watched(document, bar, task)) for document in documents)
+        splits[name] = write_tokens(folder / f"{name}.bin", pieces, tokenizer)
     tokenizer.save(folder)
     return splits
-
-
-def _ids(
-    tokenizer: Tokenizer, chunks: Iterator[bytes], altered: list[bool]
-) -> Iterator[np.ndarray]:
-    for text, ids in tokenizer.encoded(chunks):
-        altered[:] = [any(altered) or tokenizer.alters(text, ids)]
-        yield ids
 
 
 def _watched(document: Text, bar: Progress, task: TaskID) -> Iterator[bytes]:

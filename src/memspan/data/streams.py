@@ -74,12 +74,6 @@ class Streams:
         document_starts: np.ndarray | None = None,
     ) -> None:
         self.tokens, self.batch_size, self.segment_length = tokens, batch_size, segment_length
-        _positive(batch_size, segment_length)
-        if batch_size > len(tokens):
-            raise MemspanError(
-                f"{batch_size:,} rows are more than the text's {counted(len(tokens), 'token')}: lower "
-                "--train.batch-size, or give more text"
-            )
         self._starts = document_starts
         self._skipped = 1 if document_starts is None else 0
         # Counted in targets.
@@ -102,7 +96,6 @@ class Streams:
 
     def set_segment_length(self, segment_length: int) -> None:
         """Continue from here with longer or shorter segments."""
-        _positive(self.batch_size, segment_length)
         self.segment_length = segment_length
         self._wrap()
 
@@ -147,21 +140,16 @@ class Streams:
         """
         mine = self.state_dict()
         # Not isinstance: bool is an int.
-        complete = all(type(state.get(name)) is int for name in mine)
-        if not complete or min(state[name] for name in mine) < 0 or not state["segment_length"]:
-            raise MemspanError(
-                f"{state} is not a stream position: resume from a checkpoint that is whole"
-            )
+        whole = all(type(state.get(name)) is int and state[name] >= 0 for name in mine)
         for name in ("batch_size", "n_tokens"):
-            if state[name] != mine[name]:
+            if whole and state[name] != mine[name]:
                 raise MemspanError(
                     f"the saved position is for {name} {state[name]:,}, not {mine[name]:,}: resume "
                     "with the same text and options"
                 )
-        if state["offset"] + state["segment_length"] > self.row_length:
+        if not whole or not 0 < state["segment_length"] <= self.row_length - state["offset"]:
             raise MemspanError(
-                f"the saved position {state['offset']:,} is beyond the rows' {self.row_length:,} "
-                "tokens: resume from a checkpoint that is whole"
+                f"{state} is not a stream position: resume from a checkpoint that is whole"
             )
         self.position, self.offset = state["position"], state["offset"]
         self.epoch, self.tokens_read = state["epoch"], state["tokens_read"]
@@ -180,7 +168,10 @@ def evaluation_segments(
     :class:`Streams`) so is the input before each document's. Rows are contiguous parts of the text;
     shorter ones end with targets that are not scored.
     """
-    _positive(batch_size, segment_length)
+    if batch_size < 1 or segment_length < 1:
+        raise MemspanError(
+            f"batch size {batch_size} and segment length {segment_length} must be at least 1"
+        )
     if len(tokens) == 0:
         raise MemspanError("there is no text to score: give a split or file that has some")
     if batch_size > len(tokens):
@@ -199,10 +190,3 @@ def evaluation_segments(
         segment_at(tokens, rows + at, min(segment_length, length - at), document_starts)
         for at in range(0, length, segment_length)
     )
-
-
-def _positive(batch_size: int, segment_length: int) -> None:
-    if batch_size < 1 or segment_length < 1:
-        raise MemspanError(
-            f"batch size {batch_size} and segment length {segment_length} must be at least 1"
-        )

@@ -3,13 +3,11 @@ their division into training, validation and test."""
 
 from __future__ import annotations
 
-import contextlib
+import codecs
 import hashlib
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from memspan.errors import MemspanError
 
@@ -27,11 +25,7 @@ class Text:
 
     @classmethod
     def of(cls, source: Path | bytes) -> Text:
-        """A whole text.
-
-        Raises:
-            OSError: there is no such file.
-        """
+        """A whole text."""
         return cls(source, 0, len(source) if isinstance(source, bytes) else source.stat().st_size)
 
     def __len__(self) -> int:
@@ -48,30 +42,20 @@ class Text:
 
     def chunks(self) -> Iterator[bytes]:
         """All of it, in order."""
-        with self._opened() as file:
-            file.seek(self.start)
-            left = len(self)
-            while left:
-                with self._reported():
-                    chunk = file.read(min(CHUNK, left))
-                if not chunk:
-                    raise MemspanError(
-                        f"{self.source!s} became shorter while it was read: try again when nothing "
-                        "writes to it"
-                    )
-                left -= len(chunk)
-                yield chunk
-
-    def _opened(self) -> BinaryIO:
         if isinstance(self.source, bytes):
-            return io.BytesIO(self.source)
-        with self._reported():
-            return open(self.source, "rb")
-
-    @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
+            for at in range(self.start, self.stop, CHUNK):
+                yield self.source[at : min(at + CHUNK, self.stop)]
+            return
+        left = len(self)
         try:
-            yield
+            with open(self.source, "rb") as file:
+                file.seek(self.start)
+                while left:
+                    chunk = file.read(min(CHUNK, left))
+                    if not chunk:
+                        raise OSError(0, "it became shorter")
+                    left -= len(chunk)
+                    yield chunk
         except OSError as error:
             raise MemspanError(
                 f"cannot read {self.source!s} ({error.strerror}): check its permissions"
@@ -147,26 +131,13 @@ def encoding_of(start: bytes) -> str | None:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     if b"\0" in start:
-        high, low = (start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
-        order = "utf-16-be" if high > low else "utf-16-le"
-        characters = start[: len(start) // 2 * 2].decode(order, errors="replace")
-        latin = max(high, low) > 0.4 and min(high, low) < 0.1
-        return "UTF-16" if latin and not any(map(_is_control, characters)) else None
-    # The first bytes may end inside a character.
-    ends = range(max(len(start) - 3, 0), len(start) + 1)
-    if any(_is_utf8(start[:end]) for end in ends):
-        return None
-    return None if any(map(_is_control, start.decode("latin-1"))) else "Latin-1 or alike"
-
-
-def _is_control(character: str) -> bool:
-    """Whether no text has this character, whatever its encoding."""
-    return character < " " and character not in "\t\n\r\f"
-
-
-def _is_utf8(text: bytes) -> bool:
+        zeros = sorted(start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
+        return "UTF-16" if zeros[0] < 0.1 and zeros[1] > 0.4 else None
     try:
-        text.decode()
+        # The first bytes may end inside a character.
+        codecs.getincrementaldecoder("utf-8")().decode(start)
     except UnicodeDecodeError:
-        return False
-    return True
+        # No text has other control characters, whatever its encoding.
+        controls = set(range(32)) - set(b"\t\n\r\f")
+        return None if controls & set(start) else "Latin-1 or alike"
+    return None

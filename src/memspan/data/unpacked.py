@@ -13,7 +13,7 @@ import itertools
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,8 @@ from memspan.data.texts import CHUNK, Text
 from memspan.errors import MemspanError, counted
 from memspan.files.disk import cache_folder, write_atomically
 
-FORMAT = "2"
+FORMAT = "3"
 """Version of the cached files; a part of their names."""
-SUM = hashlib.sha256().digest_size
-"""Bytes of the checksum in front of the documents' borders: SHA-256 of the text's hash and of these."""
 NAME_IT = (
     "name the field of the text with --data.field in train, with --field in data prepare, evaluate "
     "and measure"
@@ -38,9 +36,6 @@ LEAST_LIMIT, MOST_TIMES = 1 << 28, 200
 """A file may hold this many bytes of text, or this many times its own size if that is more."""
 ROWS = 256
 """Rows of a table in memory at a time."""
-
-Documents = Iterator[Iterable[bytes]]
-"""Each document's text, in pieces."""
 
 
 class MissingFieldError(MemspanError):
@@ -71,55 +66,58 @@ def documents_in(path: Path, field: str) -> list[Text]:
     read = RECORDS.get(suffix, _gzip)
     with open(path, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    return unpacked([read.__name__, content, field], _bounded(path, read(path, field)))
+    pieces = _checked(path, read(path, field))
+    return unpacked([read.__name__, content, field], pieces, one=read is _gzip)
 
 
-def unpacked(key: list[str], documents: Documents) -> list[Text]:
+def _checked(path: Path, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces, up to what the file's size justifies; errors in reading it name it."""
+    left = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
+    try:
+        for piece in pieces:
+            left -= len(piece)
+            if left < 0:
+                raise MemspanError(
+                    f"{path} holds over {MOST_TIMES} times its own size in text, which would fill the "
+                    "disk: if that is meant, unpack it yourself"
+                )
+            yield piece
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, error) from None
+
+
+def unpacked(
+    key: list[str], pieces: Iterator[bytes], one: bool = False, again: bool = False
+) -> list[Text]:
     """Documents as parts of a plain file in the cache, made unless it is there.
 
     Args:
         key: what decides their content.
-        documents: iterated only if the cached ones are missing or damaged.
+        pieces: each a document; iterated only if the file is made.
+        one: all pieces are one document.
+        again: make the file even if it is there.
     """
     name = hashlib.sha256(json.dumps([FORMAT, *key]).encode()).hexdigest()[:24]
     text = cache_folder() / "texts" / f"{name}.txt"
     borders = text.with_suffix(".ends")
-    packed = _intact(text, borders)
-    if packed is None:
-        ends, sums = array("q"), hashlib.sha256()
-        write_atomically(text, _joined(documents, ends, sums))
-        packed = np.asarray(ends, "<i8").tobytes()
-        write_atomically(borders, hashlib.sha256(sums.digest() + packed).digest() + packed)
-    found = [0, *np.frombuffer(packed, "<i8").tolist()]
-    return [Text(text, start, stop) for start, stop in itertools.pairwise(found)]
+    if again or not (text.exists() and borders.exists()):
+        ends = array("q", [0])
 
+        def content() -> Iterator[bytes]:
+            for piece in pieces:
+                ends.append(ends[-1] + len(piece))
+                yield piece
 
-def _intact(text: Path, borders: Path) -> bytes | None:
-    """Where the cached documents end; None: they are missing, damaged or not as they were written."""
-    try:
-        content = borders.read_bytes()
-        with open(text, "rb") as file:
-            sums = hashlib.file_digest(file, "sha256")
-    except OSError:
-        return None
-    written, packed = content[:SUM], content[SUM:]
-    return packed if hashlib.sha256(sums.digest() + packed).digest() == written else None
-
-
-def content_hash(documents: Documents) -> str:
-    """SHA-256 of documents and of where they end: a key for :func:`unpacked`."""
-    ends, sums = array("q"), hashlib.sha256()
-    for _ in _joined(documents, ends, sums):
-        pass
-    return hashlib.sha256(sums.digest() + ends.tobytes()).hexdigest()
+        write_atomically(text, content())
+        found = [0, ends[-1]] if one else ends
+        write_atomically(borders, np.asarray(found, "<i8").tobytes())
+    return [Text(text, *ends) for ends in itertools.pairwise(np.fromfile(borders, "<i8").tolist())]
 
 
 def record_bytes(value: object, field: str, where: str) -> bytes:
     """The text of a record as a document, which ends with a line break."""
     if not isinstance(value, str):
-        kind = {type(None): "missing", dict: "an object", list: "a list"}.get(
-            type(value), "a number" if isinstance(value, int | float) else type(value).__name__
-        )
+        kind = "missing" if value is None else f"of type {type(value).__name__}"
         raise MemspanError(f"{where}: {field} is {kind}, not text: {NAME_IT}")
     try:
         text = value.encode()
@@ -138,17 +136,6 @@ def missing_field(
     return kind(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
 
 
-def _joined(documents: Documents, ends: array[int], sums: hashlib._Hash) -> Iterator[bytes]:
-    """All documents' bytes; ``ends`` takes where each ends, ``sums`` the bytes."""
-    end = 0
-    for document in documents:
-        for piece in document:
-            end += len(piece)
-            sums.update(piece)
-            yield piece
-        ends.append(end)
-
-
 def _is_zipped(path: Path) -> bool:
     return path.name.lower().endswith(".gz")
 
@@ -158,40 +145,20 @@ def _suffix(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _gzip(path: Path, field: str) -> Documents:
+def _gzip(path: Path, field: str) -> Iterator[bytes]:
     with gzip.open(path, "rb") as file:
-        yield iter(lambda: _reported(path, lambda: file.read(CHUNK)), b"")
-
-
-def _bounded(path: Path, documents: Documents) -> Documents:
-    """The same documents, up to what the file's size justifies."""
-    left = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
-
-    def pieces(document: Iterable[bytes]) -> Iterator[bytes]:
-        nonlocal left
-        for piece in document:
-            left -= len(piece)
-            if left < 0:
-                raise MemspanError(
-                    f"{path} holds over {MOST_TIMES} times its own size in text, which would fill the "
-                    "disk: if that is meant, unpack it yourself"
-                )
-            yield piece
-
-    return (pieces(document) for document in documents)
+        yield from iter(lambda: file.read(CHUNK), b"")
 
 
 def _unzipped(path: Path) -> Any:
     return (gzip.open if _is_zipped(path) else open)(path, "rb")
 
 
-def _json_lines(path: Path, field: str) -> Documents:
+def _json_lines(path: Path, field: str) -> Iterator[bytes]:
     with _unzipped(path) as file:
-        number = 0
-        while line := _reported(path, lambda: file.readline(LINE_LIMIT + 1)):
-            number += 1
+        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
             if line.strip():
-                yield [_json_text(line, field, path, number)]
+                yield _json_text(line, field, path, number)
 
 
 def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
@@ -200,14 +167,10 @@ def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
         raise MemspanError(f"{where} has over {LINE_LIMIT:,} bytes: JSON Lines are one record each")
     try:
         record: Any = json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        # Its own message counts lines within this one.
-        raise MemspanError(
-            f"{where} is not JSON ({error.msg}, column {error.colno:,}): correct the line"
-        ) from None
-    # Not UTF-8, or nested too deep.
+    # Not UTF-8, not JSON, or nested too deep.
     except (ValueError, RecursionError) as error:
-        raise MemspanError(f"{where} is not JSON ({error}): correct the line") from None
+        reason = getattr(error, "msg", error)
+        raise MemspanError(f"{where} is not JSON ({reason}): correct the line") from None
     if not isinstance(record, dict):
         raise MemspanError(
             f"{where} is not a JSON object: give lines such as {{{json.dumps(field)}: ...}}"
@@ -217,17 +180,15 @@ def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
     return record_bytes(record[field], field, where)
 
 
-def _csv(path: Path, field: str) -> Documents:
+def _csv(path: Path, field: str) -> Iterator[bytes]:
     """RFC 4180; the first line names the columns. The separator is a tab or, in a ``.csv``, the most
     frequent of comma, semicolon and tab there."""
     # The default is 131,072 characters; the limit is global to the csv module.
     csv.field_size_limit(LINE_LIMIT)
-    tabs = _suffix(path) == ".tsv"
-    with _unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
-        first = ""
-        try:
+    try:
+        with _unzipped(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
             first = lines.readline(LINE_LIMIT)
-            separator = "\t" if tabs else max(",;\t", key=first.count)
+            separator = "\t" if _suffix(path) == ".tsv" else max(",;\t", key=first.count)
             rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
             columns = next(rows, [])
             if not first:
@@ -235,34 +196,26 @@ def _csv(path: Path, field: str) -> Documents:
             if columns.count(field) > 1:
                 raise MemspanError(f"{path} has several columns {field!r}: rename all but one")
             if field not in columns:
-                raise missing_field(
-                    str(path), field, columns, ", or call it .txt to read it as it is"
-                )
-            at = columns.index(field)
-            for row in rows:
+                instead = ", or call it .txt to read it as it is"
+                raise missing_field(str(path), field, columns, instead)
+            for row in filter(None, rows):
                 where = f"{path}, line {rows.line_num:,}"
-                if len(row) not in (0, len(columns)):
+                if len(row) != len(columns):
                     raise MemspanError(
                         f"{where} has {counted(len(row), 'column')}, the first line "
                         f"{len(columns):,}: quote texts with {separator!r}, quotes or line breaks"
                     )
-                if row:
-                    yield [record_bytes(row[at], field, where)]
-        except csv.Error as error:
-            raise MemspanError(
-                f"{path}, line {rows.line_num:,} is not valid {'TSV' if tabs else 'CSV'} "
-                f"({str(error).replace(separator, repr(separator))}): double the quotes inside quotes, "
-                'and quote texts that begin with "'
-            ) from None
-        except UnicodeDecodeError as error:
-            raise MemspanError(
-                f"{path} is not UTF-8 ({error.reason}): convert it, with iconv for instance"
-            ) from None
-        except (OSError, EOFError, zlib.error) as error:
-            raise _damaged(path, error) from None
+                yield record_bytes(row[columns.index(field)], field, where)
+    except csv.Error as error:
+        raise MemspanError(
+            f"{path}, line {rows.line_num:,} is not valid ({str(error)!a}): double the quotes inside "
+            'quotes, and quote texts that begin with "'
+        ) from None
+    except UnicodeDecodeError as error:
+        raise MemspanError(f"{path} is not UTF-8 ({error.reason}): convert it") from None
 
 
-def _parquet(path: Path, field: str) -> Documents:
+def _parquet(path: Path, field: str) -> Iterator[bytes]:
     try:
         import pyarrow.lib
         import pyarrow.parquet
@@ -277,21 +230,14 @@ def _parquet(path: Path, field: str) -> Documents:
             for batch in file.iter_batches(ROWS, columns=[field]):
                 for value in batch.column(0):
                     number += 1
-                    yield [record_bytes(value.as_py(), field, f"{path}, row {number:,}")]
+                    yield record_bytes(value.as_py(), field, f"{path}, row {number:,}")
     # The last: text that is not UTF-8.
-    except (pyarrow.lib.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
         raise _damaged(path, error) from None
 
 
 RECORDS = {".jsonl": _json_lines, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
 """Readers of files of records, one document each, by suffix."""
-
-
-def _reported(path: Path, read: Callable[[], bytes]) -> bytes:
-    try:
-        return read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from None
 
 
 def _damaged(path: Path, error: Exception) -> MemspanError:

@@ -21,18 +21,14 @@ FOLDERS_OPEN = os.open in os.supports_dir_fd
 """Whether this system opens folders like files; Windows does not."""
 
 
-def write_atomically(
-    path: Path, content: bytes | Iterable[bytes | memoryview], *, replace: bool = True
-) -> None:
+def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
 
     Args:
         path: the file; its folder is made if it is missing.
         content: all of it, or pieces in order; what their iterator raises is passed on.
-        replace: whether an older file of that name is replaced.
 
     Raises:
-        FileExistsError: not ``replace``, and the file exists, even if it was made meanwhile.
         MemspanError: the disk is full or the folder cannot be written. Whatever is raised, the old
             content of ``path`` stays.
     """
@@ -46,35 +42,18 @@ def write_atomically(
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if replace:
-            os.replace(temporary, path)
-        else:
-            _publish(temporary, path)
+        os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
         # A read-only folder refuses this, too.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if not isinstance(error, OSError) or (not replace and isinstance(error, FileExistsError)):
+        if not isinstance(error, OSError):
             raise
         raise MemspanError(
             f"cannot write {path} ({error.strerror}): free some space or choose another folder; "
             "what was there before is untouched"
         ) from None
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Rename ``temporary`` to ``path`` unless that exists, even if it was made meanwhile."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A disk without links: an empty file takes the name first.
-        path.touch(exist_ok=False)
-        os.replace(temporary, path)
-    else:
-        temporary.unlink()
 
 
 def link_atomically(source: Path, path: Path) -> None:
@@ -89,12 +68,9 @@ def link_atomically(source: Path, path: Path) -> None:
         os.link(source, temporary)
     except OSError:
         shutil.copyfile(source, temporary)
-    try:
-        os.replace(temporary, path)
-    finally:
-        # POSIX: renaming one name of a file to another name of the same file does nothing.
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+    os.replace(temporary, path)
+    # POSIX: renaming one name of a file to another name of the same file does nothing.
+    temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -155,16 +131,14 @@ def only_writer(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(0, "it is read-only")
-            if LOCKS:
-                handle = os.open(folder, os.O_RDONLY)
+            # Network file systems lock only files. That one is never removed: a second process could
+            # then lock a new one.
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            for path, how in ((folder, os.O_RDONLY), (folder / ".lock", flags)) if LOCKS else ():
+                handle = os.open(path, how, 0o644)
                 opened.callback(os.close, handle)
-                if not _lock(handle):
-                    # Network file systems lock only files. The file is never removed: a second
-                    # process could then lock a new one.
-                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-                    file = os.open(folder / ".lock", flags, 0o644)
-                    opened.callback(os.close, file)
-                    _lock(file)
+                if _lock(handle):
+                    break
         except BlockingIOError:
             raise MemspanError(
                 f"another process is training in {folder}: wait until it ends, stop it, or "

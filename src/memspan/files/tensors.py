@@ -18,10 +18,6 @@ from memspan.errors import MemspanError
 from memspan.files.disk import write_atomically
 
 SEAL = "sha256"
-MOST_TENSORS = 1 << 16
-"""Maximum number of tensors in a file: each takes time to read, however small."""
-HEADER_LIMIT = 1 << 25
-"""Maximum size of a file's list of tensors, in bytes."""
 TYPES = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -124,7 +120,6 @@ def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
         raise MemspanError(f"{path} is missing: check the path, or restore the file")
     try:
-        _check_list(path)
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -139,22 +134,6 @@ def _header(file: Any) -> dict[str, Any]:
 
 def _tensors(file: Any) -> dict[str, Tensor]:
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _check_list(path: Path) -> None:
-    """Refuse a list of tensors that would take long to parse.
-
-    Raises:
-        ValueError: it is too long.
-    """
-    with open(path, "rb") as file:
-        # The safetensors format: the length of the list, then the list as JSON, an object per tensor.
-        length = int.from_bytes(file.read(8), "little")
-        listed = file.read(min(length, HEADER_LIMIT))
-    if listed.count(b"{") > MOST_TENSORS + 2:
-        raise ValueError(f"it lists more than {MOST_TENSORS:,} tensors")
-    if len(listed) == HEADER_LIMIT:
-        raise ValueError(f"its list of tensors is longer than {HEADER_LIMIT:,} bytes")
 
 
 def _bytes(tensor: Tensor) -> memoryview:

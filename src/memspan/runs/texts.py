@@ -44,7 +44,7 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
     """
     log = logging.getLogger("memspan")
     prepared = _prepared(run, corpus, field, split, progress)
-    name = prepared.record["name"]
+    name = prepared.corpus.record["name"]
     for line in prepared.notices():
         log.warning(line)
     tokens, starts = split_of(prepared, name, split)

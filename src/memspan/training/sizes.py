@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from memspan.data.corpora import Corpus
 from memspan.data.prepared import TokenizedCorpus
 from memspan.data.token_files import TokenFile
 from memspan.distributed.processes import ALONE, Processes
@@ -209,12 +210,12 @@ class Plan:
         rank = np.random.default_rng(1).random(count)
         tokens = np.expm1(rank * np.log1p(self.vocab_size)).astype(np.uint32)
         tokens = tokens.clip(max=self.vocab_size - 1)
-        text = TokenFile(tokens, np.zeros(1, np.int64), count, "words", self.vocab_size, "", "")
+        text = TokenFile(tokens, np.zeros(1, np.int64), count, "", "")
         # Only the number of words matters.
         tokenizer = WordTokenizer([str(number) for number in range(self.vocab_size)])
         state = TrainingState(
             replace(self.config, train=options),
-            TokenizedCorpus(tokenizer, {"train": text}, {}),
+            TokenizedCorpus(tokenizer, {"train": text}, Corpus({}, {})),
             self.device,
             processes,
             optimiser=self.optimiser,

@@ -184,7 +184,7 @@ class TrainingState:
             "unimproved": self.unimproved,
             "streams": self.streams.state_dict(),
             "corpus": identity(self.prepared.splits),
-            "record": self.prepared.record,
+            "record": self.prepared.corpus.record,
             "environment": self.environment(),
             "metrics": metrics.checksum(folder),
             "health": dataclasses.asdict(self.health),

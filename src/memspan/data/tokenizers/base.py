@@ -83,8 +83,8 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its ids."""
-        return smallest_dtype(self.vocab_size)
+        """The type of its ids: the smallest of uint8, uint16 and uint32 that holds them."""
+        return np.min_scalar_type(self.vocab_size - 1)
 
     @property
     def vocabulary_hash(self) -> str:
@@ -123,20 +123,9 @@ class StreamDecoder:
         return self._utf8.decode(piece)
 
 
-def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of uint8, uint16 and uint32 that holds every id."""
-    for kind in (np.uint8, np.uint16, np.uint32):
-        if vocab_size - 1 <= np.iinfo(kind).max:
-            return np.dtype(kind)
-    raise MemspanError(f"a vocabulary of {vocab_size:,} is too large: at most 2**32 ids")
-
-
 def utf8(text: bytes) -> str:
     """Decode a whole text."""
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(error.start) from None
+    return "".join(decoded([text]))
 
 
 def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -148,7 +137,10 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
         try:
             yield decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            raise _not_utf8(n_bytes - begun + error.start) from None
+            raise MemspanError(
+                f"the text is not UTF-8 (byte {n_bytes - begun + error.start:,}): convert it, or train "
+                "with --data.tokenizer bytes"
+            ) from None
         n_bytes += len(chunk)
 
 
@@ -183,12 +175,6 @@ def _last_gap(text: str, gaps: str) -> int | None:
         if text[n] in gaps and not (text[n - 1].isspace() or text[n + 1].isspace()):
             return n
     return None
-
-
-def _not_utf8(position: int) -> MemspanError:
-    return MemspanError(
-        f"the text is not UTF-8 (byte {position:,}): convert it, or train with --data.tokenizer bytes"
-    )
 
 
 def bytes_of(text: str) -> bytes:

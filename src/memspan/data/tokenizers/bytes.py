@@ -22,8 +22,6 @@ class ByteTokenizer(Tokenizer):
     kind = "bytes"
 
     def __init__(self, values: list[int] | None = None) -> None:
-        if values is not None and not _are_bytes(values):
-            raise ValueError("its values are not each a different byte")
         self.values = values
         self._values = np.array(range(256) if values is None else values, dtype=np.uint8)
         self._ids = np.full(256, -1, dtype=np.int16)
@@ -62,11 +60,3 @@ class ByteTokenizer(Tokenizer):
     def content(self) -> dict[str, object]:
         # Left out at its default, so that files and checksums of older versions stay the same.
         return {} if self.values is None else {"values": self.values}
-
-
-def _are_bytes(values: object) -> bool:
-    return (
-        isinstance(values, list)
-        and all(type(value) is int and 0 <= value < 256 for value in values)
-        and len(set(values)) == len(values) > 0
-    )

@@ -25,10 +25,7 @@ class CharacterTokenizer(Tokenizer):
     kind = "characters"
 
     def __init__(self, characters: str, others: bool = True) -> None:
-        if not isinstance(characters, str) or len(set(characters)) != len(characters):
-            raise ValueError("its characters are not each a different one")
-        if not isinstance(others, bool):
-            raise ValueError("its others is neither true nor false")
+        others = bool(others)
         # Refuses half of a surrogate pair.
         characters.encode()
         self.characters = characters

@@ -1,4 +1,4 @@
-"""Any tokeniser of the library ``tokenizers``: byte-pair encoding, WordPiece, Unigram, whole words."""
+"""Tokenisers of the library ``tokenizers``: byte-pair encoding, WordPiece, Unigram, whole words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ import numpy as np
 
 from memspan.data.options import refuse_oversized_vocabulary, refuse_sentence_piece
 from memspan.data.tokenizers.base import LIMIT, Tokenizer, cut_at_gaps, decoded, utf8
-from memspan.data.tokenizers.subwords import (
-    SubwordTokenizer,
-    byte_level_bytes,
-    is_failure,
-    subword_library,
-)
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 
@@ -49,6 +43,7 @@ class LibraryTokenizer(Tokenizer):
         self._tokenizer = subword_library().Tokenizer.from_str(model)
         ids = self._tokenizer.get_vocab()
         self._size = max(ids.values()) + 1
+        refuse_oversized_vocabulary(self._size)
         # Unigram gives its number, the others its text.
         self.unknown = rules.get("unk_id", ids.get(rules.get("unk_token")))
 
@@ -68,20 +63,20 @@ class LibraryTokenizer(Tokenizer):
         return np.asarray(ids, dtype=self.dtype)
 
     def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
-        # A whole document where the tokeniser may join what is on both sides of a space.
-        gaps = " " if self._cuts_at_spaces else ""
-        for text in cut_at_gaps(decoded(chunks), gaps):
+        for text in cut_at_gaps(decoded(chunks), self._gaps):
             piece = text.encode()
             yield piece, self.encode(piece)
 
     @cached_property
-    def _cuts_at_spaces(self) -> bool:
+    def _gaps(self) -> str:
+        """Where a text may be cut: at a space, if the tokeniser never joins what is around it."""
         whole = self.encode(PROBE.encode()).tolist()
         pieces = [(PROBE[:n].encode(), PROBE[n:].encode()) for n, c in enumerate(PROBE) if c == " "]
-        return all(
+        cuts = all(
             [*self.encode(left).tolist(), *self.encode(right).tolist()] == whole
             for left, right in pieces
         )
+        return " " if cuts else ""
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         return b"".join(map(self._texts.__getitem__, ids))
@@ -125,6 +120,62 @@ class LibraryTokenizer(Tokenizer):
         return {"model": self._tokenizer.to_str()}
 
 
+class SubwordTokenizer(LibraryTokenizer):
+    """Byte-level byte-pair encoding (Sennrich et al. 2016), which restores every byte."""
+
+    kind = "subwords"
+    _gaps = " \t\n"
+
+    def alters(self, text: bytes, ids: np.ndarray) -> bool:
+        return False
+
+
+def train_subwords(documents: Iterable[bytes], vocab_size: int | None) -> SubwordTokenizer:
+    """Make one from training text; see :func:`~memspan.data.tokenizers.registry.train_tokenizer`."""
+    if vocab_size is not None and vocab_size < 256:
+        raise MemspanError(
+            f"sub-words need a vocabulary of at least 256, one per byte, not {vocab_size}: "
+            "raise --data.vocab-size"
+        )
+    library = subword_library()
+    bpe = library.Tokenizer(library.models.BPE())
+    bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size or 8192,
+        initial_alphabet=sorted(byte_level_bytes()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((utf8(d) for d in documents), trainer)
+    return SubwordTokenizer(bpe.to_str())
+
+
+def byte_level_bytes() -> dict[str, int]:
+    """The printable stand-in of every byte in byte-level BPE (Radford et al. 2019)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether the library may have raised it: a panic in its Rust code is not an Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def subword_library() -> Any:
+    """The library ``tokenizers``."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise MemspanError(
+            "sub-words need the tokenizers library: pip install tokenizers"
+        ) from None
+    import tokenizers.models
+    import tokenizers.pre_tokenizers
+    import tokenizers.trainers
+
+    return tokenizers
+
+
 def read_library_tokenizer(path: Path) -> Tokenizer:
     """A ``tokenizer.json`` of the library ``tokenizers``, with its ids.
 
@@ -136,12 +187,9 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
         value = json.loads(read_limited(path, LIMIT))
         for name in LEFT_OUT:
             value[name] = [] if name == "added_tokens" else None
-        refuse_oversized_vocabulary(len(value["model"]["vocab"]))
-        try:
-            # Ours do nothing else, and restore every byte.
+        if _is_byte_level(value):
             return SubwordTokenizer(json.dumps(value | {"decoder": None}))
-        except (ValueError, KeyError, TypeError):
-            return LibraryTokenizer(json.dumps(_without_first_space(value)))
+        return LibraryTokenizer(json.dumps(_without_first_space(value)))
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check its path") from None
     except BaseException as error:
@@ -152,6 +200,23 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
             f"{path} is not a tokenizer.json that can be used ({reason[:200]}): give one that the "
             "library tokenizers wrote, or make one with --data.tokenizer subwords"
         ) from None
+
+
+def _is_byte_level(value: Any) -> bool:
+    """Whether it does what :func:`train_subwords` makes, and nothing else."""
+    model, split, letters = value["model"], value["pre_tokenizer"] or {}, set(byte_level_bytes())
+    options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    return (
+        (model["type"], split.get("type")) == ("BPE", "ByteLevel")
+        and not any(map(model.get, (*options, "fuse_unk", "byte_fallback", "ignore_merges")))
+        and not value["normalizer"]
+        and split["add_prefix_space"] is False
+        # Older files leave the pattern out, which is then used.
+        and split.get("use_regex", True)
+        and letters <= set(model["vocab"])
+        and set("".join(model["vocab"])) <= letters
+        and max(model["vocab"].values()) + 1 == len(model["vocab"])
+    )
 
 
 def _without_first_space(value: dict[str, Any]) -> dict[str, Any]:

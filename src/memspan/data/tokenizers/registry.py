@@ -12,32 +12,26 @@ from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.base import LIMIT, Tokenizer, utf8
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.data.tokenizers.library import LibraryTokenizer, read_library_tokenizer
-from memspan.data.tokenizers.subwords import SubwordTokenizer, is_failure, train_subwords
+from memspan.data.tokenizers.library import (
+    LibraryTokenizer,
+    SubwordTokenizer,
+    is_failure,
+    read_library_tokenizer,
+    train_subwords,
+)
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 
 KINDS: dict[str, type[Tokenizer]] = {
-    kind.kind: kind
-    for kind in (
-        ByteTokenizer,
-        CharacterTokenizer,
-        WordTokenizer,
-        SubwordTokenizer,
-        LibraryTokenizer,
-    )
+    "bytes": ByteTokenizer,
+    "characters": CharacterTokenizer,
+    "words": WordTokenizer,
+    "subwords": SubwordTokenizer,
+    "library": LibraryTokenizer,
 }
-
 OURS = b'{"sha256": '
 """How the files of :meth:`Tokenizer.save` begin."""
-
-
-def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """The tokeniser named ``kind``."""
-    if kind not in KINDS:
-        raise MemspanError(f"unknown tokenizer {kind!r}: use {', '.join(KINDS)}")
-    return KINDS[kind]
 
 
 def train_tokenizer(
@@ -57,7 +51,6 @@ def train_tokenizer(
     """
     # The sub-word library allocates this many, and aborts the process if it cannot.
     refuse_oversized_vocabulary(vocab_size or 0)
-    tokenizer_class(kind)
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "characters":

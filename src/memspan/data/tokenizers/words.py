@@ -27,11 +27,9 @@ class WordTokenizer(Tokenizer):
     kind = "words"
 
     def __init__(self, words: list[str], lower_case: bool = False) -> None:
-        if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-            raise ValueError("its words are not words")
-        if not isinstance(lower_case, bool):
-            raise ValueError("its lower_case is neither true nor false")
-        self.words, self.lower_case = words, lower_case
+        # Refuses half of a surrogate pair, and what is not text.
+        "".join(words).encode()
+        self.words, self.lower_case = words, bool(lower_case)
         self._ids = {word: i for i, word in enumerate(words)}
         self.unknown = self._ids.get(UNKNOWN, self._ids.get(UNKNOWN.upper()))
 

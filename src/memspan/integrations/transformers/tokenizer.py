@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.data.tokenizers.library import LibraryTokenizer
-from memspan.data.tokenizers.subwords import SubwordTokenizer, byte_level_bytes
+from memspan.data.tokenizers.library import LibraryTokenizer, SubwordTokenizer, byte_level_bytes
 from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer
 from memspan.errors import MemspanError
 
