@@ -127,17 +127,3 @@ def test_budgets_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
         (["--train.max-tokens", "x"], "--train.max-tokens takes an integer, not 'x'"),
     ):
         assert says in refused(capsys, "train", *flags)
-
-
-def test_a_dry_run_counts_updates(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--model.n-layers=1", "--model.d-model=8", "--model.n-heads=1", "--model.d-ff=8"]
-    small += ["--train.batch-size=2", "--train.segment-length=4", "--train.device=cpu"]
-    for corpus, budget, says in (
-        ("text.txt", "--train.epochs=2", "276 steps, 2,208 tokens"),
-        ("enwik8", "--train.max-tokens=807", "100 steps, 800 tokens"),
-    ):
-        cli.main(["train", "--dry-run", "--data.corpus", corpus, *small, budget])
-        assert says in capsys.readouterr().out
-    line = refused(capsys, "train", "--dry-run", "--data.corpus", "enwik8", "--train.epochs", "1")
-    assert "length of enwik8, and so of an epoch, is not known before the text is here" in line
-    assert "--train.max-tokens" in line

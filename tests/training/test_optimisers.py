@@ -127,7 +127,7 @@ def test_a_dry_run_counts_what_it_keeps(name: str) -> None:
             size += value.nbytes if isinstance(value, torch.Tensor) else number
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 whole += value.nbytes
-    counted = memspan.estimate(config, optimiser=own).needs.moments
+    counted = memspan.estimate(config, optimiser=own).needs["moments"]
     if name in ("adafactor", "odd"):
         # Means over rows or columns are counted as those of small stand-ins.
         assert whole < counted < size
@@ -136,7 +136,7 @@ def test_a_dry_run_counts_what_it_keeps(name: str) -> None:
 
 
 def test_sgd_without_momentum_keeps_nothing() -> None:
-    assert memspan.estimate(options("sgd", beta1=0.0)).needs.moments == 0
+    assert memspan.estimate(options("sgd", beta1=0.0)).needs["moments"] == 0
     # Nor does it take up what a run with momentum has kept.
     folder = memspan.train(options("sgd"), "run")
     memspan.resume(folder, config=options("sgd", steps=8, beta1=0.0))

@@ -9,7 +9,6 @@ validation.py   score, sample and statistics                       health.py    
 loggers.py      records while training, and where they go          metrics.py    metrics.jsonl
 checkpointer.py   checkpoints while training     changes.py   what may differ on resuming
 summary.py      what is printed before and at the end
-sizes.py        the memory that a run takes, from a few of its layers
-estimate.py     what a run would take, before any of it is made
+estimate.py     what a run would take, and the refusal of what does not fit
 terminal.py     progress, signals, output that cannot fail
 """

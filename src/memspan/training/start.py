@@ -31,10 +31,10 @@ from memspan.runs.run import create, load
 from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
 from memspan.training.checkpointer import Checkpointer
+from memspan.training.estimate import Plan, refuse_oversized_training
 from memspan.training.loggers import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, learning_rate, with_optimiser
 from memspan.training.options import BUDGETS, TrainConfig
-from memspan.training.sizes import Plan, refuse_oversized_training
 from memspan.training.state import TrainingState, precision_of, refuse_sharing, streams_of
 from memspan.training.trainer import Trainer
 
@@ -83,7 +83,7 @@ def train(
     """
     folder, console = Path(folder), console or Console(quiet=True)
     config = with_optimiser(config, optimiser)
-    refuse_fsdp_alone(config, processes.size)
+    refuse_sharing(config, processes, begins=True)
     device = own_device(device_for(config.train.device))
     # Before anything is announced that would not happen.
     if processes.first:
@@ -319,15 +319,6 @@ def _refuse_sizes(
     streams_of(config, prepared)
     vocab_size = prepared.tokenizer.vocab_size
     refuse_oversized_training(Plan(config, vocab_size, device, processes.size, optimiser))
-
-
-def refuse_fsdp_alone(config: RunConfig[BackboneConfig], n_processes: int) -> None:
-    """Raise :class:`MemspanError` if a new run shards its model and there is one process."""
-    if config.train.parallel == "fsdp" and n_processes == 1:
-        raise MemspanError(
-            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
-            "2 or more, or drop it"
-        )
 
 
 def _without_auto(options: TrainConfig, precision: str, matmul_precision: str) -> TrainConfig:

@@ -32,8 +32,18 @@ from memspan.training.options import TrainConfig
 from memspan.training.warm_start import WarmStart, initialise_from
 
 
-def refuse_sharing(config: RunConfig[BackboneConfig], processes: Processes) -> None:
-    """Raise :class:`MemspanError` if the run cannot be shared by this many processes."""
+def refuse_sharing(
+    config: RunConfig[BackboneConfig], processes: Processes, begins: bool = False
+) -> None:
+    """Raise :class:`MemspanError` if the run cannot be shared by this many processes.
+
+    ``begins``: a new run that shards its model needs several; it may be resumed in one.
+    """
+    if begins and config.train.parallel == "fsdp" and processes.size == 1:
+        raise MemspanError(
+            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
+            "2 or more, or drop it"
+        )
     processes.rows(config.train.batch_size)
     if processes.size > 1 and (reason := config.model.one_process_only):
         raise MemspanError(reason)
