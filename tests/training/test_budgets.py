@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ import memspan
 from command_line import refused
 from memspan import cli
 from memspan.errors import MemspanError
-from memspan.files.tensors import load_tensors
 from memspan.runs import checkpoints, history
 from memspan.runs.options import RunConfig, load_config
-from memspan.training import start, updates
+from memspan.training import start
 from memspan.training.options import TrainConfig
 from tiny_runs import OPTIONS, TEXT
 
@@ -30,28 +27,6 @@ def _text(own_folders: Path) -> None:
 def options(**budget: object) -> RunConfig[Any]:
     loop: Any = {"steps": None} | budget
     return dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, **loop))
-
-
-def tensors(folder: str) -> dict[str, list[float]]:
-    newest = checkpoints.latest(Path(folder)).folder
-    files = (newest / "model.safetensors", newest / "training.safetensors")
-    return {name: x.tolist() for file in files for name, x in load_tensors(file)[0].items()}
-
-
-def interrupted(config: RunConfig[Any], folder: str, step: int) -> None:
-    """Train until Ctrl-C in the update after ``step``, then resume."""
-    original = updates.Updater.update
-
-    def update(self: updates.Updater) -> object:
-        if self.state.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates.Updater, "update", update)
-        start.train(config, Path(folder))
-    assert checkpoints.latest(Path(folder)).state["step"] == step + 1
-    start.resume(Path(folder))
 
 
 def test_tokens_are_at_most_so_many() -> None:
@@ -73,16 +48,6 @@ def test_epochs_are_passes_through_the_rows() -> None:
     streams = checkpoints.latest(Path("r")).state["streams"]
     # All of them, and no token twice.
     assert (streams["epoch"], streams["offset"]) == (1, 0)
-
-
-@pytest.mark.parametrize("budget", [{"max_tokens": 55}, {"epochs": 0.04}])
-def test_a_run_is_that_of_as_many_steps(budget: dict[str, float]) -> None:
-    """Its learning rates, too, and when it was interrupted."""
-    start.train(OPTIONS, Path("steps"))
-    interrupted(options(**budget), "r", 3)
-    assert tensors("r") == tensors("steps")
-    with pytest.raises(MemspanError, match="is finished: it has made 6 steps"):
-        start.resume(Path("r"))
 
 
 @pytest.mark.parametrize("length", [2, 8])

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from memspan.data.options import DataConfig
 from memspan.data.streams import Streams
 from memspan.errors import MemspanError
-from memspan.files.tensors import load_tensors
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.runs.options import RunConfig
-from memspan.training import start, trainer, updates
+from memspan.training import start, trainer
 from memspan.training.options import TrainConfig
 
 LOOP = TrainConfig(
@@ -93,29 +89,6 @@ def test_streams_go_on_where_they_are() -> None:
     streams.next()
     streams.set_segment_length(45)
     assert (streams.offset, streams.epoch) == (0, 3)
-
-
-def test_a_resumed_curriculum_is_the_uninterrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped at a change of length, and within a stage: the same weights to the last bit."""
-    start.train(config(), Path("whole"))
-    whole, _ = load_tensors(Path("whole/checkpoints/step-00000020/model.safetensors"))
-    for stop in (8, 10):
-        folder = Path(f"stopped-{stop}")
-        update = updates.Updater.update
-
-        def interrupted(self: updates.Updater, stop: int = stop, update=update) -> torch.Tensor:
-            loss = update(self)
-            if self.state.step == stop:
-                os.kill(os.getpid(), signal.SIGINT)
-            return loss
-
-        with monkeypatch.context() as patch:
-            patch.setattr(updates.Updater, "update", interrupted)
-            start.train(config(), folder)
-        assert (folder / f"checkpoints/step-{stop:08d}").is_dir()
-        start.resume(folder)
-        resumed, _ = load_tensors(folder / "checkpoints/step-00000020/model.safetensors")
-        assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize(

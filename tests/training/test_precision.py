@@ -23,9 +23,8 @@ from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.precision import AUTOMATIC, Precision, resolve
-from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig, load_config, to_toml
-from memspan.training import start, trainer, updates, validation
+from memspan.runs.options import RunConfig, load_config
+from memspan.training import start, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
 from readings import text
@@ -138,16 +137,6 @@ def test_slow_bfloat16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ----- What is computed
-
-
-@pytest.mark.parametrize("name", ["xl-segment", "compressive", "feedback", "fast-delta"])
-def test_matmul_precision_changes_little(name: str) -> None:
-    """Here nothing; with matrix units as much as bfloat16 does."""
-    model = CASES[name].shared_model(torch.float32)
-    expected = model.reader(batch_size=2, precision=Precision()).read(text(2, 6))
-    for matmul in ("high", "medium"):
-        reader = model.reader(batch_size=2, precision=Precision(matmul=matmul))
-        torch.testing.assert_close(reader.read(text(2, 6)), expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -275,32 +264,6 @@ def test_a_run_goes_on_in_its_own_precision(
         cli.main(["train", "--resume", "r", *flags])
         assert "on cpu in float32 (" in capsys.readouterr().out
     assert load_config(Path("r")).train.precision == "float32"
-
-
-def test_runs_from_before_the_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They said auto, and their checkpoints what that was."""
-
-    def old_toml(config: RunConfig[Any]) -> str:
-        lines = to_toml(config).splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("matmul_precision"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(start, "_without_auto", lambda options, *_: options)
-        patch.setattr("memspan.runs.run.to_toml", old_toml)
-        patch.setattr(trainer.Trainer, "_is_stopping", lambda self: self.state.step == 2)
-        start.train(options(save_every=1), Path("r"))
-    assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
-    assert "matmul" not in Path("r/config.toml").read_text()
-    cli.main(["generate", "r", "--tokens", "2"])
-    monkeypatch.setattr("memspan.training.state.AUTOMATIC", Precision("bfloat16"))
-    start.resume(Path("r"), console=Console(width=1000))
-    out = capsys.readouterr().out
-    assert "on cpu in float32 (matmul precision highest)\n" in out
-    assert "another environment" not in out
-    state = checkpoints.latest(Path("r")).state
-    assert (state["step"], state["environment"]["precision"]) == (3, "float32")
 
 
 def test_a_precision_that_is_not_here(

@@ -16,7 +16,7 @@ from memspan import cli
 from memspan.errors import MemspanError
 from memspan.runs.options import read_config
 from memspan.training import metrics, start
-from memspan.training.loggers import Record, Wandb, loggers
+from memspan.training.metrics import Record, Wandb, loggers
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_tensorboard_gets_the_metrics() -> None:
     pytest.importorskip("tensorboard")
     # A process of its own: what tensorboard warns of is not ours to fix.
     program = (
-        "from pathlib import Path; from memspan.training.loggers import loggers\n"
+        "from pathlib import Path; from memspan.training.metrics import loggers\n"
         "for logger in loggers(Path('r'), ['tensorboard'], 0):\n"
         "    logger.log(1, {'loss': 2.0, 'bits': None}); logger.close()"
     )
@@ -98,7 +98,7 @@ def test_several_trackers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             logged[self.name].append((-1, {}))
 
     made = {name: lambda folder, name=name: Tracker(name) for name in logged}
-    monkeypatch.setattr("memspan.training.loggers.TRACKERS", made)
+    monkeypatch.setattr("memspan.training.metrics.TRACKERS", made)
     for name in logged:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     sizes = ["--model.n-layers=1", "--model.d-model=8", "--model.n-heads=1", "--model.d-ff=8"]

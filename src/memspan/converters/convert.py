@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -136,6 +135,5 @@ def _not_begun() -> State:
         "best_step": None,
         "streams": {},
         "corpus": {},
-        "metrics": {"bytes": 0, "sha256": hashlib.sha256().hexdigest()},
         "health": {},
     }

@@ -16,6 +16,7 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
 from memspan.errors import MemspanError
+from memspan.files.disk import write_atomically
 from memspan.files.tensors import load_tensors
 from memspan.invocation import command
 from memspan.memory import Memory
@@ -45,11 +46,7 @@ class Run:
 
 
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
-    """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint.
-
-    Raises:
-        MemspanError: the folder holds a run already, or cannot be written.
-    """
+    """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint."""
     folder = lock.folder
     if (folder / WEIGHTS).exists() or checkpoints.steps_of(folder):
         raise MemspanError(
@@ -58,7 +55,7 @@ def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenize
         )
     checkpoints.remove_leftovers(folder)
     (folder / history.NAME).unlink(missing_ok=True)
-    lock.write("config.toml", to_toml(config).encode())
+    write_atomically(folder / "config.toml", to_toml(config).encode())
     tokenizer.save(folder)
     lock.load()
 
@@ -124,9 +121,6 @@ def precision_for(
     """The precision to read in: ``auto`` is float32, multiplied as in training.
 
     What the user should know about it is logged as a warning of the logger ``memspan``.
-
-    Raises:
-        MemspanError: the two contradict each other, or the device has no bfloat16.
     """
     trained = run.config.train.matmul_precision
     auto = Precision(matmul="highest" if trained == "auto" else trained)
@@ -140,14 +134,9 @@ def precision_for(
 def segment_for(
     run: Run, memory: Memory | None, sizes: Mapping[str, object], reading: Mapping[str, object]
 ) -> int:
-    """Tokens to read at once: as in training, or fewer if the positions of the run's model do not reach
-    that far.
+    """Tokens to read at once: as in training, or fewer if positions do not reach that far.
 
-    Args:
-        run: the run.
-        memory: to read on from (None: an empty one).
-        sizes: options of the empty one.
-        reading: options of the model's reader.
+    ``memory``: to read on from (None: an empty one of ``sizes``); ``reading``: options of the reader.
     """
     own = run.config.train.segment_length
     memory = run.model.initial_memory(1, **sizes) if memory is None else memory

@@ -87,11 +87,8 @@ def read(
 ) -> Checkpoint:
     """The checkpoint in ``folder``, whose ``state.json`` holds ``state``.
 
-    Args:
-        folder: the checkpoint's.
-        state: names the shards and their checksums.
-        target: what the tensors are read into (None: complete tensors).
-        verify: compare checksums, which one process of several does for all.
+    ``target``: what the tensors are read into (None: complete tensors). ``verify``: compare checksums,
+    which one process of several does for all.
     """
     _refuse_damaged(folder, state, verify)
     tensors = load_shards(folder / SHARDS, target or _complete)

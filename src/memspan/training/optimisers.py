@@ -96,11 +96,7 @@ OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
 def with_optimiser(
     config: RunConfig[BackboneConfig], own: MakeOptimiser | None
 ) -> RunConfig[BackboneConfig]:
-    """The options of a run, trained by the optimiser from ``own`` (None: the one that they name).
-
-    Raises:
-        MemspanError: ``own`` cannot be called, or is None although the options ask for one.
-    """
+    """The options of a run, trained by the optimiser from ``own`` (None: the one that they name)."""
     if own is not None:
         if not callable(own):
             raise MemspanError(
@@ -146,15 +142,10 @@ class Optimiser:
     def __init__(
         self, model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None = None
     ) -> None:
-        """
-        Args:
-            model: whose parameters it updates.
-            config: its options, with its name.
-            own: makes it instead, from the parameters' groups.
+        """``own`` makes it from the parameters' groups, in place of the one that ``config`` names.
 
         Raises:
-            MemspanError: ``own`` does not return an optimiser of the given parameters, or one that
-                cannot make a step with their gradients, or whose state checkpoints cannot hold.
+            MemspanError: not an optimiser of these parameters, or its state cannot be saved.
         """
         make, groups = _maker(config, own), groups_of(model, config)
         self._parameters = dict(model.named_parameters())
@@ -170,11 +161,7 @@ class Optimiser:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed.
-
-        Raises:
-            MemspanError: the state could not be restored.
-        """
+        """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed."""
         names = {id(p): name for name, p in self._parameters.items()}
         found: dict[str, Tensor] = {}
         for parameter, values in self.optimizer.state.items():

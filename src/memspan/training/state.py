@@ -24,7 +24,6 @@ from memspan.precision import AUTOMATIC, Precision, resolve
 from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weights_of
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
-from memspan.training import metrics
 from memspan.training.changes import environment
 from memspan.training.health import Health, without_non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
@@ -50,22 +49,14 @@ def refuse_sharing(
 
 
 def streams_of(config: RunConfig[BackboneConfig], prepared: TokenizedCorpus) -> Streams:
-    """The training text in rows, as the run reads it.
-
-    Raises:
-        MemspanError: it is too short for them.
-    """
+    """The training text in rows, as the run reads it; refused if it is too short for them."""
     text = prepared.splits["train"]
     starts = text.document_starts if config.data.document_reset else None
     return Streams(text.tokens, config.train.batch_size, config.train.segment_length, starts)
 
 
 def precision_of(options: TrainConfig, device: torch.device) -> Precision:
-    """The precision of a run with these options on ``device``.
-
-    Raises:
-        MemspanError: as :func:`resolve`.
-    """
+    """The precision of a run with these options on ``device``."""
     return resolve(options.precision, options.matmul_precision, AUTOMATIC, device)
 
 
@@ -81,19 +72,7 @@ class TrainingState:
         source: Run | None = None,
         optimiser: MakeOptimiser | None = None,
     ) -> None:
-        """Make the state before the first step.
-
-        Args:
-            config: all options of the run.
-            prepared: its corpus.
-            device: where weights and memory are.
-            processes: of the run, each of which makes its own state.
-            source: a run whose weights are taken if they fit.
-            optimiser: makes the user's own (None: the options name one).
-
-        Raises:
-            MemspanError: an option or optimiser that cannot be used.
-        """
+        """The state before the first step, in each of ``processes``, with the weights of ``source``."""
         options = config.train
         refuse_sharing(config, processes)
         self.processes, self.rows = processes, processes.rows(options.batch_size)
@@ -177,11 +156,8 @@ class TrainingState:
         if nats_per_token < self.best:
             self.best, self.best_step = nats_per_token, self.step
 
-    def snapshot(self, folder: Path) -> Checkpoint:
-        """The state as it is now; this process's part of whatever is shared.
-
-        ``folder``: the run's, whose ``metrics.jsonl`` belongs to the state.
-        """
+    def snapshot(self) -> Checkpoint:
+        """The state as it is now; this process's part of whatever is shared."""
         training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
         training |= {f"optimizer/{name}": t for name, t in self.optimiser.tensors().items()}
         training["random/cpu"] = self._shared_generator(torch.get_rng_state())
@@ -196,7 +172,6 @@ class TrainingState:
             "corpus": identity(self.prepared.splits),
             "record": self.prepared.record,
             "environment": self.environment(),
-            "metrics": metrics.checksum(folder),
             "health": dataclasses.asdict(self.health),
             "optimiser": self.optimiser.name,
         }
@@ -286,9 +261,7 @@ class TrainingState:
         self.step = saved.state["step"]
         self._seed_this_process()
         self._restore_generators(groups["random"])
-        # Older versions did not count: the number follows from the options, which were fixed then.
-        counted = {"tokens_read": self.config.train.tokens_read(self.step)}
-        self.streams.load_state_dict(counted | saved.state["streams"])
+        self.streams.load_state_dict(saved.state["streams"])
         read = self.streams.tokens_read
         self.steps = self.config.train.updates(self.streams.row_length, self.step, read)
         self.best_step = saved.state["best_step"]

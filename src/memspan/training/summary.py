@@ -45,9 +45,9 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
         console.print(line, highlight=False)
 
 
-def conclude(console: Console, state: TrainingState, validation: Validation, folder: Path) -> None:
+def conclude(console: Console, state: TrainingState, folder: Path) -> None:
     """Say what was written, how the model goes on after held-out text, its scores, and what is next."""
-    say = console.print
+    say, validation = console.print, Validation(state)
     if state.health != Health():
         say(f"{state.health}", highlight=False)
     say("\nwritten:", style="bold")
