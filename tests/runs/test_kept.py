@@ -58,15 +58,6 @@ def test_the_best_is_named_again_where_its_name_is_lost(run: Path) -> None:
     assert best.read_text() == "step-00000003\n"
 
 
-def test_without_validations_there_is_no_best() -> None:
-    folder = start.train(options(save_every=1), "other")
-    assert (folder / "checkpoints/best").exists()
-    state = checkpoints.latest(folder).state
-    assert state["best_step"] == 6
-    checkpoints.recover(folder, state | {"best_step": None}, 2)
-    assert not (folder / "checkpoints/best").exists()
-
-
 def test_any_of_them_is_loaded_by_its_path(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = run / "checkpoints/step-00000004"
     weights = load_tensors(checkpoint / "model.safetensors")[0]

@@ -56,14 +56,6 @@ def test_it_scores_and_writes_without_a_network(
     assert contents() == before
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_it_reads_text_without_line_breaks(name: str) -> None:
-    """Fast Weights once counted the bytes since the last one, and came to 7 bits."""
-    text = (TRAINED / "tiny-shakespeare-held-out.txt").read_text()[:1500]
-    Path("joined.txt").write_text(" ".join(text.split()))
-    assert memspan.evaluate(name, "joined.txt", split="all").bits_per_byte < 3.5
-
-
 def test_some_stretches_are_joined_in_training() -> None:
     text = b"A:\none two\nthree\n\nB:\nfour\n\n" * 500
     assert joined(text, 0) == text
@@ -108,14 +100,6 @@ def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -
     said = refused(capsys, "generate", "hamlet")
     assert "no run at hamlet: " in said
     assert all(name in said for name in SHIPPED)
-
-
-def test_the_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("generate", "evaluate", "measure"):
-        with pytest.raises(SystemExit):
-            cli.main([verb, "--help"])
-        said = capsys.readouterr().out.replace("│", " ").split()
-        assert all(any(name in word for word in said) for name in SHIPPED)
 
 
 def test_a_report_goes_to_the_current_folder(

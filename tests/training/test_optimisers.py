@@ -81,9 +81,9 @@ def test_a_run_learns_and_goes_on_bit_for_bit(name: str) -> None:
     """From a checkpoint between others, after as many updates that were lost."""
     config, own = options(name, steps=24), OWN.get(name)
     whole = memspan.train(config, "whole", optimiser=own)
-    with tiny_runs.cut_at(21):
+    with tiny_runs.cut_at(23):
         memspan.train(config, "cut", optimiser=own)
-    assert tiny_runs.step_of("cut") == 20
+    assert tiny_runs.step_of("cut") == 22
     memspan.resume("cut", optimiser=own)
     tiny_runs.assert_same(whole, "cut")
     losses = [loss for _, loss in tiny_runs.validations(whole)]
@@ -267,7 +267,6 @@ class Counting(torch.optim.SGD):
             "sgd",
             "must be a function that makes one from parameter groups, not str: for one by name",
         ),
-        (torch.optim.SGD([torch.zeros(1)]), "must be a function"),
         (lambda groups: None, "must return a torch.optim.Optimizer, not NoneType"),
         (
             lambda groups: torch.optim.SGD([torch.zeros(1)]),
@@ -282,7 +281,6 @@ class Counting(torch.optim.SGD):
             "Keeping keeps 'queue', list: checkpoints hold only numbers",
         ),
         (keeping({"a/b": 1.0}), "Keeping keeps 'a/b', float"),
-        (keeping({3: 1.0}), "Keeping keeps '3', float"),
         (Counting, "Counting keeps 'steps', int"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
@@ -27,7 +26,6 @@ from memspan.runs.options import RunConfig, load_config
 from memspan.training import start, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
-from readings import text
 
 CPU = torch.device("cpu")
 SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -137,48 +135,6 @@ def test_slow_bfloat16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ----- What is computed
-
-
-@pytest.mark.parametrize(
-    ("name", "training", "evaluating"),
-    [
-        # Two layers; compressing reads what was compressed and what it became.
-        ("xl-segment", 0, 2),
-        ("compressive", 4, 2),
-        ("feedback", 0, 0),
-        ("fast-delta", 0, 0),
-    ],
-)
-def test_torchs_attention_only_where_it_is_fast(
-    name: str, training: int, evaluating: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, attention = [], F.scaled_dot_product_attention
-
-    def spy(*arguments: Any, **options: Any) -> Tensor:
-        calls.append(1)
-        return attention(*arguments, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    model = CASES[name].model(torch.float32)
-    memory = model(text(2, 5)).memory
-    outputs = {}
-    for matmul in ("highest", "high", "medium"):
-        counts = []
-        with Precision(matmul=matmul).applied(CPU):
-            for grad in (True, False):
-                calls.clear()
-                with torch.set_grad_enabled(grad):
-                    output = model.train(grad)(text(2, 4), memory, targets=text(2, 4, 1))
-                counts.append(len(calls))
-                calls.clear()
-                outputs[matmul, grad] = output.loss.detach()
-            model.reader(memory).read(text(2, 4))
-            counts.append(len(calls))
-        # The Compressive Transformer counts attention outside of readers, which torch's cannot.
-        wanted = [training, training or evaluating, evaluating]
-        assert counts == (wanted if matmul == "highest" else [0, 0, 0])
-    for (_, grad), loss in outputs.items():
-        torch.testing.assert_close(loss, outputs["highest", grad], rtol=0.05, atol=0.05)
 
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+import memspan
+import tiny_runs
 from architectures import randomise
 from golden import assert_same
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
@@ -27,6 +28,7 @@ from memspan.ops.feedback.attention import Distances, feedback_attention
 from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
+from memspan.training.options import OptimConfig
 from memspan.training.warm_start import initialise_from
 
 SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
@@ -176,39 +178,24 @@ def test_another_vocabulary_is_refused() -> None:
             initialise_from(model, CharacterTokenizer(ours), source)
 
 
-def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_starts_from_the_run(own_folders: Path) -> None:
     """On another text, with the run's tokeniser: a learning rate of zero leaves its weights."""
-
-    from memspan.data.options import DataConfig
-    from memspan.runs import run as runs
-    from memspan.training import start
-    from memspan.training.options import OptimConfig, TrainConfig
-
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text("memory " * 200)
-    loop = TrainConfig(
-        steps=2, batch_size=2, segment_length=8, evaluate_tokens=32, sample_tokens=0, device="cpu"
-    )
-    base = RunConfig(
-        model=XL(**SIZE),
-        data=DataConfig(corpus=str(tmp_path / "text.txt"), tokenizer="characters"),
-        optim=OptimConfig(learning_rate=0.0, min_learning_rate=0.0),
-        train=loop,
-    )
-    start.train(base, tmp_path / "xl")
-    (tmp_path / "other.txt").write_text("some memory " * 200)
-    data = DataConfig(corpus=str(tmp_path / "other.txt"), tokenizer="characters")
+    still = OptimConfig(learning_rate=0.0, min_learning_rate=0.0)
+    data = DataConfig("text.txt", "characters")
+    base = dataclasses.replace(tiny_runs.OPTIONS, model=XL(**SIZE), optim=still, data=data)
+    Path("text.txt").write_text("memory " * 200)
+    memspan.train(base, "xl")
+    Path("other.txt").write_text("some memory " * 200)
+    data = DataConfig("other.txt", "characters")
     config: Any = dataclasses.replace(
         base, model=FeedbackConfig(**SIZE), architecture="feedback", data=data
     )
-    wanted = str(tmp_path / "xl" / "tokenizer.json")
-    with pytest.raises(MemspanError, match=f"set --data.tokenizer {re.escape(wanted)}$"):
-        start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")
-    config = dataclasses.replace(config, data=dataclasses.replace(data, tokenizer=wanted))
-    start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")
-    ours: dict[str, Tensor] = runs.load(tmp_path / "feedback").model.state_dict()
-    theirs = runs.load(tmp_path / "xl").model.state_dict()
+    with pytest.raises(MemspanError, match=r"set --data.tokenizer xl.tokenizer\.json$"):
+        memspan.train(config, "feedback", init_from="xl")
+    data = dataclasses.replace(data, tokenizer="xl/tokenizer.json")
+    memspan.train(dataclasses.replace(config, data=data), "feedback", init_from="xl")
+    ours, theirs = (memspan.load(name).model.state_dict() for name in ("feedback", "xl"))
     for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):
         assert torch.equal(ours[name], theirs[name])
     with pytest.raises(MemspanError, match="no run at"):
-        start.train(config, tmp_path / "other", init_from=tmp_path / "none")  # type: ignore[arg-type]
+        memspan.train(config, "other", init_from="none")
