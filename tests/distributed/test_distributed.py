@@ -34,6 +34,7 @@ from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
 from several_processes import OWN, run, together, wait_with_a_child
+from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
@@ -215,8 +216,7 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
         assert_same_losses(f"{name}-whole", f"{name}-1")
         assert_same_losses(f"{name}-whole", f"{name}-4")
     assert losses("random-whole") == losses("random-2")
-    whole, again = weights("random-whole"), weights("random-2")
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    assert_same("random-whole", "random-2")
 
     # In one process what is left of several is a plain run, and so it is after an export.
     cut = Path("replicated-cut")
@@ -262,11 +262,7 @@ def test_optimisers_learn_and_go_on_in_two_processes() -> None:
         cut = f"{name}-{kind}-cut"
         jobs += [job(name, kind, f"{name}-{kind}"), {**job(name, kind, cut), "stop": CUT}]
         jobs.append({"copy": cut, "folder": f"{name}-{kind}-again", "optimiser": name})
-    # Torch computes one of its means in place, which cannot be done to parts of a matrix.
-    refused = "Adafactor cannot make a step on sharded parameters"
-    jobs.append({**job("adafactor", "fsdp", "refused"), "refused": refused})
     together(2, jobs)
-    assert not Path("refused").exists()
     for name in dict(OPTIMISERS):
         run(job(name, "ddp", f"{name}-alone"))
     for name, kind in OPTIMISERS:
@@ -278,10 +274,7 @@ def test_optimisers_learn_and_go_on_in_two_processes() -> None:
             found = [loss for *_, loss in losses(folder)]
             assert found == pytest.approx(expected, rel=5e-3 if name == "muon" else 1e-6, abs=0)
         assert losses(again) == losses(whole)
-        ours, theirs = (checkpoints.latest(Path(folder)).load() for folder in (whole, again))
-        for mine, other in ((ours.weights, theirs.weights), (ours.training, theirs.training)):
-            assert mine.keys() == other.keys()
-            assert all(torch.equal(other[key], tensor) for key, tensor in mine.items())
+        assert_same(whole, again)
 
 
 def exported_names(folder: Path) -> set[str]:
@@ -324,15 +317,6 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     newest = checkpoints.latest(Path("r")).state["step"]
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
-
-    early = launched("early", "--resume", "r")
-    wait_for(lambda: workers(early.pid), early)
-    early.send_signal(signal.SIGINT)
-    # Python may swallow an interrupt that falls into an import: torch kills the process after 120 s.
-    status, said = early.ended(180)
-    assert status == 130
-    assert said.count("memspan: interrupted") == 1
-    assert checkpoints.latest(Path("r")).state["step"] == newest
 
 
 @several

@@ -19,7 +19,7 @@ from memspan.data.token_files import difference
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
-from memspan.runs.options import RunConfig, load_config
+from memspan.runs.options import RunConfig
 from memspan.training import metrics, start
 from memspan.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, PowerCut, assert_same, at_step, cut_at
@@ -219,18 +219,6 @@ def test_a_crash_while_options_change_is_recovered(
         start.resume(Path("r"))
     assert_same("r", "whole")
     assert [c.changed for c in history.read(Path("r"))] == [{"train.steps": [6, 12]}]
-
-
-def test_longer_segments_than_learned_positions_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = dataclasses.replace(OPTIONS.model, positions="learned")
-    monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, model=model))
-    cut_run()
-    longer = load_config(Path("r"))
-    longer = dataclasses.replace(longer, train=dataclasses.replace(longer.train, segment_length=5))
-    with pytest.raises(MemspanError, match=r"segments of at most . tokens: lower"):
-        start.resume(Path("r"), config=longer)
 
 
 def test_another_environment_is_said_in_one_line(

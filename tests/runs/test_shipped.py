@@ -16,7 +16,7 @@ from memspan import MemspanError, cli
 from memspan.measurement import report
 from memspan.runs.checkpoint_files import WEIGHTS
 from memspan.runs.folder import SHIPPED, lock_run
-from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, joined, table
+from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, table
 
 ROWS = json.loads(RESULTS.read_text())
 
@@ -54,14 +54,6 @@ def test_it_scores_and_writes_without_a_network(
     assert len(memspan.generate(name, "ROMEO:\n", tokens=20).text) == 20
     assert not caplog.records
     assert contents() == before
-
-
-def test_some_stretches_are_joined_in_training() -> None:
-    text = b"A:\none two\nthree\n\nB:\nfour\n\n" * 500
-    assert joined(text, 0) == text
-    some = joined(text, 0.2)
-    assert text.count(b"\n") / 2 < some.count(b"\n") < text.count(b"\n")
-    assert some.split() == joined(text, 1).split() == text.split()
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -14,7 +14,7 @@ from memspan.data.streams import Streams
 from memspan.errors import MemspanError
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.runs.options import RunConfig
-from memspan.training import start, trainer
+from memspan.training import start
 from memspan.training.options import TrainConfig
 
 LOOP = TrainConfig(
@@ -112,16 +112,3 @@ def test_a_curriculum_that_ends_above_the_corpus() -> None:
         start.train(config(segment_length=5000), Path("run"))
     assert "\n" not in str(caught.value)
     assert not Path("run").exists()
-
-
-def test_a_run_stopped_before_its_first_step_keeps_its_rows_and_seed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "_is_stopping", lambda self: True)
-        start.train(config(), Path("run"))
-    for name, value in {"batch_size": 3, "seed": 9}.items():
-        with pytest.raises(
-            MemspanError, match=f"{name.replace('_', '-')} cannot change .* {value}"
-        ):
-            start.resume(Path("run"), config=config(**{name: value}))

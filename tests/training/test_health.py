@@ -15,7 +15,6 @@ from rich.console import Console
 
 import memspan
 from architectures import CASES, VOCABULARY
-from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
@@ -23,7 +22,6 @@ from memspan.evaluation import score_tokens
 from memspan.memory import Memory
 from memspan.models.registry import MODELS
 from memspan.runs import checkpoints
-from memspan.runs import run as runs
 from memspan.runs.options import RunConfig
 from memspan.training import start, updates, validation
 from memspan.training.health import MOST_SKIPS_IN_A_ROW, non_finite_rows, without_non_finite_rows
@@ -184,32 +182,6 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
             parameter.mul_(1e30)
     with pytest.raises(NonFiniteError, match="not finite"):
         score_tokens(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
-
-
-def test_the_command_line_says_so_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start.train(run("transformer-xl", steps=2), Path("r"))
-
-    def overflowing(model: Any) -> Any:
-        with torch.no_grad():
-            model.get_parameter("head.biases.0").fill_(math.inf)
-
-    load = runs.load
-
-    def loaded(*arguments: Any, **options: Any) -> Any:
-        result = load(*arguments, **options)
-        overflowing(result.model)
-        return result
-
-    monkeypatch.setattr(runs, "load", loaded)
-    for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "x", "--tokens", "3"]):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(verb)
-        assert stop.value.code == 2
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert sum("not finite" in line for line in lines) == 1
-        assert not any("Traceback" in line for line in lines)
 
 
 def test_a_validation_that_is_not_finite_does_not_end_the_run(

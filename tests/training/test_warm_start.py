@@ -20,7 +20,6 @@ from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
@@ -127,26 +126,6 @@ def test_the_same_architecture_is_taken_whole() -> None:
     report = initialise_from(model, BYTES, source)
     assert report.fresh == report.partly == []
     assert model.fingerprint() == source.model.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ({"feature_map": "elu"}, {"feature_map": "softmax"}),
-        ({"feature_map": "favor", "favor_features": 3}, {"feature_map": "favor"}),
-    ],
-)
-def test_another_feature_map_keeps_its_name(theirs: Any, ours: Any) -> None:
-    """A memory of the source's map is still refused, and one of its own is not."""
-    size = {n: SIZE[n] for n in ("n_layers", "d_model", "n_heads", "d_ff")} | {"d_head": 4}
-    source = run_of(FastWeightsConfig(**size, **theirs), name="fast-weights")
-    model = randomise(LanguageModel(256, FastWeightsConfig(**size, **ours)))
-    initialise_from(model, BYTES, source)
-    tokens = torch.tensor([[1, 2, 3]])
-    memory = source.model(tokens).memory
-    with pytest.raises(MemspanError, match="memory"):
-        model(tokens, memory)
-    model(tokens, model(tokens).memory)
 
 
 @pytest.mark.parametrize(

@@ -119,10 +119,7 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
         if not _step_folder(folder, state["step"]).exists():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            files = write_tensors(building, checkpoint, lock.checksums)
-            write_state(building, state, files)
-            lock.refuse_moved()
-            _complete(building)
+            _complete(lock, building, state, write_tensors(building, checkpoint, lock.checksums))
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
     _settle(folder, state["best_step"], keep)
@@ -146,10 +143,7 @@ def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
     folder = lock.folder
     building = _building(folder, state["step"])
     with _cleaning_up(lock, building):
-        files = lock.checksums | shards.checksums(building / SHARDS)
-        write_state(building, state, files)
-        lock.refuse_moved()
-        _complete(building)
+        _complete(lock, building, state, lock.checksums | shards.checksums(building / SHARDS))
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
     _settle(folder, state["best_step"], keep)
@@ -183,8 +177,10 @@ def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
         raise failed_save(lock.folder, error) from None
 
 
-def _complete(building: Path) -> None:
-    """Give a complete checkpoint its final name."""
+def _complete(lock: RunLock, building: Path, state: State, files: dict[str, str]) -> None:
+    """Write the state beside ``files`` of these checksums, and give the checkpoint its final name."""
+    write_state(building, state, files)
+    lock.refuse_moved()
     target = building.with_name(building.name.removeprefix(".").removesuffix(".tmp"))
     os.replace(building, target)
     sync_folder(target.parent)

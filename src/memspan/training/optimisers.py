@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memspan.distributed.processes import local, placed
+from memspan.distributed.processes import placed
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
@@ -250,13 +250,10 @@ def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, d
         try:
             optimizer.step()
         except Exception as error:
-            name, reason = type(optimizer).__name__, " ".join(str(error).split())[:200]
-            if any(local(parameter) is not parameter for parameter in parameters):
-                what, remedy = "on sharded parameters", "drop --train.parallel fsdp, or"
-            else:
-                what, remedy = "by gradients alone", "it gets no closure;"
+            reason = " ".join(str(error).split())[:200]
             raise MemspanError(
-                f"{name} cannot make a step {what} ({reason}): {remedy} choose another optimiser"
+                f"{type(optimizer).__name__} cannot make a step by gradients alone ({reason}): it gets "
+                "no closure, and with fsdp sharded parameters; choose another optimiser"
             ) from error
     for owner, values in optimizer.state.items():
         for key, value in values.items() if id(owner) in names else [(owner, values)]:

@@ -161,7 +161,13 @@ def _resume(
     if lock is not None:
         lock.load()
     before = load_config(folder)
-    config = with_optimiser(before if wanted is None else _merged(before, wanted), optimiser)
+    config = before
+    if wanted is not None:
+        # The run's own precision stands for auto.
+        own = before.train.precision, before.train.matmul_precision
+        config = _with_absolute_paths(wanted, before.data)
+        config = dataclasses.replace(config, train=_without_auto(config.train, *own))
+    config = with_optimiser(config, optimiser)
     latest = checkpoints.latest(folder)
     state = latest.state
     changed = changes(before, config)
@@ -178,7 +184,11 @@ def _resume(
         checkpoints.recover(folder, state, before.train.keep)
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
-    _check_corpus(state, prepared, config)
+    if how := difference(recorded(state["corpus"]), identity(prepared.splits)):
+        raise MemspanError(
+            f"the corpus {title(config.data.texts)} is not what this run was trained on ({how}): "
+            "restore its files (for python-stdlib: the same Python version), or start a new run"
+        )
     _refuse_finished(state, config, prepared, folder)
     if saved is not None:
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
@@ -207,14 +217,6 @@ def _resume(
     return folder
 
 
-def _merged(
-    before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
-) -> RunConfig[BackboneConfig]:
-    """``wanted`` with absolute paths, and the run's own precision for ``auto``."""
-    options = _without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
-    return dataclasses.replace(_with_absolute_paths(wanted, before.data), train=options)
-
-
 def _refuse_changes(
     changed: Changes, config: RunConfig[BackboneConfig], folder: Path, begun: bool
 ) -> None:
@@ -230,17 +232,6 @@ def _refuse_changes(
         raise MemspanError(
             f"the {option} text of {folder} is not at {getattr(config.data, option)}: say where it is "
             f"now with --data.{option} PATH"
-        )
-
-
-def _check_corpus(
-    state: State, prepared: TokenizedCorpus, config: RunConfig[BackboneConfig]
-) -> None:
-    """Refuse a corpus that is not the one in the checkpoint."""
-    if how := difference(recorded(state["corpus"]), identity(prepared.splits)):
-        raise MemspanError(
-            f"the corpus {title(config.data.texts)} is not what this run was trained on ({how}): "
-            "restore its files (for python-stdlib: the same Python version), or start a new run"
         )
 
 
