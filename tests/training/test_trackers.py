@@ -78,6 +78,10 @@ def test_weights_and_biases_gets_numbers_in_the_runs_folder(
     tracker.close()
     options = {"project": "memspan", "name": tmp_path.name, "dir": str(tmp_path)}
     assert calls == [options, (3, {"loss": 2.0}), "finish"]
+    (tmp_path / "wandb").symlink_to(tmp_path)
+    with pytest.raises(MemspanError, match="wandb is a link out of the run's folder"):
+        Wandb(tmp_path)
+    (tmp_path / "wandb").unlink()
     monkeypatch.delenv("WANDB_API_KEY")
     with pytest.raises(MemspanError, match=r"No API key configured\): .*WANDB_MODE=offline"):
         Wandb(tmp_path)

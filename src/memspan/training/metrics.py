@@ -93,7 +93,7 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        self._writer = SummaryWriter(str(_inside(folder, "tensorboard")))
 
     def log(self, step: int, record: Record) -> None:
         for name, value in _known(record).items():
@@ -128,6 +128,7 @@ class Wandb:
     def __init__(self, folder: Path) -> None:
         import wandb
 
+        _inside(folder, "wandb")
         project = os.environ.get("WANDB_PROJECT") or "memspan"
         try:
             self._run = wandb.init(project=project, name=folder.name, dir=str(folder))
@@ -150,6 +151,14 @@ TRACKERS: dict[str, Callable[[Path], Logger]] = {
     "wandb": Wandb,
 }
 """Loggers besides ``metrics.jsonl``, by the name of the library that each needs."""
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if (folder / name).is_symlink():
+        raise MemspanError(
+            f"{folder / name} is a link out of the run's folder: put the folder itself there"
+        )
+    return folder / name
 
 
 def _known(record: Record) -> dict[str, float]:

@@ -34,10 +34,7 @@ from memspan.training.warm_start import WarmStart, initialise_from
 def refuse_sharing(
     config: RunConfig[BackboneConfig], processes: Processes, begins: bool = False
 ) -> None:
-    """Raise :class:`MemspanError` if the run cannot be shared by this many processes.
-
-    ``begins``: a new run that shards its model needs several; it may be resumed in one.
-    """
+    """Refuse what so many processes cannot share; a sharded run ``begins`` in several only."""
     if begins and config.train.parallel == "fsdp" and processes.size == 1:
         raise MemspanError(
             "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
@@ -145,11 +142,8 @@ class TrainingState:
         return f"the last {last} not lowered the best loss{by}; {best}"
 
     def note_score(self, nats_per_token: float) -> None:
-        """Remember this step if its validation score is the best so far; count it otherwise.
-
-        ``nats_per_token``: infinite if a loss was not finite. The first process's counts: all must stop
-        together.
-        """
+        """Remember this step if its score, the first process's for all, is the best so far; count it
+        otherwise."""
         nats_per_token = self.processes.of_first(nats_per_token)
         improves = nats_per_token < self.best - self.config.train.early_stopping_threshold
         self.unimproved = 0 if improves else self.unimproved + 1
@@ -216,12 +210,7 @@ class TrainingState:
             torch.manual_seed(int(hashlib.sha256(seed.encode()).hexdigest()[:15], 16))
 
     def restore(self, saved: Checkpoint, folder: Path) -> None:
-        """The inverse of :meth:`snapshot`.
-
-        Raises:
-            MemspanError: the checkpoint is of other options than those in the run's ``folder``, or of
-                another optimiser.
-        """
+        """The inverse of :meth:`snapshot`."""
         ours, theirs = self.optimiser.name, saved.state.get("optimiser")
         if theirs not in (None, ours):
             raise MemspanError(
