@@ -17,7 +17,6 @@ from command_line import refused
 from memspan import cli
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.runs import checkpoints
 from memspan.runs.options import RunConfig
 from memspan.training import start
 from memspan.training.options import TrainConfig
@@ -107,16 +106,6 @@ def test_more_patience_goes_on(
 
 def fresh_state(config: RunConfig[Any]) -> TrainingState:
     return TrainingState(config, prepare("text.txt", "bytes", None), torch.device("cpu"))
-
-
-def test_older_checkpoints_have_no_count() -> None:
-    start.train(options(20, steps=2), Path("r"))
-    saved = checkpoints.latest(Path("r")).load()
-    old: Any = {name: value for name, value in saved.state.items() if name != "unimproved"}
-    state = fresh_state(options(20, steps=4))
-    state.unimproved = 7
-    state.restore(dataclasses.replace(saved, state=old), Path("r"))
-    assert state.unimproved == 0
 
 
 def test_the_first_process_decides() -> None:

@@ -105,20 +105,6 @@ def test_the_report_is_the_truth() -> None:
     assert "new: backbone.layer_weights" in summary
 
 
-def test_shared_projections_and_further_layers_start_afresh() -> None:
-    source = run_of(XL(**SIZE | {"memory_length": 0}, normalisation="pre"))
-    model = feedback_of(n_layers=3)
-    report = initialise_from(model, BYTES, source)
-    assert {n for n in report.fresh if "layers.2." not in n} == {
-        "backbone.layer_weights",
-        "backbone.memory_norm.weight",
-        "backbone.memory_norm.bias",
-        "backbone.key.0.weight",
-        "backbone.value.0.weight",
-    }
-    assert not any("layers.2." in n for n in report.mapped)
-
-
 def test_the_same_architecture_is_taken_whole() -> None:
     config = FeedbackConfig(**SIZE)
     source = run_of(config, name="feedback")
