@@ -95,7 +95,7 @@ def test_more_patience_goes_on(
     losses(3, 4)
     start.train(options(2, 0.01), Path("r"))
     line = refused(capsys, "train", "--resume", "r", "--train.steps", "20")
-    assert "the last 2 validations have not lowered the best loss by more than 0.01 nats" in line
+    assert "the last 2 validations did not lower the best loss by more than 0.01 nats" in line
     assert line.endswith("train --resume r --train.early-stopping-patience 4")
     cli.main(["train", "--resume", "r", "--train.early-stopping-patience", "4"])
     assert "stopped early at step 5: the last 4 validations" in capsys.readouterr().out

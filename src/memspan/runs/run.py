@@ -68,7 +68,13 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
     """
     config, place = load_config(Path(folder)), place_of(folder)
     if place.checkpoint is None and not (place.run / WEIGHTS).exists():
-        raise _without_weights(place.run)
+        if not checkpoints.steps_of(place.run):
+            raise checkpoints.no_checkpoint(place.run)
+        # Resuming publishes the best checkpoint's weights again.
+        raise MemspanError(
+            f"{place.run / WEIGHTS} is missing: restore it, or have it made again from the checkpoints "
+            f"with {command('export', place.run)}"
+        )
     return place, config
 
 
@@ -160,13 +166,3 @@ def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any],
             f"{', '.join(sorted(given))} is not an option of a {run.config.architecture}: leave it out"
         )
     return parts[0], parts[1]
-
-
-def _without_weights(folder: Path) -> MemspanError:
-    if checkpoints.steps_of(folder):
-        # Resuming publishes the best checkpoint's weights again.
-        return MemspanError(
-            f"{folder / WEIGHTS} is missing: restore it, or have it made again from the checkpoints "
-            f"with {command('export', folder)}"
-        )
-    return checkpoints.no_checkpoint(folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1)
 
 
-OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "muon": _muon,
     "sgd": _sgd,
@@ -147,7 +148,8 @@ class Optimiser:
         Raises:
             MemspanError: not an optimiser of these parameters, or its state cannot be saved.
         """
-        make, groups = _maker(config, own), groups_of(model, config)
+        make = own or partial(OPTIMISERS[config.optimiser], config=config)
+        groups = groups_of(model, config)
         self._parameters = dict(model.named_parameters())
         self._small = {name: (small, values) for name, small, values in _tried(make, groups)}
         self.optimizer = _made(make, groups)
@@ -207,19 +209,13 @@ class Optimiser:
 
 def kept_bytes(model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None) -> int:
     """Size of an optimiser's state for ``model``, which may be on the meta device."""
+    make = own or partial(OPTIMISERS[config.optimiser], config=config)
     parameters = dict(model.named_parameters())
     return sum(
         value.itemsize * (parameters[name] if value.shape == small.shape else value).numel()
-        for name, small, values in _tried(_maker(config, own), groups_of(model, config))
+        for name, small, values in _tried(make, groups_of(model, config))
         for value in _tensors(values).values()
     )
-
-
-def _maker(config: OptimConfig, own: MakeOptimiser | None) -> MakeOptimiser:
-    if own is not None:
-        return own
-    named = OPTIMISERS[config.optimiser]
-    return lambda groups: named(groups, config)
 
 
 def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:

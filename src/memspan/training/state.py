@@ -16,7 +16,7 @@ from memspan.data.streams import Streams
 from memspan.data.token_files import identity
 from memspan.distributed.parallel import parallel_model
 from memspan.distributed.processes import ALONE, Processes, local, placed, sharded
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
@@ -25,7 +25,7 @@ from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weigh
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.training.changes import environment
-from memspan.training.health import Health, without_non_finite_rows
+from memspan.training.health import Health, non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.options import TrainConfig
 from memspan.training.warm_start import WarmStart, initialise_from
@@ -110,14 +110,12 @@ class TrainingState:
         tokens = self.prepared.splits["train"].tokens
         return self.prepared.tokenizer.count_unknown(tokens) / len(tokens)
 
-    @property
-    def is_best(self) -> bool:
-        """Whether this step has the best validation score so far."""
-        return self.best_step == self.step
-
     def empty_non_finite_rows(self) -> None:
         """Empty rows of memory that are not finite, and count those of all processes."""
-        self.memory, n_rows = without_non_finite_rows(self.memory)
+        rows = non_finite_rows(self.memory)
+        if rows is not None:
+            self.memory = self.memory.reset(rows)
+        n_rows = 0 if rows is None else int(rows.sum())
         self.health.reset_memory_rows += int(self.processes.total(n_rows))
 
     @property
@@ -135,11 +133,9 @@ class TrainingState:
         """Why it stops early."""
         threshold = self.config.train.early_stopping_threshold
         by = f" by more than {threshold:g} nats per token" if threshold else ""
-        last = "validation has" if self.unimproved == 1 else f"{self.unimproved:,} validations have"
-        best = (
-            "none is finite" if self.best_step is None else f"it is that of step {self.best_step:,}"
-        )
-        return f"the last {last} not lowered the best loss{by}; {best}"
+        last = counted(self.unimproved, "validation")
+        best = "not finite" if self.best_step is None else f"that of step {self.best_step:,}"
+        return f"the last {last} did not lower the best loss{by}; it is {best}"
 
     def note_score(self, nats_per_token: float) -> None:
         """Remember this step if its score, the first process's for all, is the best so far; count it

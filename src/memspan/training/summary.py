@@ -12,6 +12,7 @@ from memspan.data.options import title
 from memspan.errors import MemspanError, counted
 from memspan.evaluation import Scores, percent
 from memspan.invocation import command
+from memspan.memory import Memory
 from memspan.training import metrics
 from memspan.training.health import Health
 from memspan.training.state import TrainingState
@@ -92,7 +93,7 @@ def _show_score(
     part = "the validation split" if whole else "the validation split's first part"
     apart = ", every document by itself" if config.data.document_reset else ""
     rows = {"memory carried": _in_words(scores)}
-    if validation.has_memory:
+    if state.model.backbone.memory_type is not Memory:
         without = validation.score(1, emptied=True)
         rows[f"memory emptied every {counted(scores.segment_length, 'token')}"] = _in_words(without)
         saved = 1 - scores.nats / without.nats

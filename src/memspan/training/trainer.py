@@ -49,7 +49,8 @@ class Trainer:
                     metrics.record_training(self.updater.statistics, show)
                 if last or _is_due(options.evaluate_every, state.step):
                     self._validate(metrics)
-                if state.is_finished or _is_due(options.save_every, state.step) or state.is_best:
+                is_best = state.best_step == state.step
+                if is_best or state.is_finished or _is_due(options.save_every, state.step):
                     checkpointer.save()
             if stopped:
                 checkpointer.save()
