@@ -203,7 +203,7 @@ def recover(folder: Path, state: State, keep: int) -> None:
     """Finish what a crash after the latest checkpoint, of ``state``, left undone, and delete leftovers.
 
     Raises:
-        MemspanError: the best weights are damaged in both their places, or the disk is full.
+        MemspanError: the best weights are damaged in both their places.
     """
     remove_leftovers(folder)
     best = state["best_step"]
@@ -226,10 +226,6 @@ def recover(folder: Path, state: State, keep: int) -> None:
     except MemspanError as error:
         raise MemspanError(
             f"{error}; or move {source} away to go on without the best weights so far"
-        ) from None
-    except OSError as error:
-        raise MemspanError(
-            f"cannot write {published} ({error.strerror}): free some space, then --resume"
         ) from None
 
 

@@ -106,12 +106,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, named)
     try:
-        step = int(header["step"])
-    except (KeyError, ValueError):
-        raise MemspanError(f"{named / WEIGHTS} does not say its step: restore it") from None
-    try:
-        corpus = recorded(json.loads(header.get("corpus", "{}")))
-    except (ValueError, RecursionError) as error:
+        step, corpus = int(header["step"]), recorded(json.loads(header.get("corpus", "{}")))
+    except (LookupError, ValueError, RecursionError) as error:
         raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
     return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
 

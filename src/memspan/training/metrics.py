@@ -48,8 +48,6 @@ def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
 
     ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``.
     """
-    trackers = tuple(trackers)
-    refuse_missing(trackers)
     others = [TRACKERS[name](folder) for name in trackers]
     return [JsonLines(folder, step), *others]
 
