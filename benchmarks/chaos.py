@@ -48,7 +48,6 @@ from faults.trials import (
     damaged,
     fails_from,
     file_size_limit,
-    files_while_training,
     full_disk,
     jumping_clock,
     kill_at_any_moment,
@@ -60,9 +59,7 @@ from faults.trials import (
     second_trainer,
     spoiled_code,
     started_together,
-    swapped_checkpoints,
     torn_by,
-    undeletable_checkpoint,
     untrusted_code,
 )
 
@@ -127,11 +124,8 @@ def plan(seed: int, mounts: bool, immutable: bool, operations: dict[str, int]) -
     for file in FILES:
         add("bit flipped", damaged(file, "flip"), 4, file)
         add("tail cut", damaged(file, "cut"), 2, file)
-    add("options change while training", files_while_training, 12)
     add("folder moved while training", moved_while_training, 8)
     add("corpus changed before resuming", corpus_changed, 12)
-    add("old checkpoint not deleted", undeletable_checkpoint, 4)
-    add("two checkpoints swap names", swapped_checkpoints, 4)
     add("compiled code damaged", spoiled_code, 8, among=compiled)
     add("compiled code open to others", untrusted_code, 4, among=compiled)
     add("second trainer", second_trainer, 6)

@@ -23,7 +23,7 @@ import torch
 
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.training.sizes import Tally
+from memspan.training.estimate import Tally
 from peak_memory import peak_bytes, reset_peak
 from timing import interleaved, machine
 

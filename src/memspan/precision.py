@@ -122,20 +122,6 @@ def resolve(
     return chosen
 
 
-def recorded_precision(environment: object) -> Precision | None:
-    """The precision that a checkpoint's environment records; None if it records none.
-
-    For runs begun before the precision was written into their options, which may still say ``auto``.
-    """
-    found = environment if isinstance(environment, dict) else {}
-    if found.get("precision") == "bfloat16":
-        return Precision("bfloat16")
-    try:
-        return Precision(found.get("precision"), found.get("float32 products"))  # type: ignore
-    except MemspanError:
-        return None
-
-
 def _refuse_without_bfloat16(precision: Precision, device: torch.device) -> None:
     try:
         with warnings.catch_warnings():

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
 from several_processes import OWN, run, together, wait_with_a_child
+from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
@@ -51,10 +51,9 @@ MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
     "fast-weights": (FastWeightsConfig(**SMALL), EmbeddingConfig(tie=False), {}),
     "gated-delta-net": (GatedDeltaNetConfig(**SMALL), EmbeddingConfig(), {}),
 }
-SPOILT = (("fast-weights", "ddp"), ("fast-weights", "fsdp"), ("compressive", "fsdp"))
+SPOILT = (("fast-weights", "ddp"), ("compressive", "fsdp"))
 """Where a row of one process's memory becomes NaN, and all leave that update out."""
 KINDS = ("ddp", "fsdp")
-RECOMPUTED = ("compressive",)
 several = pytest.mark.processes
 STEPS, CUT = 5, 3
 SOURCE = str(Path(memspan.__file__).parents[1])
@@ -136,12 +135,6 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for kind in KINDS:
                 options = written(config(name, kind), f"{name}-{kind}")
                 jobs.append({"config": options, "folder": f"{name}-{kind}", "unscored": 4})
-        for name, kind in product(RECOMPUTED, KINDS):
-            model = dataclasses.replace(MODELS[name][0], dropout=0.2)
-            for recompute in (False, True):
-                folder_name = f"{name}-{kind}-{'recomputed' if recompute else 'plain'}"
-                options = config(name, kind, model, recompute=recompute)
-                jobs.append({"config": written(options, folder_name), "folder": folder_name})
         for name, kind in SPOILT:
             options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
             jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
@@ -184,17 +177,6 @@ def test_all_stop_early_together_and_count_on_when_resumed() -> None:
 
 
 @several
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", RECOMPUTED)
-def test_recomputing_changes_no_number(name: str, kind: str, learned: Path) -> None:
-    """With dropout, whose random numbers are each process's own."""
-    plain, recomputed = (f"{learned}/{name}-{kind}-{how}" for how in ("plain", "recomputed"))
-    assert losses(plain) == losses(recomputed)
-    tensors = weights(plain)
-    assert all(torch.equal(x, tensors[name]) for name, x in weights(recomputed).items())
-
-
-@several
 @pytest.mark.parametrize(("name", "kind"), SPOILT)
 def test_all_skip_an_update_that_is_not_finite_in_one(name: str, kind: str, learned: Path) -> None:
     alone, spoilt = f"{learned}/{name}-spoilt", f"{learned}/{name}-{kind}-spoilt"
@@ -234,8 +216,7 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
         assert_same_losses(f"{name}-whole", f"{name}-1")
         assert_same_losses(f"{name}-whole", f"{name}-4")
     assert losses("random-whole") == losses("random-2")
-    whole, again = weights("random-whole"), weights("random-2")
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    assert_same("random-whole", "random-2")
 
     # In one process what is left of several is a plain run, and so it is after an export.
     cut = Path("replicated-cut")
@@ -281,11 +262,7 @@ def test_optimisers_learn_and_go_on_in_two_processes() -> None:
         cut = f"{name}-{kind}-cut"
         jobs += [job(name, kind, f"{name}-{kind}"), {**job(name, kind, cut), "stop": CUT}]
         jobs.append({"copy": cut, "folder": f"{name}-{kind}-again", "optimiser": name})
-    # Torch computes one of its means in place, which cannot be done to parts of a matrix.
-    refused = "Adafactor cannot make a step on sharded parameters"
-    jobs.append({**job("adafactor", "fsdp", "refused"), "refused": refused})
     together(2, jobs)
-    assert not Path("refused").exists()
     for name in dict(OPTIMISERS):
         run(job(name, "ddp", f"{name}-alone"))
     for name, kind in OPTIMISERS:
@@ -297,10 +274,7 @@ def test_optimisers_learn_and_go_on_in_two_processes() -> None:
             found = [loss for *_, loss in losses(folder)]
             assert found == pytest.approx(expected, rel=5e-3 if name == "muon" else 1e-6, abs=0)
         assert losses(again) == losses(whole)
-        ours, theirs = (checkpoints.latest(Path(folder)).load() for folder in (whole, again))
-        for mine, other in ((ours.weights, theirs.weights), (ours.training, theirs.training)):
-            assert mine.keys() == other.keys()
-            assert all(torch.equal(other[key], tensor) for key, tensor in mine.items())
+        assert_same(whole, again)
 
 
 def exported_names(folder: Path) -> set[str]:
@@ -343,15 +317,6 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     newest = checkpoints.latest(Path("r")).state["step"]
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
-
-    early = launched("early", "--resume", "r")
-    wait_for(lambda: workers(early.pid), early)
-    early.send_signal(signal.SIGINT)
-    # Python may swallow an interrupt that falls into an import: torch kills the process after 120 s.
-    status, said = early.ended(180)
-    assert status == 130
-    assert said.count("memspan: interrupted") == 1
-    assert checkpoints.latest(Path("r")).state["step"] == newest
 
 
 @several
@@ -416,11 +381,3 @@ def test_resuming_asks_for_rows_that_divide() -> None:
     parts = (prepared, torch.device("cpu"))
     with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
         TrainingState(config("transformer-xl"), *parts, Processes(0, 3))
-
-
-def test_features_that_are_drawn_anew_need_one_process() -> None:
-    model = FastWeightsConfig(**SMALL, feature_map="favor", favor_redraw=True)
-    prepared = prepare("text.txt", "characters", None)
-    parts = (prepared, torch.device("cpu"))
-    with pytest.raises(MemspanError, match="favor_redraw"):
-        TrainingState(config("fast-weights", model=model), *parts, Processes(0, 2))

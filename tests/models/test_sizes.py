@@ -20,8 +20,8 @@ from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
+from memspan.training.estimate import Plan, refuse_oversized_training
 from memspan.training.options import TrainConfig
-from memspan.training.sizes import Plan, refuse_oversized_training
 
 pytestmark = pytest.mark.hardening
 CPU = torch.device("cpu")

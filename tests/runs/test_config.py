@@ -64,11 +64,6 @@ def test_the_message_names_the_choices(kind: str, option: dict[str, Any], messag
     assert str(caught.value) == message
 
 
-def test_an_integer_will_do_for_a_number() -> None:
-    assert Sampling(temperature=2).temperature == 2
-    assert Sampling(top_p=1).top_p == 1
-
-
 def test_the_parts_of_a_run_are_configs() -> None:
     model = MODELS["transformer-xl"]()
     with pytest.raises(MemspanError, match="train must be a TrainConfig"):

@@ -21,21 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 import memspan
 from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files import disk
-from memspan.files.disk import write_atomically
-from memspan.files.tensors import load_tensors, save_tensors
 from memspan.runs import checkpoints
 from memspan.runs import options as run_options
 from memspan.runs.folder import lock_run
-from memspan.training import checkpointer, metrics, start, updates, validation
+from memspan.training import checkpointer, metrics, start
 from memspan.training.options import OptimConfig
-from tiny_runs import OPTIONS, TEXT, PowerCut
+from tiny_runs import OPTIONS, TEXT, PowerCut, cut_at
 
 pytestmark = pytest.mark.hardening
 QUIET = Console(quiet=True)
@@ -58,9 +55,7 @@ def content(folder: Path) -> dict[str, object]:
     }
     found["best"] = (folder / "checkpoints/best").read_text()
     for path in sorted(folder.rglob("state.json")):
-        state = json.loads(path.read_text().rsplit("\n", 2)[0])
-        del state["metrics"]
-        found[path.relative_to(folder).as_posix()] = state
+        found[path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
 
 
@@ -177,12 +172,6 @@ def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatc
             pass
 
 
-def test_without_locks_training_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "LOCKS", False)
-    start.train(OPTIONS, Path("r"))
-    memspan.load("r")
-
-
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json"])
 def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
     start.train(OPTIONS, Path("r"))
@@ -195,25 +184,6 @@ def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
         with pytest.raises(MemspanError, match=f"{name} in r has changed") as refusal:
             use("r")
         assert "away" not in str(refusal.value)
-
-
-def test_tensors_of_another_checkpoint_are_refused() -> None:
-    start.train(OPTIONS, Path("a"))
-    seeded = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, seed=2))
-    start.train(seeded, Path("b"))
-    newest = "checkpoints/step-00000006/training.safetensors"
-    shutil.copy(Path("b", newest), Path("a", newest))
-    with pytest.raises(MemspanError, match="another checkpoint's"):
-        checkpoints.latest(Path("a")).load()
-
-
-def test_a_header_is_sealed_with_its_tensors() -> None:
-    path = Path("t.safetensors")
-    save_tensors(path, {"x": torch.arange(3.0)}, {"step": "41"})
-    assert load_tensors(path)[1]["step"] == "41"
-    path.write_bytes(path.read_bytes().replace(b'\\"41\\"', b'\\"43\\"'))
-    with pytest.raises(MemspanError, match="checksum is wrong"):
-        load_tensors(path)
 
 
 def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
@@ -230,11 +200,9 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
     assert memspan.load("r").step == min(scores, key=scores.__getitem__)
 
 
-def test_a_run_that_never_saved_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(updates.Updater, "update", lambda self: (_ for _ in ()).throw(PowerCut()))
-        with pytest.raises(PowerCut):
-            start.train(OPTIONS, Path("r"))
+def test_a_run_that_never_saved_is_begun_anew() -> None:
+    with cut_at(0):
+        start.train(OPTIONS, Path("r"))
     with pytest.raises(
         MemspanError, match=r"start it again with .*memspan train --preset r/config"
     ):
@@ -269,71 +237,6 @@ def test_a_run_without_weights_says_what_to_do() -> None:
         memspan.load("r")
 
 
-def test_best_weights_that_are_lost_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are damaged under both their names, and the newest checkpoint is whole."""
-    original = validation.Validation.score
-
-    def worse(self: validation.Validation, batch_size: int, **options: bool) -> Any:
-        scores = original(self, batch_size, **options)
-        return dataclasses.replace(scores, nats=scores.tokens * self.state.step)
-
-    monkeypatch.setattr(validation.Validation, "score", worse)
-    start.train(OPTIONS, Path("r"))
-    assert memspan.load("r").step == 3
-    folder = Path("r/checkpoints/step-00000003")
-    with open(folder / "model.safetensors", "r+b") as file:
-        file.truncate(100)
-    with pytest.raises(MemspanError, match=f"or move {folder} away to go on without the best"):
-        start.resume(Path("r"))
-    folder.rename("away")
-    with pytest.raises(MemspanError, match="is finished"):
-        start.resume(Path("r"))
-    assert memspan.load("r").step == 6
-
-
-def test_a_checkpoint_under_the_name_of_another_is_refused() -> None:
-    """Of two with swapped names the newer would be deleted as the older."""
-    start.train(OPTIONS, Path("r"))
-    whole = content(Path("r"))
-    folders = [Path("r/checkpoints", f"step-0000000{step}") for step in (4, 6)]
-
-    def swap() -> None:
-        folders[0].rename("aside")
-        folders[1].rename(folders[0])
-        Path("aside").rename(folders[1])
-
-    swap()
-    swapped = content(Path("r"))
-    with pytest.raises(MemspanError, match="6 holds the checkpoint of step 4: rename it to step-0"):
-        start.resume(Path("r"))
-    assert content(Path("r")) == swapped != whole
-    swap()
-    with pytest.raises(MemspanError, match="is finished"):
-        start.resume(Path("r"))
-    assert content(Path("r")) == whole
-
-
-def test_what_cannot_be_deleted_is_said_once_and_deleted_later(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    original = shutil.rmtree
-
-    def refuse(path: Path, **options: Any) -> None:
-        if ".old.tmp" in Path(path).name:
-            raise OSError(24, "Too many open files")
-        original(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", refuse)
-        start.train(dataclasses.replace(OPTIONS, train=SAVING_OFTEN), Path("r"))
-    (said,) = caplog.messages
-    assert said.startswith("old checkpoints in r cannot be deleted (Too many open files): that is")
-    assert len(list(Path("r/checkpoints").glob(".step-*.old.tmp"))) > 1
-    with pytest.raises(MemspanError, match="is finished"):
-        start.resume(Path("r"))
-    assert not list(Path("r").rglob(".*"))
-
-
 def test_checkpoints_elsewhere_are_refused() -> None:
     """Old checkpoints are deleted there: a run folder from elsewhere must not say where."""
     start.train(OPTIONS, Path("r"))
@@ -352,48 +255,15 @@ def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyP
         patch.setattr(os, "open", refuse)
         with pytest.raises(MemspanError, match="cannot write in r"):
             start.resume(Path("r"))
-    with monkeypatch.context() as patch:
-        # Such a file system refuses to remove, too, even what is not there.
-        patch.setattr(os, "fsync", refuse)
-        patch.setattr(Path, "unlink", refuse)
-        with pytest.raises(MemspanError, match="Read-only file system"):
-            write_atomically(Path("r/x"), b"")
-
-
-def test_metrics_that_changed_are_told_and_training_goes_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start.train(OPTIONS, Path("whole"))
-    original = updates.Updater.update
-
-    def update(self: updates.Updater) -> torch.Tensor:
-        if self.state.step == 5:
-            raise PowerCut
-        return original(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(updates.Updater, "update", update)
-        with pytest.raises(PowerCut):
-            start.train(OPTIONS, Path("r"))
-    shutil.copytree("r", "untouched")
-    records = Path("r/metrics.jsonl")
-    records.write_text(records.read_text().replace('"tokens": 24', '"tokens": 34'))
-    for folder, told in (("r", True), ("untouched", False)):
-        start.resume(Path(folder), console=Console(width=500))
-        said = capsys.readouterr().out
-        assert ("metrics.jsonl is not as it was saved" in said) == told
-        assert content(Path(folder)) == content(Path("whole"))
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"step": "6"}, "its step is str"),
-        ({"best_step": -1}, "its step is negative"),
         ({"corpus": None}, "its corpus is NoneType"),
         ({"streams": {}}, "not a stream position"),
         ({"health": {"skipped_updates": "many"}}, "its health is"),
-        ({"health": {"x": 1}}, "does not fit its config.toml"),
     ],
 )
 def test_a_state_that_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:

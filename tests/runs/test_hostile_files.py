@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 import hostile
-from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
@@ -27,7 +26,6 @@ from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import options as run_options
 from memspan.runs.options import RunConfig
 from memspan.training import metrics
-from memspan.training.loggers import JsonLines, loggers
 
 # One worker makes the files.
 pytestmark = [pytest.mark.hardening, pytest.mark.xdist_group("hostile files")]
@@ -47,19 +45,6 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, host
         patch.setenv("MEMSPAN_CACHE", str(root / "cache"))
         patch.chdir(root)
         yield hostile.make_readers(root)
-
-
-@pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
-    """The other architectures', for what is different in them."""
-    found = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("compressive", "feedback", "fast-weights"):
-            root = tmp_path_factory.mktemp(name)
-            patch.setenv("MEMSPAN_CACHE", str(root / "cache"))
-            patch.chdir(root)
-            found[name] = hostile.make_readers(root, name)
-        yield found
 
 
 @st.composite
@@ -97,17 +82,6 @@ VALUES = st.recursive(
 )
 
 
-@st.composite
-def changed(draw: st.DrawFn, value: Any) -> Any:
-    """JSON with one of its values, at any depth, replaced or taken away."""
-    if isinstance(value, dict) and value and draw(st.integers(0, 9)):
-        key = draw(st.sampled_from(sorted(value)))
-        if draw(st.integers(0, 9)) == 0:
-            return {k: v for k, v in value.items() if k != key}
-        return value | {key: draw(changed(value[key]))}
-    return draw(VALUES)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_once_took_all_memory_is_refused(
     readers: dict[str, hostile.Reader], kind: str
@@ -123,14 +97,6 @@ def test_valid_files_load(readers: dict[str, hostile.Reader], kind: str) -> None
         assert readers[kind](content) is None
 
 
-@pytest.mark.parametrize("kind", ["weights", "training"])
-def test_checksums_do_not_hide_what_is_behind_them(
-    readers: dict[str, hostile.Reader], kind: str
-) -> None:
-    content = readers[kind].valid
-    assert readers[kind](content[:-1] + bytes([content[-1] ^ 1])) is None
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @EXAMPLES
 @given(data=st.data())
@@ -140,20 +106,6 @@ def test_any_bytes_load_or_are_refused(
     reader = readers[kind]
     valid = data.draw(st.sampled_from((reader.valid, *reader.others)))
     reader(data.draw(st.binary(max_size=64) | edits(valid)))
-
-
-@pytest.mark.parametrize("kind", ["state", "tokenizer", "metrics"])
-@EXAMPLES
-@given(data=st.data())
-def test_any_json_loads_or_is_refused(
-    readers: dict[str, hostile.Reader], kind: str, data: st.DataObject
-) -> None:
-    reader = readers[kind]
-    valid = data.draw(st.sampled_from((reader.valid, *reader.others)))
-    first = valid.split(b"\n")[0] if kind == "metrics" else valid
-    content = json.dumps(data.draw(changed(hostile.json_of(first)))).encode()
-    tail = b"\n" + b"0" * 64 + b"\n" if kind == "state" else b"\n"
-    reader(content + tail)
 
 
 @EXAMPLES
@@ -173,20 +125,14 @@ def test_any_options_load_or_are_refused(
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.uint8)
 
 
-@pytest.mark.parametrize("architecture", sorted(hostile.MODELS))
 @EXAMPLES
 @given(data=st.data())
 def test_any_tensors_load_or_are_refused(
-    readers: dict[str, hostile.Reader],
-    others: dict[str, dict[str, hostile.Reader]],
-    architecture: str,
-    data: st.DataObject,
+    readers: dict[str, hostile.Reader], data: st.DataObject
 ) -> None:
     """Tensors of other names, types, sizes and values, rightly sealed."""
-    found = others.get(architecture, readers)
     for kind in ("memory", "weights", "training"):
-        reader = found[kind]
-        reader(data.draw(retensored(reader.valid)))
+        readers[kind](data.draw(retensored(readers[kind].valid)))
 
 
 @st.composite
@@ -213,15 +159,10 @@ def retensored(draw: st.DrawFn, content: bytes) -> bytes:
     return save(tensors, header)
 
 
-@pytest.mark.parametrize("architecture", sorted(hostile.MODELS))
-def test_counts_beyond_a_memorys_slots_are_refused(
-    readers: dict[str, hostile.Reader],
-    others: dict[str, dict[str, hostile.Reader]],
-    architecture: str,
-) -> None:
+def test_counts_beyond_a_memorys_slots_are_refused(readers: dict[str, hostile.Reader]) -> None:
     from safetensors.torch import load
 
-    reader = others.get(architecture, readers)["memory"]
+    reader = readers["memory"]
     header = {"memspan": json.dumps({"sha256": "0" * 64, **_header(reader.valid)})}
     counts = [n for n in load(reader.valid) if "length" in n or n == "tokens_seen"]
     assert counts
@@ -254,16 +195,6 @@ def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.R
     start = b'{"x":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
     said = readers["weights"](struct.pack("<Q", len(start)) + start)
     assert said is not None
-
-
-@pytest.mark.parametrize("step", [rb"\"stop\": \"2\"", rb"\"step\": \"x\""])
-def test_weights_without_a_step_are_refused(
-    readers: dict[str, hostile.Reader], step: bytes
-) -> None:
-    for kind, says in (("weights", "does not say its step"), ("training", "another checkpoint's")):
-        content = readers[kind].valid.replace(rb"\"step\": \"2\"", step)
-        assert content != readers[kind].valid
-        assert says in (readers[kind](content) or "")
 
 
 @pytest.mark.parametrize(
@@ -318,14 +249,6 @@ def test_config_toml_holds_any_name(corpus: str, tmp_path_factory: pytest.TempPa
     assert run_options.read_config(path) == options
 
 
-def test_names_that_are_no_text_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a\0b", "\x1b[31mred", "caf\udce9"):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["train", "--data.corpus", name])
-        assert stop.value.code == 2
-        assert "control characters" in " ".join(capsys.readouterr().err.replace("│", " ").split())
-
-
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(MemspanError, match="not a regular file"):
@@ -338,34 +261,14 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         read_limited(tmp_path / "large", 10)
 
 
-def test_pictures_are_not_drawn_through_links(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     run, precious = tmp_path / "run", tmp_path / "precious"
     run.mkdir()
     precious.write_text("mine")
-    (run / "loss.png").symlink_to(precious)
-    (run / "metrics.jsonl").symlink_to(precious)
-    log = JsonLines(run)
-    log.log(1, {"tokens": 3, "train_bits_per_byte": 2.0})
-    log.close()
-    assert metrics.plot(run) == [run / "loss.png"]
-    assert precious.read_text() == "mine"
-
-
-def test_nothing_is_written_through_links(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    run, elsewhere, precious = (tmp_path / name for name in ("run", "elsewhere", "precious"))
-    run.mkdir()
-    elsewhere.mkdir()
-    precious.write_text("mine")
-    (run / "tensorboard").symlink_to(elsewhere)
-    with pytest.raises(MemspanError, match="tensorboard is a link out of the run's folder"):
-        loggers(run, ["tensorboard"], 0)
     (run / f".file.{os.getpid()}.tmp").symlink_to(precious)
     write_atomically(run / "file", b"new")
     assert (run / "file").read_bytes() == b"new"
     assert precious.read_text() == "mine"
-    assert not list(elsewhere.iterdir())
 
 
 def test_records_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:

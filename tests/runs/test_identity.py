@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,10 @@ from memspan.data.token_files import difference
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
-from memspan.runs.checkpoint_files import State
-from memspan.runs.folder import RunLock
-from memspan.runs.options import RunConfig, load_config
-from memspan.training import metrics, start, updates
+from memspan.runs.options import RunConfig
+from memspan.training import metrics, start
 from memspan.training.options import OptimConfig
-from memspan.training.state import TrainingState
-from tiny_runs import OPTIONS, TEXT, PowerCut
+from tiny_runs import OPTIONS, TEXT, PowerCut, assert_same, at_step, cut_at
 
 QUIET = Console(quiet=True)
 
@@ -36,96 +32,15 @@ def _text(own_folders: Path) -> None:
     Path("text.txt").write_text(TEXT)
 
 
-def during(
-    monkeypatch: pytest.MonkeyPatch, events: dict[int, Callable[[], None]], out: str = "r"
-) -> None:
-    """Train in ``out``; ``events`` happen after so many steps, each once."""
-    original, left = updates.Updater.update, dict(events)
-
-    def update(self: updates.Updater) -> torch.Tensor | None:
-        left.pop(self.state.step, lambda: None)()
-        return original(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(updates.Updater, "update", update)
-        start.train(OPTIONS, Path(out), console=Console(width=500))
-
-
-def cut() -> None:
-    raise PowerCut
-
-
-def cut_run(monkeypatch: pytest.MonkeyPatch, step: int = 5, out: str = "r") -> None:
-    """A run whose process was killed after ``step`` updates."""
-    with pytest.raises(PowerCut):
-        during(monkeypatch, {step: cut}, out)
-
-
-def weights(folder: str) -> dict[str, torch.Tensor]:
-    return checkpoints.latest(Path(folder)).load().weights
-
-
-def assert_same(a: str, b: str) -> None:
-    ours, theirs = weights(a), weights(b)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert ours.keys() == theirs.keys()
-
-
-def flip_in_config() -> None:
-    path = Path("r/config.toml")
-    path.write_text(path.read_text().replace("learning_rate = 0.002", "learning_rate = 0.003"))
-    assert "0.003" in path.read_text()
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_options_that_change_while_training_are_not_sealed(
-    ends: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start.train(OPTIONS, Path("whole"))
-    events: dict[int, Callable[[], None]] = {3: flip_in_config}
-    if ends:
-        during(monkeypatch, events)
-    else:
-        with pytest.raises(PowerCut):
-            during(monkeypatch, events | {5: cut})
-    assert "r/config.toml was changed while training" in capsys.readouterr().out
-    assert "0.003" in Path("r/config.toml.changed").read_text()
-    if not ends:
-        start.resume(Path("r"))
-    assert memspan.load("r").config == memspan.load("whole").config
-    assert_same("r", "whole")
-
-
-def test_options_that_change_and_were_not_seen_yet_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(PowerCut):
-        during(monkeypatch, {5: lambda: (flip_in_config(), cut())})  # type: ignore[func-returns-value]
-    with pytest.raises(MemspanError, match=r"config.toml in r has changed"):
-        start.resume(Path("r"))
-
-
-def test_files_that_are_deleted_while_training_are_written_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start.train(OPTIONS, Path("whole"))
-    names = ("config.toml", "tokenizer.json")
-
-    def delete() -> None:
-        for name in names:
-            Path("r", name).unlink()
-
-    during(monkeypatch, {5: delete})
-    said = capsys.readouterr().out
-    for name in names:
-        assert f"r/{name} was deleted while training: it is written again" in said
-        assert Path("r", name).read_bytes() == Path("whole", name).read_bytes()
-    memspan.load("r")
+def cut_run() -> None:
+    """A run whose process was killed after five updates."""
+    with cut_at(5):
+        start.train(OPTIONS, Path("r"))
 
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_folder_that_is_moved_while_training_ends_it(
-    replaced: bool, monkeypatch: pytest.MonkeyPatch
+    replaced: bool,
 ) -> None:
     """Another run under its old name is left alone, to the byte."""
     start.train(OPTIONS, Path("whole"))
@@ -135,8 +50,11 @@ def test_a_folder_that_is_moved_while_training_ends_it(
         if replaced:
             shutil.copytree("whole", "r")
 
-    with pytest.raises(MemspanError, match=r"folder r was moved, deleted or replaced .*--resume"):
-        during(monkeypatch, {3: move})
+    with (
+        pytest.raises(MemspanError, match=r"folder r was moved, deleted or replaced .*--resume"),
+        at_step(3, move),
+    ):
+        start.train(OPTIONS, Path("r"))
     assert Path("r").exists() == replaced
     for path in Path("whole").rglob("*") if replaced else ():
         if path.is_file():
@@ -147,46 +65,14 @@ def test_a_folder_that_is_moved_while_training_ends_it(
     assert steps == [r["step"] for r in metrics.read(Path("whole/metrics.jsonl"))]
 
 
-def test_a_folder_that_is_moved_during_a_save_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = checkpoints.write_state
-
-    def move_first(folder: Path, state: State, files: dict[str, str]) -> None:
-        Path("r").rename("moved")
-        write(folder, state, files)
-
-    monkeypatch.setattr(checkpoints, "write_state", move_first)
-    with pytest.raises(MemspanError, match="folder r was moved, deleted or replaced"):
-        start.train(OPTIONS, Path("r"))
-    assert not list(Path().rglob("state.json"))
-
-
 def test_a_run_that_is_copied_or_moved_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     start.train(OPTIONS, Path("whole"))
-    cut_run(monkeypatch)
+    cut_run()
     shutil.copytree("r", "copy")
     Path("r").rename("moved")
     for folder in ("copy", "moved"):
         start.resume(Path(folder))
         assert_same(folder, "whole")
-
-
-def test_an_old_checkpoint_that_stayed_is_deleted_at_the_next_save(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its folder was busy or read-only for a while."""
-    original, refused = shutil.rmtree, []
-
-    def rmtree(path: Path, ignore_errors: bool = False) -> None:
-        if ".old.tmp" in path.name and not refused:
-            refused.append(path)
-        else:
-            original(path, ignore_errors=ignore_errors)
-
-    monkeypatch.setattr(checkpoints.shutil, "rmtree", rmtree)
-    loop = dataclasses.replace(OPTIONS.train, save_every=1)
-    start.train(dataclasses.replace(OPTIONS, train=loop), Path("r"))
-    assert refused
-    assert not list(Path("r/checkpoints").glob(".*"))
 
 
 SIZES = {"a": 500, "b": 400, "c": 30, "d": 20, "e": 50}
@@ -214,7 +100,7 @@ def test_a_corpus_that_changed_in_any_split_or_border_is_refused(
     rewrite({})
     data = dataclasses.replace(OPTIONS.data, corpus="texts")
     monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, data=data))
-    cut_run(monkeypatch)
+    cut_run()
     rewrite(change)
     with pytest.raises(MemspanError, match=says):
         start.resume(Path("r"))
@@ -228,27 +114,6 @@ def test_splits_that_come_and_go() -> None:
     assert difference(whole, train_only) == "its validation split is missing"
     assert difference(train_only, whole) == "its validation split is new"
     assert difference(whole, train_only, ["train"]) is None
-
-
-def test_runs_that_recorded_their_training_tokens_only_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start.train(OPTIONS, Path("whole"))
-    with monkeypatch.context() as patch:
-        # As before there was more.
-        patch.setattr(
-            TrainingState,
-            "snapshot",
-            lambda self, folder, snapshot=TrainingState.snapshot: dataclasses.replace(
-                found := snapshot(self, folder),
-                state=found.state | {"corpus": found.state["corpus"]["train"]["tokens"]},
-            ),
-        )
-        cut_run(monkeypatch)
-    start.resume(Path("r"), console=Console(width=500))
-    assert "recorded only its training tokens" in capsys.readouterr().out
-    assert_same("r", "whole")
-    assert set(memspan.load("r").corpus) == {"train", "validation", "test"}
 
 
 def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
@@ -311,7 +176,7 @@ def test_a_finished_run_goes_on_to_more_steps(capsys: pytest.CaptureFixture[str]
 
 
 def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_run(monkeypatch)
+    cut_run()
     new = dataclasses.replace(
         options(segment_length=8, accumulate=2, precision="bfloat16", save_every=0),
         optim=OptimConfig(learning_rate=1e-3, weight_decay=0.0, beta2=0.9, clip_norm=0.0),
@@ -334,18 +199,16 @@ def test_a_crash_while_options_change_is_recovered(
     """Before either file is written, or before the first save after them."""
     start.train(options(steps=12), Path("whole"))
     start.train(options(steps=6), Path("r"))
-    write = RunLock.write
+    write = history.write_atomically
 
-    def writing(self: RunLock, name: str, content: bytes) -> None:
-        if name == cut_before:
+    def writing(path: Path, content: bytes) -> None:
+        if path.name == cut_before:
             raise PowerCut
-        write(self, name, content)
+        write(path, content)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RunLock, "write", writing)
-        patch.setattr(updates.Updater, "update", lambda self: cut())
-        with pytest.raises(PowerCut):
-            start.resume(Path("r"), config=options(steps=12))
+    with monkeypatch.context() as patch, cut_at(6):
+        patch.setattr(history, "write_atomically", writing)
+        start.resume(Path("r"), config=options(steps=12))
     memspan.load("r")
     if cut_before:
         # It was not made; another may be.
@@ -358,22 +221,10 @@ def test_a_crash_while_options_change_is_recovered(
     assert [c.changed for c in history.read(Path("r"))] == [{"train.steps": [6, 12]}]
 
 
-def test_longer_segments_than_learned_positions_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = dataclasses.replace(OPTIONS.model, positions="learned")
-    monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, model=model))
-    cut_run(monkeypatch)
-    longer = load_config(Path("r"))
-    longer = dataclasses.replace(longer, train=dataclasses.replace(longer.train, segment_length=5))
-    with pytest.raises(MemspanError, match=r"segments of at most . tokens: lower"):
-        start.resume(Path("r"), config=longer)
-
-
 def test_another_environment_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cut_run(monkeypatch)
+    cut_run()
     shutil.copytree("r", "same")
     start.resume(Path("same"), console=Console(width=900))
     assert "another environment" not in capsys.readouterr().out
@@ -389,7 +240,7 @@ def test_another_environment_is_said_in_one_line(
 def test_runs_work_from_any_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cut_run(monkeypatch)
+    cut_run()
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     start.resume(Path("../r"))

@@ -16,7 +16,7 @@ from memspan import MemspanError, cli
 from memspan.measurement import report
 from memspan.runs.checkpoint_files import WEIGHTS
 from memspan.runs.folder import SHIPPED, lock_run
-from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, joined, table
+from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, table
 
 ROWS = json.loads(RESULTS.read_text())
 
@@ -57,22 +57,6 @@ def test_it_scores_and_writes_without_a_network(
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_it_reads_text_without_line_breaks(name: str) -> None:
-    """Fast Weights once counted the bytes since the last one, and came to 7 bits."""
-    text = (TRAINED / "tiny-shakespeare-held-out.txt").read_text()[:1500]
-    Path("joined.txt").write_text(" ".join(text.split()))
-    assert memspan.evaluate(name, "joined.txt", split="all").bits_per_byte < 3.5
-
-
-def test_some_stretches_are_joined_in_training() -> None:
-    text = b"A:\none two\nthree\n\nB:\nfour\n\n" * 500
-    assert joined(text, 0) == text
-    some = joined(text, 0.2)
-    assert text.count(b"\n") / 2 < some.count(b"\n") < text.count(b"\n")
-    assert some.split() == joined(text, 1).split() == text.split()
-
-
-@pytest.mark.parametrize("name", ROWS)
 def test_its_card_says_what_was_measured(name: str) -> None:
     row, run = ROWS[name], memspan.load(name)
     assert run.config.architecture == row["architecture"] == RECIPES[name].architecture
@@ -108,14 +92,6 @@ def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -
     said = refused(capsys, "generate", "hamlet")
     assert "no run at hamlet: " in said
     assert all(name in said for name in SHIPPED)
-
-
-def test_the_help_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("generate", "evaluate", "measure"):
-        with pytest.raises(SystemExit):
-            cli.main([verb, "--help"])
-        said = capsys.readouterr().out.replace("│", " ").split()
-        assert all(any(name in word for word in said) for name in SHIPPED)
 
 
 def test_a_report_goes_to_the_current_folder(

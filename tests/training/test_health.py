@@ -15,19 +15,16 @@ from rich.console import Console
 
 import memspan
 from architectures import CASES, VOCABULARY
-from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluation import score_tokens
-from memspan.files.tensors import load_tensors
 from memspan.memory import Memory
 from memspan.models.registry import MODELS
 from memspan.runs import checkpoints
-from memspan.runs import run as runs
 from memspan.runs.options import RunConfig
 from memspan.training import start, updates, validation
-from memspan.training.health import MOST_SKIPS_IN_A_ROW, non_finite_rows, without_non_finite_rows
+from memspan.training.health import MOST_SKIPS_IN_A_ROW, non_finite_rows
 from memspan.training.options import OptimConfig, TrainConfig
 
 TEXT = "to carry a memory from one segment to the next, and to the next again. " * 20
@@ -91,15 +88,8 @@ def test_a_stop_names_step_place_and_gradients(monkeypatch: pytest.MonkeyPatch) 
     assert "\n" not in message
 
 
-def test_a_stop_before_the_first_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil(monkeypatch, {1})
-    with pytest.raises(MemspanError, match="there was no checkpoint in r yet"):
-        start.train(run("transformer-xl"), Path("r"))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_skipped_updates_change_nothing_and_are_counted(
-    monkeypatch: pytest.MonkeyPatch, value: float
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before: dict[int, dict[str, torch.Tensor]] = {}
     original = updates.Updater.update
@@ -109,7 +99,7 @@ def test_skipped_updates_change_nothing_and_are_counted(
         return original(self)
 
     monkeypatch.setattr(updates.Updater, "update", update)
-    spoil(monkeypatch, {5, 11}, value)
+    spoil(monkeypatch, {5, 11}, math.inf)
     start.train(run("transformer-xl", non_finite="skip"), Path("r"))
     for step in range(11):
         same = all(torch.equal(before[step][k], before[step + 1][k]) for k in before[step])
@@ -119,28 +109,7 @@ def test_skipped_updates_change_nothing_and_are_counted(
         "reset_memory_rows": 0,
     }
     assert [r["skipped_updates"] for r in records() if "skipped_updates" in r] == [1, 2]
-
-
-def test_the_counts_survive_a_resumption(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil(monkeypatch, {2, 7})
-    options = run("transformer-xl", non_finite="skip")
-    start.train(options, Path("whole"))
-    original = updates.Updater.update
-
-    def update(self: updates.Updater) -> Any:
-        if self.state.step == 6:
-            raise MemspanError("power cut")
-        return original(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(updates.Updater, "update", update)
-        with pytest.raises(MemspanError, match="power cut"):
-            start.train(options, Path("cut"))
-    start.resume(Path("cut"))
-    whole, cut = (checkpoints.latest(Path(name)).load() for name in ("whole", "cut"))
-    assert whole.state["health"] == cut.state["health"]
-    assert whole.state["health"]["skipped_updates"] == 2
-    assert all(torch.equal(whole.weights[k], cut.weights[k]) for k in whole.weights)
+    assert all("train_nats_per_token" in r for r in records() if "skipped_updates" in r)
 
 
 def test_training_gives_up_where_skipping_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,18 +120,7 @@ def test_training_gives_up_where_skipping_does_not_help(monkeypatch: pytest.Monk
         start.train(options, Path("r"))
 
 
-def test_records_hold_no_loss_where_every_update_was_skipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spoil(monkeypatch, set(range(11, 21)))
-    start.train(run("transformer-xl", non_finite="skip", steps=20), Path("r"))
-    training = [r for r in records() if "skipped_updates" in r]
-    assert [r["skipped_updates"] for r in training] == [0, 10]
-    assert ["train_nats_per_token" in r for r in training] == [True, False]
-
-
-# The transformer has no memory that could be spoilt.
-@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "transformer"])
+@pytest.mark.parametrize("architecture", ["compressive", "fast-weights"])
 def test_a_spoilt_row_of_memory_is_emptied_and_counted(
     monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -193,10 +151,10 @@ def test_a_spoilt_row_of_memory_is_emptied_and_counted(
     assert seen[0] == seen[2] > seen[1] == 24
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["compressive", "feedback", "fast-delta"])
 def test_rows_that_are_not_finite_are_found(name: str) -> None:
-    case = CASES[name]
-    model = case.model()
+    # Loops in C are there for float32.
+    model = CASES[name].model(torch.float32)
     tokens = torch.randint(VOCABULARY, (3, 7), generator=torch.Generator().manual_seed(1))
     memory: Memory = model(tokens).memory.detach()
     assert non_finite_rows(memory) is None
@@ -210,23 +168,9 @@ def test_rows_that_are_not_finite_are_found(name: str) -> None:
             rows = non_finite_rows(changed)
             assert rows is not None
             assert rows.tolist() == [False, False, True]
-            cleaned, n_rows = without_non_finite_rows(changed)
-            assert n_rows == 1
-            expected = memory.reset([False, False, True]).tensors()
-            assert all(torch.equal(t, expected[k]) for k, t in cleaned.tensors().items())
 
 
-def test_large_finite_values_are_healthy() -> None:
-    """A sum over them would overflow in float32."""
-    memory = (
-        next(iter(CASES.values())).model(torch.float32)(torch.zeros(2, 4, dtype=torch.long)).memory
-    )
-    huge = memory.map(lambda t: torch.full_like(t, 3e38) if t.is_floating_point() else t)
-    assert non_finite_rows(huge) is None
-
-
-# What an LSTM returns is bounded, whatever its weights.
-@pytest.mark.parametrize("architecture", [name for name in MODELS if name != "lstm"])
+@pytest.mark.parametrize("architecture", ["transformer-xl", "feedback"])
 def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> None:
     model = memspan.models.LanguageModel(256, run(architecture).model).eval()
     with torch.no_grad():
@@ -234,32 +178,6 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
             parameter.mul_(1e30)
     with pytest.raises(NonFiniteError, match="not finite"):
         score_tokens(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
-
-
-def test_the_command_line_says_so_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start.train(run("transformer-xl", steps=2), Path("r"))
-
-    def overflowing(model: Any) -> Any:
-        with torch.no_grad():
-            model.get_parameter("head.biases.0").fill_(math.inf)
-
-    load = runs.load
-
-    def loaded(*arguments: Any, **options: Any) -> Any:
-        result = load(*arguments, **options)
-        overflowing(result.model)
-        return result
-
-    monkeypatch.setattr(runs, "load", loaded)
-    for verb in (["evaluate", "r"], ["generate", "r", "--prompt", "x", "--tokens", "3"]):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(verb)
-        assert stop.value.code == 2
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert sum("not finite" in line for line in lines) == 1
-        assert not any("Traceback" in line for line in lines)
 
 
 def test_a_validation_that_is_not_finite_does_not_end_the_run(
@@ -277,10 +195,3 @@ def test_a_validation_that_is_not_finite_does_not_end_the_run(
     assert "the score is not finite" in capsys.readouterr().out
     scored = [r["step"] for r in records() if "validation_bits_per_byte" in r]
     assert scored == [8, 12]
-
-
-def test_a_full_run_is_healthy_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    start.train(run("transformer-xl"), Path("r"), console=Console())
-    assert "skipped" not in capsys.readouterr().out
-    tensors, _ = load_tensors(Path("r/model.safetensors"))
-    assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
@@ -23,12 +22,10 @@ from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.precision import AUTOMATIC, Precision, resolve
-from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig, load_config, to_toml
-from memspan.training import start, trainer, updates, validation
+from memspan.runs.options import RunConfig, load_config
+from memspan.training import start, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
-from readings import text
 
 CPU = torch.device("cpu")
 SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -122,74 +119,13 @@ def test_slow_bfloat16_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Precision().notices(CPU, "a loop is computed")
     assert not Precision("bfloat16").notices(torch.device("cuda"), None)
     monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
-    said = {
-        name: Precision("bfloat16").notices(CPU, case.model().train().float32_part())
-        for name, case in CASES.items()
-        if name in ("xl-segment", "compressive", "feedback", "feedback-last-post", "fast-delta")
-    }
-    assert {name: len(lines) for name, lines in said.items()} == {
-        "xl-segment": 0,
-        "compressive": 0,
-        "feedback": 1,
-        # Learned spans: in training all of the reference is bfloat16.
-        "feedback-last-post": 0,
-        "fast-delta": 1,
-    }
+    # With learned spans all of the reference is bfloat16 in training.
+    for name, n_lines in {"compressive": 0, "feedback": 1, "feedback-last-post": 0}.items():
+        part = CASES[name].model().train().float32_part()
+        assert len(Precision("bfloat16").notices(CPU, part)) == n_lines
 
 
 # ----- What is computed
-
-
-@pytest.mark.parametrize("name", ["xl-segment", "compressive", "feedback", "fast-delta"])
-def test_matmul_precision_changes_little(name: str) -> None:
-    """Here nothing; with matrix units as much as bfloat16 does."""
-    model = CASES[name].shared_model(torch.float32)
-    expected = model.reader(batch_size=2, precision=Precision()).read(text(2, 6))
-    for matmul in ("high", "medium"):
-        reader = model.reader(batch_size=2, precision=Precision(matmul=matmul))
-        torch.testing.assert_close(reader.read(text(2, 6)), expected, rtol=0.05, atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "training", "evaluating"),
-    [
-        # Two layers; compressing reads what was compressed and what it became.
-        ("xl-segment", 0, 2),
-        ("compressive", 4, 2),
-        ("feedback", 0, 0),
-        ("fast-delta", 0, 0),
-    ],
-)
-def test_torchs_attention_only_where_it_is_fast(
-    name: str, training: int, evaluating: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, attention = [], F.scaled_dot_product_attention
-
-    def spy(*arguments: Any, **options: Any) -> Tensor:
-        calls.append(1)
-        return attention(*arguments, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    model = CASES[name].model(torch.float32)
-    memory = model(text(2, 5)).memory
-    outputs = {}
-    for matmul in ("highest", "high", "medium"):
-        counts = []
-        with Precision(matmul=matmul).applied(CPU):
-            for grad in (True, False):
-                calls.clear()
-                with torch.set_grad_enabled(grad):
-                    output = model.train(grad)(text(2, 4), memory, targets=text(2, 4, 1))
-                counts.append(len(calls))
-                calls.clear()
-                outputs[matmul, grad] = output.loss.detach()
-            model.reader(memory).read(text(2, 4))
-            counts.append(len(calls))
-        # The Compressive Transformer counts attention outside of readers, which torch's cannot.
-        wanted = [training, training or evaluating, evaluating]
-        assert counts == (wanted if matmul == "highest" else [0, 0, 0])
-    for (_, grad), loss in outputs.items():
-        torch.testing.assert_close(loss, outputs["highest", grad], rtol=0.05, atol=0.05)
 
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {
@@ -277,32 +213,6 @@ def test_a_run_goes_on_in_its_own_precision(
     assert load_config(Path("r")).train.precision == "float32"
 
 
-def test_runs_from_before_the_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They said auto, and their checkpoints what that was."""
-
-    def old_toml(config: RunConfig[Any]) -> str:
-        lines = to_toml(config).splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("matmul_precision"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(start, "_without_auto", lambda options, *_: options)
-        patch.setattr("memspan.runs.run.to_toml", old_toml)
-        patch.setattr(trainer.Trainer, "_is_stopping", lambda self: self.state.step == 2)
-        start.train(options(save_every=1), Path("r"))
-    assert 'precision = "auto"\n' in Path("r/config.toml").read_text()
-    assert "matmul" not in Path("r/config.toml").read_text()
-    cli.main(["generate", "r", "--tokens", "2"])
-    monkeypatch.setattr("memspan.training.state.AUTOMATIC", Precision("bfloat16"))
-    start.resume(Path("r"), console=Console(width=1000))
-    out = capsys.readouterr().out
-    assert "on cpu in float32 (matmul precision highest)\n" in out
-    assert "another environment" not in out
-    state = checkpoints.latest(Path("r")).state
-    assert (state["step"], state["environment"]["precision"]) == (3, "float32")
-
-
 def test_a_precision_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,8 +251,3 @@ def test_reading_in_another_precision(capsys: pytest.CaptureFixture[str]) -> Non
         capsys.readouterr()
     cli.main(["evaluate", "r", "--tokens", "16", "--precision", "bfloat16"])
     assert ", bfloat16\n" in capsys.readouterr().out
-    for verb in ("evaluate", "generate"):
-        with pytest.raises(SystemExit):
-            cli.main([verb, "r", "--precision", "bfloat16", "--matmul-precision", "high"])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "matmul_precision high would round" in line

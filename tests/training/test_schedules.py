@@ -1,4 +1,4 @@
-"""The learning rate of each update."""
+"""How training changes with its steps: learning rates, lengths of segments, and when it ends."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import memspan
 from command_line import refused
+from memspan import cli
+from memspan.data.streams import Streams
 from memspan.errors import MemspanError
+from memspan.runs import checkpoints, history
+from memspan.runs.options import RunConfig, load_config
 from memspan.training import metrics, start
 from memspan.training.optimisers import learning_rate
-from memspan.training.options import OptimConfig
+from memspan.training.options import OptimConfig, TrainConfig
 from tiny_runs import OPTIONS, TEXT
 
 PEAK, FLOOR, WARMUP, STEPS = 2e-3, 1e-4, 5, 105
+
+
+@pytest.fixture(autouse=True)
+def _text(own_folders: Path) -> None:
+    Path("text.txt").write_text(TEXT)
+
+
+def options(**budget: object) -> RunConfig[Any]:
+    loop: Any = {"steps": None} | budget
+    return dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, **loop))
 
 
 def rates(schedule: Any, **options: Any) -> list[float]:
@@ -54,21 +70,146 @@ def test_schedules_without_an_end() -> None:
     assert learning_rate(15, slow, STEPS) == learning_rate(15, slow, 16) == pytest.approx(1e-3)
 
 
-def test_a_run_follows_its_budget(own_folders: Path) -> None:
-    Path("text.txt").write_text(TEXT)
+def test_a_decay_without_its_schedule() -> None:
+    with pytest.raises(MemspanError, match="decay_steps is for the schedule warmup-stable-decay"):
+        OptimConfig(decay_steps=5)
+    with pytest.raises(MemspanError, match="decay_steps must be at least 1, not 0"):
+        OptimConfig(schedule="warmup-stable-decay", decay_steps=0)
+
+
+# Segments that grow: 2, 4 and 8 tokens for four steps each, then 10 for good.
+GROWING = TrainConfig(
+    steps=20, batch_size=2, segment_length=10, first_segment_length=2, curriculum_steps=12
+)
+
+
+def test_lengths_double_in_equal_shares() -> None:
+    lengths = [GROWING.segment_length_at(step) for step in range(20)]
+    assert lengths == [2] * 4 + [4] * 4 + [8] * 4 + [10] * 8
+    for step in range(21):
+        assert GROWING.tokens_read(step) == sum(lengths[:step])
+    plain = TrainConfig(segment_length=10)
+    assert [plain.segment_length_at(step) for step in (0, 999)] == [10, 10]
+    assert plain.tokens_read(7) == 70
+
+
+def test_tokens_are_counted_with_changing_accumulation() -> None:
+    loop = dataclasses.replace(GROWING, accumulate=2, accumulate_later=3, accumulate_from=6)
+    expected = sum(
+        loop.segment_length_at(step) * loop.segments_per_update(step) for step in range(20)
+    )
+    assert loop.tokens_read(20) == expected
+
+
+def test_streams_go_on_where_they_are() -> None:
+    """Segments of different lengths join without a gap; a pass that cannot hold one starts again."""
+    streams = Streams(np.arange(101), 2, 10)
+    seen = []
+    for length in (2, 4, 8, 10, 10, 10):
+        streams.set_segment_length(length)
+        segment = streams.next()
+        assert segment.inputs.shape == (2, length)
+        assert segment.starts is None
+        seen += segment.inputs[1].tolist()
+    assert seen == list(range(50, 94))
+    # 44 of 50 tokens are read, ten more do not fit.
+    assert streams.epoch == 1
+    segment = streams.next()
+    assert segment.inputs[:, 0].tolist() == [0, 50]
+    assert segment.starts[:, 0].all()
+    streams.set_segment_length(6)
+    for _ in range(6):
+        streams.next()
+    # 46 of 50 are read, six more do not fit.
+    assert (streams.offset, streams.epoch) == (0, 2)
+    streams.next()
+    streams.set_segment_length(45)
+    assert (streams.offset, streams.epoch) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        ({"first_segment_length": 11}, "over segment_length"),
+        ({"first_segment_length": 0}, "at least 1"),
+        ({"first_segment_length": None}, "set both"),
+        ({"curriculum_steps": 0}, "set both"),
+    ],
+)
+def test_a_curriculum_that_makes_no_sense(loop: dict[str, Any], message: str) -> None:
+    with pytest.raises(MemspanError, match=message):
+        dataclasses.replace(GROWING, **loop)
+
+
+def test_a_curriculum_that_ends_above_the_corpus() -> None:
+    """Refused at the start, not when it gets there."""
+    grows = {"segment_length": 5000, "first_segment_length": 2, "curriculum_steps": 5}
+    with pytest.raises(MemspanError, match=r"too few.*segment-length"):
+        start.train(options(steps=6, **grows), Path("run"))
+    assert not Path("run").exists()
+
+
+# How long a run trains: so many steps, tokens, or times through its text.
+
+
+def test_tokens_are_at_most_so_many() -> None:
+    # An update reads two rows of four.
+    for tokens, steps in ((8, 1), (15, 1), (16, 2), (10**15, 125 * 10**12)):
+        assert options(max_tokens=tokens).train.updates(1) == steps
+    grows = {"accumulate_later": 3, "accumulate_from": 2}
+    assert options(max_tokens=16 + 24 * 5, **grows).train.updates(1) == 7
+    longer = {"first_segment_length": 2, "curriculum_steps": 4}
+    assert options(max_tokens=4 * 4 + 8 * 3 + 7, **longer).train.updates(1) == 7
+
+
+def test_epochs_are_passes_through_the_rows() -> None:
+    # Rows of 10 are read by two segments of 4.
+    for epochs, steps in ((1, 2), (0.1, 1), (1.5, 3), (1.51, 4), (3, 6)):
+        assert options(epochs=epochs).train.updates(10) == steps
+    assert options(epochs=1e300).train.updates(10) > 10**18
+    Path("text.txt").write_text(TEXT[:400])
+    start.train(options(epochs=1), Path("r"))
+    streams = checkpoints.latest(Path("r")).state["streams"]
+    # All of them, and no token twice.
+    assert (streams["epoch"], streams["offset"]) == (1, 0)
+
+
+def test_a_budget_that_is_given_replaces_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of a preset, and that of the run to resume."""
+    start.train(options(max_tokens=48), Path("r"))
+    cli.main(["train", "--preset", "r/config.toml", "--train.steps", "2", "--out", "two"])
+    assert load_config(Path("two")).train.max_tokens is None
+    assert memspan.load("two").config.train.steps == 2
+    line = refused(capsys, "train", "--resume", "r")
+    assert "train.max_tokens is 48; to go on: " in line
+    assert line.endswith("train --resume r --train.max-tokens 96")
+    cli.main(["train", "--resume", "r", "--train.epochs=0.06"])
+    changed = {"train.max_tokens": [48, None], "train.epochs": [None, 0.06]}
+    assert history.read(Path("r"))[0].changed == changed
+    assert "--train.epochs 0.12" in refused(capsys, "train", "--resume", "r")
+
+
+def test_budgets_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert TrainConfig().steps == 1000
+    assert TrainConfig(max_tokens=10**6).steps is None
+    both = ["--train.steps", "5", "--train.epochs", "1"]
+    assert "steps and epochs are different budgets" in refused(capsys, "train", *both)
+    Path("p.toml").write_text("[train]\nmax_tokens = 5000\nepochs = 2\n")
+    assert "max_tokens and epochs are" in refused(capsys, "train", "--preset", "p.toml")
+    for flags, says in (
+        (["--train.epochs", "0"], "epochs must be more than 0"),
+        (["--train.epochs", "inf"], "epochs must be a finite number"),
+        (["--train.max-tokens", "700"], "less than one update reads, 768: raise it"),
+        (["--train.max-tokens", "0"], "less than one update"),
+        (["--train.max-tokens", "x"], "--train.max-tokens takes an integer, not 'x'"),
+    ):
+        assert says in refused(capsys, "train", *flags)
+
+
+def test_a_run_follows_its_budget() -> None:
     optim = OptimConfig(schedule="warmup-stable-decay", warmup_steps=1, decay_steps=2)
     # Six updates of eight tokens, the last two of which decay.
-    loop = dataclasses.replace(OPTIONS.train, steps=None, max_tokens=48)
-    start.train(dataclasses.replace(OPTIONS, optim=optim, train=loop), Path("r"))
+    start.train(dataclasses.replace(options(max_tokens=48), optim=optim), Path("r"))
     records = metrics.read(Path("r/metrics.jsonl"))
     (last,) = [record["learning_rate"] for record in records if "learning_rate" in record]
     assert last == pytest.approx((PEAK + FLOOR) / 2)
-
-
-def test_a_decay_without_its_schedule(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(MemspanError, match="decay_steps is for the schedule warmup-stable-decay"):
-        OptimConfig(decay_steps=5)
-    wsd = ["--optim.schedule", "warmup-stable-decay", "--optim.decay-steps"]
-    assert "decay_steps must be at least 1, not 0" in refused(capsys, "train", *wsd, "0")
-    line = refused(capsys, "train", "--optim.schedule", "wsd")
-    assert "must be one of cosine, linear, warmup-stable-decay, inverse-sqrt, constant" in line

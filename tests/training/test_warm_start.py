@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+import memspan
+import tiny_runs
 from architectures import randomise
 from golden import assert_same
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
@@ -27,6 +27,7 @@ from memspan.ops.feedback.attention import Distances, feedback_attention
 from memspan.ops.relative import Positions, relative_attention
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
+from memspan.training.options import OptimConfig
 from memspan.training.warm_start import initialise_from
 
 SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
@@ -104,20 +105,6 @@ def test_the_report_is_the_truth() -> None:
     assert "new: backbone.layer_weights" in summary
 
 
-def test_shared_projections_and_further_layers_start_afresh() -> None:
-    source = run_of(XL(**SIZE | {"memory_length": 0}, normalisation="pre"))
-    model = feedback_of(n_layers=3)
-    report = initialise_from(model, BYTES, source)
-    assert {n for n in report.fresh if "layers.2." not in n} == {
-        "backbone.layer_weights",
-        "backbone.memory_norm.weight",
-        "backbone.memory_norm.bias",
-        "backbone.key.0.weight",
-        "backbone.value.0.weight",
-    }
-    assert not any("layers.2." in n for n in report.mapped)
-
-
 def test_the_same_architecture_is_taken_whole() -> None:
     config = FeedbackConfig(**SIZE)
     source = run_of(config, name="feedback")
@@ -125,26 +112,6 @@ def test_the_same_architecture_is_taken_whole() -> None:
     report = initialise_from(model, BYTES, source)
     assert report.fresh == report.partly == []
     assert model.fingerprint() == source.model.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        ({"feature_map": "elu"}, {"feature_map": "softmax"}),
-        ({"feature_map": "favor", "favor_features": 3}, {"feature_map": "favor"}),
-    ],
-)
-def test_another_feature_map_keeps_its_name(theirs: Any, ours: Any) -> None:
-    """A memory of the source's map is still refused, and one of its own is not."""
-    size = {n: SIZE[n] for n in ("n_layers", "d_model", "n_heads", "d_ff")} | {"d_head": 4}
-    source = run_of(FastWeightsConfig(**size, **theirs), name="fast-weights")
-    model = randomise(LanguageModel(256, FastWeightsConfig(**size, **ours)))
-    initialise_from(model, BYTES, source)
-    tokens = torch.tensor([[1, 2, 3]])
-    memory = source.model(tokens).memory
-    with pytest.raises(MemspanError, match="memory"):
-        model(tokens, memory)
-    model(tokens, model(tokens).memory)
 
 
 @pytest.mark.parametrize(
@@ -176,39 +143,24 @@ def test_another_vocabulary_is_refused() -> None:
             initialise_from(model, CharacterTokenizer(ours), source)
 
 
-def test_training_starts_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_starts_from_the_run(own_folders: Path) -> None:
     """On another text, with the run's tokeniser: a learning rate of zero leaves its weights."""
-
-    from memspan.data.options import DataConfig
-    from memspan.runs import run as runs
-    from memspan.training import start
-    from memspan.training.options import OptimConfig, TrainConfig
-
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "text.txt").write_text("memory " * 200)
-    loop = TrainConfig(
-        steps=2, batch_size=2, segment_length=8, evaluate_tokens=32, sample_tokens=0, device="cpu"
-    )
-    base = RunConfig(
-        model=XL(**SIZE),
-        data=DataConfig(corpus=str(tmp_path / "text.txt"), tokenizer="characters"),
-        optim=OptimConfig(learning_rate=0.0, min_learning_rate=0.0),
-        train=loop,
-    )
-    start.train(base, tmp_path / "xl")
-    (tmp_path / "other.txt").write_text("some memory " * 200)
-    data = DataConfig(corpus=str(tmp_path / "other.txt"), tokenizer="characters")
+    still = OptimConfig(learning_rate=0.0, min_learning_rate=0.0)
+    data = DataConfig("text.txt", "characters")
+    base = dataclasses.replace(tiny_runs.OPTIONS, model=XL(**SIZE), optim=still, data=data)
+    Path("text.txt").write_text("memory " * 200)
+    memspan.train(base, "xl")
+    Path("other.txt").write_text("some memory " * 200)
+    data = DataConfig("other.txt", "characters")
     config: Any = dataclasses.replace(
         base, model=FeedbackConfig(**SIZE), architecture="feedback", data=data
     )
-    wanted = str(tmp_path / "xl" / "tokenizer.json")
-    with pytest.raises(MemspanError, match=f"set --data.tokenizer {re.escape(wanted)}$"):
-        start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")
-    config = dataclasses.replace(config, data=dataclasses.replace(data, tokenizer=wanted))
-    start.train(config, tmp_path / "feedback", init_from=tmp_path / "xl")
-    ours: dict[str, Tensor] = runs.load(tmp_path / "feedback").model.state_dict()
-    theirs = runs.load(tmp_path / "xl").model.state_dict()
+    with pytest.raises(MemspanError, match=r"set --data.tokenizer xl.tokenizer\.json$"):
+        memspan.train(config, "feedback", init_from="xl")
+    data = dataclasses.replace(data, tokenizer="xl/tokenizer.json")
+    memspan.train(dataclasses.replace(config, data=data), "feedback", init_from="xl")
+    ours, theirs = (memspan.load(name).model.state_dict() for name in ("feedback", "xl"))
     for name in ("embedding.tables.0", "backbone.layers.1.feed_forward.inner.weight"):
         assert torch.equal(ours[name], theirs[name])
     with pytest.raises(MemspanError, match="no run at"):
-        start.train(config, tmp_path / "other", init_from=tmp_path / "none")  # type: ignore[arg-type]
+        memspan.train(config, "other", init_from="none")

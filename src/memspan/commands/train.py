@@ -173,13 +173,13 @@ def _resume(
 
 def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
     from memspan.runs.run import trained
-    from memspan.training.estimate import estimate, report
+    from memspan.training.estimate import estimate
 
     if options.init_from is not None:
         trained(options.init_from)
     found = estimate(options.config, n_processes=options.nproc, processes=processes)
-    console.print(report(found), highlight=False)
-    found.refuse_too_large()
+    console.print(str(found), highlight=False)
+    found.plan.refuse(found.needs)
 
 
 def _launch(arguments: list[str], n_processes: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -55,7 +54,6 @@ NOT_BEGUN: State = {
     "best_step": None,
     "streams": {},
     "corpus": {},
-    "metrics": {"bytes": 0, "sha256": hashlib.sha256().hexdigest()},
     "health": {},
 }
 """The state of a run before its first step, with an unknown corpus."""

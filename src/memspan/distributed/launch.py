@@ -30,10 +30,7 @@ SAVE_SECONDS = 120
 
 
 class RunEndedError(Exception):
-    """The processes ended before their work was done.
-
-    ``line``: the reason, as reported by the one that failed first; ``status``: the exit status to use.
-    """
+    """The processes ended, for the reason of the one that failed first, before their work was done."""
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -44,10 +41,6 @@ def launch(arguments: list[str], n_processes: int) -> None:
     """Run ``memspan`` with ``arguments`` in ``n_processes`` processes; returns when all are done.
 
     Ctrl-C, SIGTERM and SIGHUP reach them all.
-
-    Raises:
-        RunEndedError: one of them failed; the others were stopped.
-        KeyboardInterrupt: they were asked to stop while they were not training.
     """
     settings = {
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS),
@@ -151,10 +144,8 @@ def _ended(error: ChildFailedError) -> RunEndedError:
 
 
 def _weight(failure: ProcessFailure) -> tuple[int, int]:
-    """Sorts own errors first, then crashes, then lost peers; ties by time.
-
-    SIGTERM comes in between: the launcher itself sends it to the remaining processes.
-    """
+    """Sorts own errors first, then crashes, then SIGTERM, which the launcher sends to the remaining
+    processes, then lost peers; ties by time."""
     if failure.exitcode == LOST:
         return 3, failure.timestamp
     if failure.exitcode == -signal.SIGTERM:

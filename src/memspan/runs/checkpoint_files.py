@@ -25,7 +25,7 @@ from memspan.files.tensors import SEAL, load_tensors, save_tensors
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs import history
-from memspan.runs.folder import BOUND, folder_name
+from memspan.runs.folder import BOUND
 from memspan.runs.options import RunConfig
 
 STATE = "state.json"
@@ -52,8 +52,6 @@ class State(TypedDict):
     """Position in the training text."""
     corpus: Identity | str
     """See :func:`memspan.data.token_files.recorded`."""
-    metrics: dict[str, Any]
-    """Size and checksum of ``metrics.jsonl``."""
     health: dict[str, int]
     """Updates skipped and memory rows reset because of NaN or infinity."""
     record: NotRequired[dict[str, Any]]
@@ -73,7 +71,6 @@ TYPES: dict[str, tuple[type, ...]] = {
     "streams": (dict,),
     "corpus": (dict, str),
     "files": (dict,),
-    "metrics": (dict,),
     "health": (dict,),
 }
 """Types of the entries that every saved state has."""
@@ -98,11 +95,7 @@ def write_state(folder: Path, state: State, files: Mapping[str, str]) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """The state of the checkpoint in ``folder``.
-
-    Raises:
-        MemspanError: the file is missing or damaged, or of another step than the folder's name says.
-    """
+    """The state of the checkpoint in ``folder``."""
     path = folder / STATE
     try:
         text = read_limited(path, LIMIT).decode()
@@ -121,12 +114,6 @@ def read_state(folder: Path) -> State:
         raise MemspanError(f"{path} is missing: restore it") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
-    # Old checkpoints are deleted by their names.
-    if folder.name != folder_name(state["step"]):
-        raise MemspanError(
-            f"{folder} holds the checkpoint of step {state['step']}: rename it to "
-            f"{folder_name(state['step'])}"
-        )
     return state
 
 
@@ -138,17 +125,13 @@ def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> 
 
 
 def read_tensors(folder: Path, state: State) -> Checkpoint:
-    """The checkpoint in ``folder``, whose ``state.json`` holds ``state``.
-
-    Raises:
-        MemspanError: a file is missing, damaged, or of another checkpoint.
-    """
+    """The checkpoint in ``folder``, whose ``state.json`` holds ``state``."""
     weights, training = (read_file(folder, name, state)[0] for name in (WEIGHTS, TRAINING))
     return Checkpoint(weights, training, state)
 
 
 def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """One of the two files, with its header; otherwise as :func:`read_tensors`."""
+    """One of the two files, with its header; refused if it is another checkpoint's."""
     tensors, about = load_tensors(folder / name)
     if about[SEAL] != state["files"].get(name) or about.get("step") != str(state["step"]):
         raise MemspanError(f"{folder / name} is another checkpoint's: restore its own")
@@ -156,10 +139,7 @@ def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor],
 
 
 def header(state: State, bound: Mapping[str, str]) -> dict[str, str]:
-    """The header of a file of tensors, so that it can be understood without its checkpoint.
-
-    ``bound``: checksums of the files in :data:`~memspan.runs.folder.BOUND`.
-    """
+    """The header of a file of tensors, so that it can be understood without its checkpoint."""
     corpus = json.dumps(state["corpus"], sort_keys=True)
     return {"step": str(state["step"]), "corpus": corpus, **bound}
 
@@ -170,12 +150,8 @@ def bound_files(state: State) -> dict[str, str]:
 
 
 def refuse_changes(folder: Path, bound: Mapping[str, str]) -> None:
-    """Refuse files that have changed since weights were saved, other than by resuming with new options.
-
-    Args:
-        folder: the run's.
-        bound: checksums as saved; other entries are ignored.
-    """
+    """Refuse files that have changed since weights were saved with the checksums ``bound``, other than
+    by resuming with new options."""
     for name in BOUND:
         path = folder / name
         check = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
@@ -213,14 +189,7 @@ def widened(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def check_fit(
     folder: Path, config: RunConfig[BackboneConfig], vocab_size: int, weights: Mapping[str, Tensor]
 ) -> None:
-    """Refuse weights of another model, before a model of these options takes memory or time.
-
-    Args:
-        folder: the run's, for the message.
-        config: its options.
-        vocab_size: its tokeniser's.
-        weights: what its weights' file or checkpoint holds.
-    """
+    """Refuse weights of another model, before a model of these options takes memory or time."""
     if config.model.n_layers > len(weights):
         raise _misfit(folder, f"{len(weights)} tensors for {config.model.n_layers:,} layers")
     try:

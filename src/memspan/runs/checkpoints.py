@@ -11,8 +11,6 @@ own ``model.safetensors``.
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -51,12 +49,7 @@ class SavedCheckpoint:
     state: State
 
     def load(self, target: Target | None = None, verify: bool = True) -> Checkpoint:
-        """Read its tensors.
-
-        Args:
-            target: what shards are read into (None: complete tensors).
-            verify: compare the checksums of shards, which one process of several does for all.
-        """
+        """Read its tensors; otherwise as :func:`memspan.runs.shards.read`."""
         with _suggesting_older(self.folder):
             if WEIGHTS in self.state["files"]:
                 return read_tensors(self.folder, self.state)
@@ -64,11 +57,7 @@ class SavedCheckpoint:
 
 
 def latest(folder: Path) -> SavedCheckpoint:
-    """The checkpoint from which the run in ``folder`` continues.
-
-    Raises:
-        MemspanError: no checkpoint, its state is missing or damaged, or the run's files have changed.
-    """
+    """The checkpoint from which the run in ``folder`` continues."""
     steps = steps_of(folder)
     if not steps:
         raise no_checkpoint(folder)
@@ -108,11 +97,7 @@ def _suggesting_older(source: Path) -> Iterator[None]:
 
 
 def weights_at(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights of the checkpoint in ``source`` alone, and the header of their file.
-
-    Raises:
-        MemspanError: a file is missing, damaged, or of another checkpoint.
-    """
+    """The weights of the checkpoint in ``source`` alone, and the header of their file."""
     state = read_state(source)
     if WEIGHTS in state["files"]:
         return read_file(source, WEIGHTS, state)
@@ -126,15 +111,7 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
     """Add a checkpoint written by this process alone, then drop those no longer needed.
 
     A step that is there already is not written again: the same step of a run is the same checkpoint.
-
-    Args:
-        lock: the run's folder.
-        checkpoint: what to save.
-        best: publish its weights, the best so far.
-        keep: how many of the newest checkpoints stay (0: all).
-
-    Raises:
-        MemspanError: the disk is full, or the folder was moved or deleted.
+    ``best``: publish its weights; ``keep``: how many of the newest checkpoints stay (0: all).
     """
     folder, state = lock.folder, checkpoint.state
     building = _building(folder, state["step"])
@@ -142,10 +119,7 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
         if not _step_folder(folder, state["step"]).exists():
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
-            files = write_tensors(building, checkpoint, lock.checksums())
-            write_state(building, state, files)
-            lock.refuse_moved()
-            _complete(building)
+            _complete(lock, building, state, write_tensors(building, checkpoint, lock.checksums))
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
     _settle(folder, state["best_step"], keep)
@@ -169,10 +143,7 @@ def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
     folder = lock.folder
     building = _building(folder, state["step"])
     with _cleaning_up(lock, building):
-        files = lock.checksums() | shards.checksums(building / SHARDS)
-        write_state(building, state, files)
-        lock.refuse_moved()
-        _complete(building)
+        _complete(lock, building, state, lock.checksums | shards.checksums(building / SHARDS))
         if best:
             _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
     _settle(folder, state["best_step"], keep)
@@ -206,8 +177,10 @@ def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
         raise failed_save(lock.folder, error) from None
 
 
-def _complete(building: Path) -> None:
-    """Give a complete checkpoint its final name."""
+def _complete(lock: RunLock, building: Path, state: State, files: dict[str, str]) -> None:
+    """Write the state beside ``files`` of these checksums, and give the checkpoint its final name."""
+    write_state(building, state, files)
+    lock.refuse_moved()
     target = building.with_name(building.name.removeprefix(".").removesuffix(".tmp"))
     os.replace(building, target)
     sync_folder(target.parent)
@@ -227,15 +200,10 @@ def _publish(source: Path, published: Path) -> None:
 
 
 def recover(folder: Path, state: State, keep: int) -> None:
-    """Finish what a crash after the latest checkpoint left undone, and delete half-written files.
-
-    Args:
-        folder: the run's, locked.
-        state: the latest checkpoint's.
-        keep: as in :func:`save`.
+    """Finish what a crash after the latest checkpoint, of ``state``, left undone, and delete leftovers.
 
     Raises:
-        MemspanError: the best weights are damaged in both their places, or the disk is full.
+        MemspanError: the best weights are damaged in both their places.
     """
     remove_leftovers(folder)
     best = state["best_step"]
@@ -259,24 +227,13 @@ def recover(folder: Path, state: State, keep: int) -> None:
         raise MemspanError(
             f"{error}; or move {source} away to go on without the best weights so far"
         ) from None
-    except OSError as error:
-        raise MemspanError(
-            f"cannot write {published} ({error.strerror}): free some space, then --resume"
-        ) from None
 
 
 def export(folder: Path, keep: int) -> list[int]:
     """Merge the checkpoints of several processes, and publish the best weights.
 
-    Args:
-        folder: the run's, locked.
-        keep: as in :func:`save`.
-
     Returns:
         The steps whose checkpoints were converted.
-
-    Raises:
-        MemspanError: there is no checkpoint, or a damaged one.
     """
     recover(folder, latest(folder).state, keep)
     converted = []
@@ -296,14 +253,12 @@ def export(folder: Path, keep: int) -> list[int]:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete files and folders whose writing or deletion a crash cut short."""
-    _delete(folder, (*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")))
+    _delete((*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")))
 
 
 def _settle(folder: Path, best_step: int | None, keep: int) -> None:
     """Name the best checkpoint, and delete the others but the newest, and leftovers of earlier ones."""
     steps = steps_of(folder)
-    # Older versions named the latest one here after a save by several processes.
-    (folder / CHECKPOINTS / "latest").unlink(missing_ok=True)
     named = folder / CHECKPOINTS / BEST
     if best_step in steps:
         write_atomically(named, f"{folder_name(best_step)}\n".encode())
@@ -315,27 +270,17 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
             doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
             with contextlib.suppress(OSError):
                 os.replace(_step_folder(folder, old), doomed)
-    _delete(folder, (folder / CHECKPOINTS).glob(".step-*.old.tmp"))
+    _delete((folder / CHECKPOINTS).glob(".step-*.old.tmp"))
 
 
-def _delete(folder: Path, leftovers: Iterable[Path]) -> None:
-    """Delete files and folders of the run in ``folder``, or say that it failed."""
+def _delete(leftovers: Iterable[Path]) -> None:
+    """Delete files and folders; what cannot be deleted is tried again at every save."""
     for left in leftovers:
-        try:
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left)
-            else:
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
                 left.unlink()
-        except OSError as error:
-            _say_left(folder, error.strerror)
-
-
-@functools.cache
-def _say_left(folder: Path, reason: str) -> None:
-    logging.getLogger("memspan").warning(
-        f"old checkpoints in {folder} cannot be deleted ({reason}): that is tried again at every save "
-        "and with --resume"
-    )
 
 
 def _step_folder(folder: Path, step: int) -> Path:

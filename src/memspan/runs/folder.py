@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.disk import link_atomically, only_writer, read_limited, write_atomically
+from memspan.files.disk import only_writer, read_limited
 from memspan.invocation import command
 
 CHECKPOINTS = "checkpoints"
@@ -104,12 +104,10 @@ def refuse_shipped(folder: Path) -> None:
         )
 
 
-BOUND = ("config.toml", "tokenizer.json")
-"""Files whose checksums are in every checkpoint."""
-LOADED = (*BOUND, "history.jsonl")
-"""Files that a run continues from, besides its checkpoints."""
 LIMIT = 1 << 28
 """Maximum size of such a file in bytes."""
+BOUND = ("config.toml", "tokenizer.json")
+"""Files whose checksums are in every checkpoint."""
 
 
 class RunLock:
@@ -117,75 +115,30 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.loaded: dict[str, bytes] = {}
-        """Content of the files in :data:`LOADED` when the run was created or resumed."""
+        self.checksums: dict[str, str] = {}
+        """SHA-256 of the files in :data:`BOUND` when the run was created or resumed, by name."""
         self._identity = os.stat(folder)
 
     def load(self) -> None:
-        """Read the files in :data:`LOADED`."""
-        for name in LOADED:
-            with contextlib.suppress(OSError):
-                self.loaded[name] = read_limited(self.folder / name, LIMIT)
-
-    def write(self, name: str, content: bytes) -> None:
-        """Change one of these files."""
-        write_atomically(self.folder / name, content)
-        self.loaded[name] = content
-
-    def checksums(self) -> dict[str, str]:
-        """SHA-256 of the files in :data:`BOUND` as they were loaded, by name."""
+        """Take the checksums of the files in :data:`BOUND`."""
         # Loads OpenSSL, which help and other verbs do not need.
         import hashlib
 
-        return {name: hashlib.sha256(self.loaded[name]).hexdigest() for name in BOUND}
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the folder at this path is still the one that was locked."""
-        try:
-            return os.path.samestat(os.stat(self.folder), self._identity)
-        except OSError:
-            return False
+        for name in BOUND:
+            with contextlib.suppress(OSError):
+                content = read_limited(self.folder / name, LIMIT)
+                self.checksums[name] = hashlib.sha256(content).hexdigest()
 
     def refuse_moved(self) -> None:
         """Raise :class:`MemspanError` if the folder was moved, deleted or replaced."""
-        if not self.is_in_place:
-            raise MemspanError(
-                f"the run's folder {self.folder} was moved, deleted or replaced while it was trained: "
-                "its checkpoints are as they were; go on from the last one with --resume and the path "
-                "where the folder is now"
-            ) from None
-
-    def restore(self) -> list[str]:
-        """Rewrite files that were changed or deleted since they were loaded.
-
-        Returns:
-            A line for the user about each.
-
-        Raises:
-            MemspanError: one of them cannot be written.
-        """
-        lines = []
-        for name, content in self.loaded.items():
-            path, aside = self.folder / name, self.folder / f"{name}.changed"
-            with contextlib.suppress(OSError):
-                if read_limited(path, LIMIT) == content:
-                    continue
-            try:
-                link_atomically(path, aside)
-                lines.append(
-                    f"{path} was changed while training, which does not change the run: it is written "
-                    f"again, and what was there is now {aside.name}"
-                )
-            except FileNotFoundError:
-                lines.append(f"{path} was deleted while training: it is written again")
-            except OSError as error:
-                raise MemspanError(
-                    f"{path} was changed while training and cannot be written again "
-                    f"({error.strerror}): move it away, then --resume"
-                ) from None
-            write_atomically(path, content)
-        return lines
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self.folder), self._identity):
+                return
+        raise MemspanError(
+            f"the run's folder {self.folder} was moved, deleted or replaced while it was trained: its "
+            "checkpoints are as they were; go on from the last one with --resume and the path where "
+            "the folder is now"
+        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.disk import read_limited
+from memspan.files.disk import read_limited, write_atomically
 from memspan.runs.folder import RunLock
 
 NAME = "history.jsonl"
@@ -53,26 +53,18 @@ def content(changes: list[Change]) -> bytes:
 
 
 def record(lock: RunLock, step: int, changed: dict[str, list[object]], config: bytes) -> None:
-    """Record changed options, if there are any, and write the new ``config.toml``.
-
-    Args:
-        lock: the run's folder.
-        step: of the checkpoint that is resumed.
-        changed: option -> its values before and after.
-        config: the new ``config.toml``.
-
-    Raises:
-        MemspanError: the disk is full, and the run unchanged.
-    """
-    before = hashlib.sha256(lock.loaded["config.toml"]).hexdigest()
+    """Record the options that are changed on resuming at ``step``, if there are any, and write the new
+    ``config.toml``."""
+    before = lock.checksums["config.toml"]
     known = read(lock.folder)
     changes = made(known, before)
     if changed:
         changes = [*changes, Change(step, changed, before, hashlib.sha256(config).hexdigest())]
     if changes != known:
-        lock.write(NAME, content(changes))
+        write_atomically(lock.folder / NAME, content(changes))
     if changed:
-        lock.write("config.toml", config)
+        write_atomically(lock.folder / "config.toml", config)
+        lock.load()
 
 
 def made(changes: list[Change], config: str) -> list[Change]:

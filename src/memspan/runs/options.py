@@ -106,13 +106,7 @@ def preset_file(name: str) -> Path:
 def read_config(path: Path, architecture: str | None = None) -> RunConfig[BackboneConfig]:
     """The options in a preset or in a run's ``config.toml``; those it leaves out have their defaults.
 
-    Args:
-        path: the file.
-        architecture: the one that it must be for, if it names one (None: any).
-
-    Raises:
-        MemspanError: the file is missing or not TOML; an unknown key, a wrong type or a value out of
-            range; it is for another architecture.
+    ``architecture``: the one that it must be for, if it names one (None: any).
     """
     tables = _tables(path)
     name = tables.pop("architecture", None)
@@ -151,13 +145,7 @@ def _tables(path: Path) -> dict[str, Any]:
 
 
 def section(kind: type[T], table: str, options: object) -> T:
-    """The options in one table as its dataclass; those that it leaves out have their defaults.
-
-    Args:
-        kind: the dataclass, which checks the values.
-        table: its name, for messages.
-        options: name to value, as read from TOML or JSON: tuples are lists there.
-    """
+    """The options in one table as its dataclass; those that it leaves out have their defaults."""
     if not isinstance(options, dict):
         raise MemspanError(f"{table} must be a table of options, not {_shown(options)}")
     known = [field.name for field in dataclasses.fields(cast(Any, kind))]

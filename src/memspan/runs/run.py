@@ -16,6 +16,7 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
 from memspan.errors import MemspanError
+from memspan.files.disk import write_atomically
 from memspan.files.tensors import load_tensors
 from memspan.invocation import command
 from memspan.memory import Memory
@@ -45,11 +46,7 @@ class Run:
 
 
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
-    """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint.
-
-    Raises:
-        MemspanError: the folder holds a run already, or cannot be written.
-    """
+    """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint."""
     folder = lock.folder
     if (folder / WEIGHTS).exists() or checkpoints.steps_of(folder):
         raise MemspanError(
@@ -58,7 +55,7 @@ def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenize
         )
     checkpoints.remove_leftovers(folder)
     (folder / history.NAME).unlink(missing_ok=True)
-    lock.write("config.toml", to_toml(config).encode())
+    write_atomically(folder / "config.toml", to_toml(config).encode())
     tokenizer.save(folder)
     lock.load()
 
@@ -71,7 +68,13 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
     """
     config, place = load_config(Path(folder)), place_of(folder)
     if place.checkpoint is None and not (place.run / WEIGHTS).exists():
-        raise _without_weights(place.run)
+        if not checkpoints.steps_of(place.run):
+            raise checkpoints.no_checkpoint(place.run)
+        # Resuming publishes the best checkpoint's weights again.
+        raise MemspanError(
+            f"{place.run / WEIGHTS} is missing: restore it, or have it made again from the checkpoints "
+            f"with {command('export', place.run)}"
+        )
     return place, config
 
 
@@ -103,12 +106,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, named)
     try:
-        step = int(header["step"])
-    except (KeyError, ValueError):
-        raise MemspanError(f"{named / WEIGHTS} does not say its step: restore it") from None
-    try:
-        corpus = recorded(json.loads(header.get("corpus", "{}")))
-    except (ValueError, RecursionError) as error:
+        step, corpus = int(header["step"]), recorded(json.loads(header.get("corpus", "{}")))
+    except (LookupError, ValueError, RecursionError) as error:
         raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
     return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
 
@@ -124,9 +123,6 @@ def precision_for(
     """The precision to read in: ``auto`` is float32, multiplied as in training.
 
     What the user should know about it is logged as a warning of the logger ``memspan``.
-
-    Raises:
-        MemspanError: the two contradict each other, or the device has no bfloat16.
     """
     trained = run.config.train.matmul_precision
     auto = Precision(matmul="highest" if trained == "auto" else trained)
@@ -140,14 +136,9 @@ def precision_for(
 def segment_for(
     run: Run, memory: Memory | None, sizes: Mapping[str, object], reading: Mapping[str, object]
 ) -> int:
-    """Tokens to read at once: as in training, or fewer if the positions of the run's model do not reach
-    that far.
+    """Tokens to read at once: as in training, or fewer if positions do not reach that far.
 
-    Args:
-        run: the run.
-        memory: to read on from (None: an empty one).
-        sizes: options of the empty one.
-        reading: options of the model's reader.
+    ``memory``: to read on from (None: an empty one of ``sizes``); ``reading``: options of the reader.
     """
     own = run.config.train.segment_length
     memory = run.model.initial_memory(1, **sizes) if memory is None else memory
@@ -171,13 +162,3 @@ def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any],
             f"{', '.join(sorted(given))} is not an option of a {run.config.architecture}: leave it out"
         )
     return parts[0], parts[1]
-
-
-def _without_weights(folder: Path) -> MemspanError:
-    if checkpoints.steps_of(folder):
-        # Resuming publishes the best checkpoint's weights again.
-        return MemspanError(
-            f"{folder / WEIGHTS} is missing: restore it, or have it made again from the checkpoints "
-            f"with {command('export', folder)}"
-        )
-    return checkpoints.no_checkpoint(folder)

@@ -40,7 +40,7 @@ process's part."""
 
 
 def _allow_reading_alone() -> None:
-    """Silence the warning about reading without a process group, which is intended."""
+    # Without a process group, which is intended.
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
@@ -52,13 +52,9 @@ Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) -> Future[None]:
-    """Start to write a checkpoint's tensors; all processes call this.
+    """Start to write a checkpoint's tensors, DTensors or the same everywhere; all processes call this.
 
-    Args:
-        folder: a new one.
-        checkpoint: with the same names in all processes. Tensors are DTensors, or the same
-            everywhere; they may change again as soon as this returns.
-        group: for communication about it; in use until the future is done.
+    Tensors may change again as soon as this returns. ``group`` is in use until the future is done.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -87,14 +83,15 @@ def read(
 ) -> Checkpoint:
     """The checkpoint in ``folder``, whose ``state.json`` holds ``state``.
 
-    Args:
-        folder: the checkpoint's.
-        state: names the shards and their checksums.
-        target: what the tensors are read into (None: complete tensors).
-        verify: compare checksums, which one process of several does for all.
+    ``target``: what the tensors are read into (None: complete tensors). ``verify``: compare checksums,
+    which one process of several does for all.
     """
     _refuse_damaged(folder, state, verify)
-    tensors = load_shards(folder / SHARDS, target or _complete)
+    load, entries = _loader(folder / SHARDS)
+    made = target or _complete
+    with _naming(folder / SHARDS):
+        wanted = {n: made(n, entry.size, entry.properties.dtype) for n, entry in entries.items()}
+    tensors = load(wanted)
     return _checkpoint(tensors, tensors.__getitem__, state)
 
 
@@ -120,14 +117,6 @@ def _refuse_damaged(folder: Path, state: State, verify: bool) -> None:
             if wanted.get(name) != found.get(name):
                 how = "damaged" if name in found else "missing"
                 raise MemspanError(f"{folder / name} is {how}: restore it")
-
-
-def load_shards(folder: Path, target: Target) -> dict[str, Tensor]:
-    """All tensors in a folder of shards whose checksums are right, or this process's parts of them."""
-    load, entries = _loader(folder)
-    with _naming(folder):
-        wanted = {n: target(n, entry.size, entry.properties.dtype) for n, entry in entries.items()}
-    return load(wanted)
 
 
 class _Tensors(Mapping[str, Tensor]):

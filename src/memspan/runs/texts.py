@@ -9,7 +9,7 @@ import numpy as np
 
 from memspan.data.corpora import has_fields, missing
 from memspan.data.prepared import TokenizedCorpus, prepare
-from memspan.data.token_files import difference, identity, is_whole
+from memspan.data.token_files import difference, identity
 from memspan.errors import MemspanError
 from memspan.runs.run import Run
 
@@ -34,13 +34,9 @@ class RunText:
 
 
 def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:
-    """A split of a corpus (None: the run's own) in the run's tokens.
+    """A split of a corpus (None: the run's own) in the run's tokens; ``field`` None: as in training.
 
-    What the user should know about it is logged as a warning of the logger ``memspan``. ``field``: that
-    of the text (None: as in training). ``progress``: show a bar while it is tokenised.
-
-    Raises:
-        MemspanError: there is no such text, field or split.
+    What the user should know about it is logged as a warning of the logger ``memspan``.
     """
     log = logging.getLogger("memspan")
     prepared = _prepared(run, corpus, field, split, progress)
@@ -49,7 +45,7 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
         log.warning(line)
     tokens, starts = split_of(prepared, name, split)
     changed = None
-    if known := is_whole(run.corpus):
+    if known := bool(run.corpus):
         among = prepared.splits if split == ALL else [split]
         changed = difference(run.corpus, identity(prepared.splits), among)
     if changed and corpus is None:
@@ -95,11 +91,7 @@ def _prepared(
 
 
 def check_field(corpus: str, field: str | None) -> None:
-    """Refuse a field of a text that has none.
-
-    Raises:
-        MemspanError: it is such a text.
-    """
+    """Refuse a field of a text that has none."""
     if field is not None and not has_fields(corpus):
         raise MemspanError(
             f"field {field!r} is for JSON Lines, CSV, Parquet and data sets, which {corpus} is "

@@ -5,11 +5,10 @@ trainer.py      the loop
 state.py        everything that the next step depends on, to and from a checkpoint
 updates.py      one update: gradients accumulated, clipped, and applied or skipped
 optimisers.py   the optimisers, which parameters decay, and the learning rate of every update
-validation.py   score, sample and statistics                       health.py     what is not finite
-loggers.py      records while training, and where they go          metrics.py    metrics.jsonl
+validation.py   score, sample and statistics     health.py     what is not finite
+metrics.py      records while training, where they go, and how they are drawn
 checkpointer.py   checkpoints while training     changes.py   what may differ on resuming
 summary.py      what is printed before and at the end
-sizes.py        the memory that a run takes, from a few of its layers
-estimate.py     what a run would take, before any of it is made
+estimate.py     what a run would take, and the refusal of what does not fit
 terminal.py     progress, signals, output that cannot fail
 """

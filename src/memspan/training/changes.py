@@ -38,16 +38,7 @@ def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig])
 
 
 def refuse_fixed(changed: Changes, folder: Path, begun: bool) -> None:
-    """Refuse changes that would make it another run.
-
-    Args:
-        changed: the options.
-        folder: the run's, for the message.
-        begun: whether its training has begun, unlike that of a converted run.
-
-    Raises:
-        MemspanError: names the option and why it cannot change.
-    """
+    """Refuse changes that would make it another run; ``begun``: unlike a converted one."""
     for name, (before, after) in changed.items():
         section, _, option = name.partition(".")
         why = FIXED.get(name) if begun else None

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch.distributed as dist
-from rich.console import Console
 
 from memspan.distributed.processes import LostProcessError, is_loss
 from memspan.runs import checkpoints
@@ -24,12 +23,10 @@ class Checkpointer:
     for the previous one, and raises its error if it failed.
     """
 
-    def __init__(
-        self, state: TrainingState, folder: Path, lock: RunLock | None, console: Console
-    ) -> None:
+    def __init__(self, state: TrainingState, folder: Path, lock: RunLock | None) -> None:
         """``lock``: on the run's ``folder``; None in processes other than the first."""
         self.folder = folder
-        self._state, self._lock, self._console = state, lock, console
+        self._state, self._lock = state, lock
         self._keep = state.config.train.keep
         self._last: Future[None] | None = None
 
@@ -44,13 +41,11 @@ class Checkpointer:
         best = state.best_step in (None, state.step)
         if self._lock is not None:
             self._lock.refuse_moved()
-            for line in self._lock.restore():
-                self._console.print(line)
         if state.mesh is not None:
-            self._begin(state.snapshot(self.folder), best)
+            self._begin(state.snapshot(), best)
         else:
             assert self._lock is not None
-            checkpoints.save(self._lock, state.snapshot(self.folder), best, self._keep)
+            checkpoints.save(self._lock, state.snapshot(), best, self._keep)
 
     def latest_in_words(self) -> str:
         """The checkpoint from which training can continue, for messages."""

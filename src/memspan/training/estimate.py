@@ -1,76 +1,234 @@
-"""What a run would take, before it allocates anything: ``memspan train --dry-run``."""
+"""What a run would take: ``memspan train --dry-run``, and the refusal of what does not fit."""
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from rich.filesize import decimal
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from memspan.data.corpora import is_local
-from memspan.data.options import DataConfig, title
+from memspan.data.options import title
 from memspan.data.prepared import TokenizedCorpus, prepare
-from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.data.tokenizers.registry import read_tokenizer
+from memspan.data.token_files import TokenFile
+from memspan.data.tokenizers.words import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted
 from memspan.invocation import command
+from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.models.sizes import BYTES, memory_of
+from memspan.models.sizes import BYTES, memory_of, refuse_impossible, refuse_oversized_model
 from memspan.runs.options import RunConfig
-from memspan.training.optimisers import MakeOptimiser, with_optimiser
-from memspan.training.sizes import Needs, Plan, Sampled, in_units, line, on_this_machine
-from memspan.training.start import refuse_fsdp_alone
-from memspan.training.state import refuse_sharing, streams_of
+from memspan.training.optimisers import MakeOptimiser, kept_bytes, with_optimiser
+from memspan.training.state import TrainingState, refuse_sharing, streams_of
 from memspan.training.updates import Updater
 
+PROCESS = 400_000_000
+"""Bytes of Python and its libraries on a CPU, with their own allocations."""
 LONGEST_UPDATE = 3.0
-"""About the longest update that is timed, in seconds."""
+"""About the longest update of the whole model that is timed, in seconds."""
 Run = RunConfig[BackboneConfig]
+
+
+class Tally(TorchDispatchMode):
+    """Counts the bytes of tensors made within: those alive, and the peak."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled in here, and loading the compiler takes seconds.
+        return False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **kwargs or {})
+        # Views and tensors changed in place share storages that were there before.
+        made, given = _storages(result), _storages((args, kwargs))
+        for storage in (made[key] for key in made.keys() - given.keys()):
+            self.live += storage.nbytes()
+            weakref.finalize(storage, self._freed, storage.nbytes())
+        self.peak = max(self.peak, self.live)
+        return result
+
+    def _freed(self, size: int) -> None:
+        self.live -= size
+
+
+def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
+    found = (t.untyped_storage() for t in tree_leaves(values) if isinstance(t, Tensor))
+    return {storage._cdata: storage for storage in found}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before it begins, and the device that it is for."""
+
+    config: Run
+    vocab_size: int
+    device: torch.device
+    n_processes: int = 1
+    optimiser: MakeOptimiser | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of each process."""
+        return self.config.train.batch_size // self.n_processes
+
+    @property
+    def available(self) -> int:
+        """Bytes of the device for each process; those on one machine share its memory."""
+        here = os.environ.get("LOCAL_WORLD_SIZE", 1) if self.device.type == "cpu" else 1
+        return int(memory_of(self.device) / int(here))
+
+    def needs(self, activations: float | None = None) -> dict[str, int]:
+        """Bytes that each process takes for what, given its activations (None: a lower bound)."""
+        config, options, n = self.config, self.config.train, self.n_processes
+        with torch.device("meta"), refuse_impossible("the model"):
+            model = LanguageModel(self.vocab_size, config.model, config.embedding)
+            memory = self.rows * model.initial_memory(1).nbytes
+        own = whole = BYTES * sum(p.numel() for p in model.parameters())
+        moments = kept_bytes(model, config.optim, self.optimiser)
+        part, gathered = (whole + moments) // n, 0
+        if options.parallel == "fsdp" and n > 1:
+            # FSDP2 gathers one unit at a time, and all parameters outside of units.
+            units = [BYTES * sum(p.numel() for p in unit.parameters()) for unit in model.units()]
+            gathered = whole - sum(units) + max(units, default=0)
+            own, moments = own // n, moments // n
+        if activations is None:
+            inputs_of_layers = self.rows * config.model.n_layers * config.model.d_model
+            activations = BYTES * options.segment_length * inputs_of_layers
+        found = {
+            "weights": own + gathered,
+            # DDP collects them in buckets.
+            "gradients": own * (2 if options.parallel == "ddp" and n > 1 else 1),
+            "moments": moments,
+            "activations": round(activations),
+            # Before and after an update.
+            "memory": 2 * memory,
+        }
+        if self.device.type == "cpu":
+            found["process"] = PROCESS
+            if n > 1:
+                # Copies: all state; memory again, whose fields may share tensors; a part twice.
+                found["saving"] = own + moments + 4 * memory + 2 * part
+        return found
+
+    def refuse(self, needs: dict[str, int]) -> None:
+        """Raise :class:`MemspanError` if processes that need so much do not fit the device."""
+        if sum(needs.values()) > self.available:
+            raise MemspanError(
+                f"training would take {_in_words(needs)} in each process, and this device has "
+                f"{decimal(self.available)} for it: lower batch_size, segment_length or the model's "
+                "sizes, or share them with --nproc on more machines (--train.parallel fsdp)"
+            )
+
+    def sample(self, rows: int, processes: Processes = ALONE) -> Updater:
+        """Trains the model with so many rows in each process, if these fit, on made-up tokens."""
+        n, n_rows = self.config.train.gradient_segments, rows * processes.size
+        options = replace(self.config.train, batch_size=n_rows, accumulate=n, accumulate_later=n)
+        config = replace(self.config, train=options)
+        plan = replace(self, config=config, n_processes=processes.size)
+        plan.refuse(plan.needs())
+        # As frequent as words sorted by frequency: like 1 / (id + 1).
+        rank = np.random.default_rng(1).random(4 * n * n_rows * options.segment_length)
+        tokens = np.expm1(rank * np.log1p(self.vocab_size)).clip(max=self.vocab_size - 1)
+        starts, size = np.zeros(1, np.int64), self.vocab_size
+        text = TokenFile(tokens.astype(np.uint32), starts, len(tokens), "words", size, "", "")
+        # Only the number of words matters.
+        words = WordTokenizer([str(number) for number in range(size)])
+        prepared = TokenizedCorpus(words, {"train": text}, {})
+        state = TrainingState(config, prepared, self.device, processes, optimiser=self.optimiser)
+        # Segments have their full length by then.
+        state.step = options.curriculum_steps
+        return Updater(state)
+
+    def activations_and_seconds(self) -> tuple[float, float]:
+        """Bytes and duration of an update in each process, linear in rows: from samples of few."""
+        few = min(2, self.rows)
+        one, more = (_sampled(self.sample(rows)) for rows in (1, few))
+        found = more + (self.rows - few) * np.maximum(0.0, more - one)
+        return found[0].item(), found[1].item()
+
+
+def _sampled(updater: Updater) -> np.ndarray:
+    """Bytes of tensors, but for gradients, and seconds of an update."""
+    for parameter in updater.state.model.parameters():
+        parameter.register_post_accumulate_grad_hook(_drop)
+    # An update replaces what is in memory.
+    with torch.no_grad():
+        updater.state.memory = updater.read(updater.state.streams.next()).memory
+    with Tally() as tally:
+        seconds = _seconds(updater)
+    return np.array([tally.peak, seconds])
+
+
+def _seconds(updater: Updater) -> float:
+    updater.state.processes.wait()
+    start = time.perf_counter()
+    updater.update()
+    return time.perf_counter() - start
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def refuse_oversized_training(plan: Plan) -> None:
+    """Raise :class:`MemspanError` if training does not fit the device."""
+    refuse_oversized_model(plan.config.model, plan.vocab_size, plan.config.embedding)
+    least = plan.needs()
+    plan.refuse(least)
+    # Far below what there is, the lower bound leaves no doubt.
+    if sum(least.values()) - least.get("process", 0) > 0.01 * plan.available:
+        plan.refuse(plan.needs(plan.activations_and_seconds()[0]))
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What a training run would take."""
 
-    architecture: str
-    vocab_size: int
+    plan: Plan
     parameters: int
-    needs: Needs
-    """Bytes of each process at its peak."""
-    available: float
-    """Bytes of the device, for all processes on it."""
-    sharing: int
-    """Processes that share the device."""
-    flops_per_token: float
-    """Multiplications and additions of matrix products, forward and backward, and where layers are
-    recomputed forward again."""
-    recompute: bool
-    n_processes: int
+    needs: dict[str, int]
+    """Bytes of each process at its peak, by what takes them."""
     tokens_per_second: float
     """Speed of all processes together."""
     probe: str
     """What was timed."""
     steps: int
-    """Updates of the run."""
-    checkpoints: int
-    """Maximum number on the disk at once."""
+    seconds: float
+    """Duration of the run's updates; validations and checkpoints come on top."""
     disk: int
-    """Bytes that these take."""
-    tokens: int
-    """Tokens that the run reads."""
+    """Bytes of the checkpoints that are there at once, at most."""
 
-    @property
-    def seconds(self) -> float:
-        """Duration of the run's updates; validations and checkpoints come on top."""
-        return self.tokens / self.tokens_per_second
+    def __str__(self) -> str:
+        plan = self.plan
+        return (
+            f"{plan.config.architecture}, {self.parameters:,} parameters, vocabulary "
+            f"{plan.vocab_size:,}\nmemory  {_in_words(self.needs)} in each process; this device has "
+            f"{decimal(plan.available)} for it\nspeed   {self.tokens_per_second:,.0f} tokens/s: "
+            f"{self.probe}\ndisk    {decimal(self.disk)} of checkpoints at once, at most\n"
+            f"time    {self.seconds / 3600:,.2f} hours for {counted(self.steps, 'step')}, "
+            "validations and checkpoints apart"
+        )
 
-    def refuse_too_large(self) -> None:
-        """Raise :class:`MemspanError` if the run does not fit this device."""
-        self.needs.refuse_more_than(self.available, self.sharing)
+
+def _in_words(needs: dict[str, int]) -> str:
+    parts = ", ".join(f"{name} {decimal(size)}" for name, size in needs.items())
+    return f"{decimal(sum(needs.values()))} ({parts})"
 
 
 def estimate(
@@ -82,8 +240,7 @@ def estimate(
 ) -> Estimate:
     """Estimate what training would take, from counts and a probe of some seconds; nothing is written.
 
-    The probe times a few updates of the model itself where that fits and is quick enough, otherwise of
-    fewer of its rows or layers. ``docs/scaling.md`` says how good that is.
+    Printing it shows all in a few lines; ``docs/scaling.md`` says how it is found, and how good it is.
 
     Args:
         config: all options of the run.
@@ -93,159 +250,51 @@ def estimate(
         processes: of a distributed run, which all call this with the same arguments.
 
     Raises:
-        MemspanError: an option that cannot be used, a vocabulary that is not known without a download,
-            a model so large that not even a few of its layers fit this device.
-
-    Example::
-
-        found = memspan.estimate(memspan.load("shakespeare").config)
-        print(found.parameters, found.needs.total, found.seconds)
+        MemspanError: an option that cannot be used, a vocabulary or an epoch that is not known without
+            a download, a model of which not even a few layers fit this device.
     """
-    if type(n_processes) is not int or n_processes < 1:
-        raise MemspanError(f"n_processes must be an integer of at least 1, not {n_processes!r}")
     n_processes = max(n_processes, processes.size)
     config = with_optimiser(config, optimiser)
-    refuse_fsdp_alone(config, n_processes)
-    refuse_sharing(config, Processes(0, n_processes))
+    refuse_sharing(config, Processes(0, n_processes), begins=True)
     device, options = own_device(device_for(config.train.device)), config.train
     config = replace(config, model=config.model.for_segments(options.segment_length))
-    vocab_size = processes.in_turn(lambda: vocabulary(config.data))
-    steps = processes.in_turn(lambda: updates(config))
+    vocab_size, steps = processes.in_turn(lambda: _vocabulary_and_steps(config))
     plan = Plan(config, vocab_size, device, n_processes, optimiser)
-    # First: refuses what cannot even be counted.
-    whole = replace(plan, n_processes=1).needs(options.batch_size)
-    found = processes.of_first(plan.sampled() if processes.first else Sampled({}, {}))
-    seconds, probe = _timed(plan, found, processes)
+    activations, seconds = processes.of_first(plan.activations_and_seconds())
+    needs, probe = plan.needs(activations), "updates of one and two rows, extrapolated"
+    if seconds <= LONGEST_UPDATE and sum(needs.values()) <= plan.available:
+        updater, probe = plan.sample(plan.rows, processes), "updates of the model itself"
+        seconds = processes.of_first(min(_seconds(updater) for _ in range(3)))
     if n_processes > processes.size:
         probe += f", times {n_processes} without the exchange of gradients"
-    n_tokens = options.batch_size * options.segment_length * options.gradient_segments
-    one = whole.weights + whole.moments + whole.memory // 2
-    n_layers, checkpoints = config.model.n_layers, options.checkpoints(steps)
+    whole = replace(plan, n_processes=1).needs()
+    checkpoint = whole["weights"] + whole["moments"] + whole["memory"] // 2
+    speed = options.batch_size * options.segment_length * options.gradient_segments / seconds
     return Estimate(
-        architecture=config.architecture,
-        vocab_size=vocab_size,
-        parameters=whole.weights // BYTES,
-        needs=plan.needs(plan.rows, found.activations(n_layers, plan.rows)),
-        available=memory_of(device),
-        sharing=on_this_machine(processes.size, device),
-        # A backward pass takes twice a forward one's.
-        flops_per_token=(3 + options.recompute) * line(found.operations, n_layers),
-        recompute=options.recompute,
-        n_processes=n_processes,
-        tokens_per_second=n_tokens / seconds,
+        plan,
+        parameters=whole["weights"] // BYTES,
+        needs=needs,
+        tokens_per_second=speed,
         probe=probe,
         steps=steps,
-        checkpoints=checkpoints,
+        seconds=options.batch_size * options.tokens_read(steps) / speed,
         # At the end the shards of several processes become plain files, which then replace them.
-        disk=checkpoints * min(n_processes, 2) * one,
-        tokens=options.batch_size * options.tokens_read(steps),
+        disk=options.checkpoints(steps) * min(n_processes, 2) * checkpoint,
     )
 
 
-def _timed(plan: Plan, found: Sampled, processes: Processes) -> tuple[float, str]:
-    """Seconds of an update of all layers, rows and timed segments, and what was timed for it."""
-    n_layers, n_rows = plan.config.model.n_layers, plan.rows
-    available = memory_of(plan.device) / on_this_machine(processes.size, plan.device)
-
-    def seconds(layers: int, rows: int) -> float:
-        return _seconds(plan.with_layers(layers).updater(rows, processes))
-
-    def is_quick(rows: int, expected: float) -> bool:
-        total = plan.needs(rows, found.activations(n_layers, rows)).total
-        return processes.of_first(expected <= LONGEST_UPDATE and total <= available)
-
-    least, most = min(found.operations), max(found.operations)
-    times = {least: seconds(least, 1)}
-    expected = times[least] * line(found.operations, n_layers) / found.operations[least]
-    if n_layers > most and not is_quick(1, expected):
-        times[most] = seconds(most, 1)
-        probe = f"updates of {most} of the {n_layers} layers with 1 of {n_rows} rows, scaled"
-        return n_rows * line(times, n_layers), probe
-    rows, times = 1, {1: seconds(n_layers, 1)}
-    # The constant part of an update is in both times, and so is not multiplied.
-    while rows < n_rows and is_quick(more := min(2 * rows, n_rows), line(times, more)):
-        rows, times[more] = more, seconds(n_layers, more)
-    share = "" if rows == n_rows else f" with {rows} of its {n_rows} rows"
-    return line(times, n_rows), f"updates of the model itself{share}"
-
-
-def _seconds(updater: Updater) -> float:
-    """Duration of an update: the faster of two after a first one."""
-    processes, device, times = updater.state.processes, updater.state.device, []
-    for _ in range(3):
-        processes.wait()
-        start = time.perf_counter()
-        updater.update()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
-    return processes.of_first(min(times[1:]))
-
-
-def report(found: Estimate) -> str:
-    """An estimate in a few lines, for people."""
-    n, needed = found.n_processes, found.needs
-    each = f" in each of {n} processes" if n > 1 else ""
-    tokens = f"{counted(found.steps, 'step')}, {counted(found.tokens, 'token')}"
-    return "\n".join(
-        [
-            f"{found.architecture}, {found.parameters:,} parameters, vocabulary {found.vocab_size:,}",
-            f"memory  {in_units(needed.total)}{each} at the peak ({needed.parts()}); this device has "
-            f"{in_units(found.available)}",
-            f"work    {found.flops_per_token / 1e6:,.1f} million FLOPs per token in products, forward "
-            f"and backward{', and forward again' if found.recompute else ''}",
-            f"speed   {found.tokens_per_second:,.0f} tokens/s{f' of {n} processes' if n > 1 else ''}: "
-            f"{found.probe}",
-            f"disk    {in_units(found.disk)} for {counted(found.checkpoints, 'checkpoint')} at "
-            "once, at most",
-            f"time    {duration(found.seconds)} for {tokens}, validations and checkpoints apart",
-        ]
-    )
-
-
-def duration(seconds: float) -> str:
-    """A duration in days, hours or minutes, such as ``3.2 days``."""
-    for unit, length in (("days", 86_400), ("hours", 3_600)):
-        if seconds >= length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds / 60:,.1f} minutes"
-
-
-def vocabulary(data: DataConfig) -> int:
-    """Size of the vocabulary, without a download; as large as it may be where an option limits it.
-
-    Raises:
-        MemspanError: it would take a download to know.
-    """
-    if data.tokenizer == "bytes":
-        return ByteTokenizer().vocab_size
-    if data.tokenizer.endswith(".json"):
-        return read_tokenizer(Path(os.path.expanduser(data.tokenizer))).vocab_size
-    if data.vocab_size is not None:
-        return data.vocab_size
-    what = f"the vocabulary of {data.tokenizer} in {title(data.texts)}"
-    sized = data.tokenizer in ("words", "subwords")
-    remedy = "give its size with --data.vocab-size, or " if sized else ""
-    return _prepared_here(data, what, remedy).tokenizer.vocab_size
-
-
-def updates(config: Run) -> int:
-    """Updates of the run, without a download.
-
-    Raises:
-        MemspanError: it would take one to know how many an epoch has.
-    """
-    if config.train.epochs is None:
-        return config.train.updates(0)
-    what = f"the length of {title(config.data.texts)}, and so of an epoch,"
-    prepared = _prepared_here(config.data, what, "give --train.max-tokens, or ")
-    return config.train.updates(streams_of(config, prepared).row_length)
-
-
-def _prepared_here(data: DataConfig, what: str, remedy: str) -> TokenizedCorpus:
-    """The text, if it needs no download; otherwise ``what`` is unknown, and ``remedy`` helps."""
+def _vocabulary_and_steps(config: Run) -> tuple[int, int]:
+    """Size of the vocabulary, as large as it may be, and updates of the run, without a download."""
+    data, options = config.data, config.train
+    vocab_size = 256 if data.tokenizer == "bytes" else data.vocab_size
+    if vocab_size is not None and options.epochs is None:
+        return vocab_size, options.updates(0)
     if not is_local(data.texts):
-        text = data.train or data.corpus or ""
-        prepare_it = command("data", "prepare", text, "--tokenizer", data.tokenizer)
-        raise MemspanError(f"{what} is not known before the text is here: {remedy}run {prepare_it}")
-    return prepare(data.texts, data.tokenizer, data.vocab_size, field=data.field)
+        raise MemspanError(
+            f"the vocabulary or the length of an epoch is not known before {title(data.texts)} is "
+            f"here: give --data.vocab-size and --train.max-tokens, or run "
+            f"{command('data', 'prepare', data.corpus or 'TEXT', '--tokenizer', data.tokenizer)}"
+        )
+    prepared = prepare(data.texts, data.tokenizer, data.vocab_size, field=data.field)
+    vocab_size = vocab_size or prepared.tokenizer.vocab_size
+    return vocab_size, options.updates(streams_of(config, prepared).row_length)

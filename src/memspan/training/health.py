@@ -33,12 +33,6 @@ class Health:
         )
 
 
-def without_non_finite_rows(memory: Memory) -> tuple[Memory, int]:
-    """``memory`` with rows that hold NaN or infinity emptied, and their number."""
-    rows = non_finite_rows(memory)
-    return (memory, 0) if rows is None else (memory.reset(rows), int(rows.sum()))
-
-
 def non_finite_rows(memory: Memory) -> Tensor | None:
     """bool ``[B]``: the rows that hold NaN or infinity; None if no row does."""
     floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]

@@ -1,20 +1,251 @@
-"""What a run's ``metrics.jsonl`` holds: its records, their checksum, and pictures of them."""
+"""The numbers of a run while it trains: collected, printed in short, written to its ``metrics.jsonl``
+and any trackers asked for; read again and drawn.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
+import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from memspan.errors import MemspanError
+from memspan.evaluation import Scores, percent
 from memspan.files.disk import write_atomically
 from memspan.files.pictures import png
 from memspan.models.options import Plot
+from memspan.training.optimisers import learning_rate
+from memspan.training.state import TrainingState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Record = Mapping[str, float | None]
+"""Numbers by name; None if a number does not exist, such as bits per byte of unknown tokens."""
+
+
+class Logger(Protocol):
+    """Takes one record at a time."""
+
+    def log(self, step: int, record: Record) -> None:
+        """Write the record of the state after ``step`` updates."""
+
+    def close(self) -> None:
+        """Called once, after the last record."""
+
+
+def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
+    """A logger for ``metrics.jsonl`` in ``folder``, then those of ``trackers``.
+
+    ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``.
+    """
+    others = [TRACKERS[name](folder) for name in trackers]
+    return [JsonLines(folder, step), *others]
+
+
+def refuse_missing(trackers: Iterable[str]) -> None:
+    """Raise :class:`MemspanError` if a tracker is not installed."""
+    for name in trackers:
+        try:
+            import_module(name)
+        except ImportError:
+            raise MemspanError(
+                f"{name} is not installed: pip install {name}, or leave it out of --train.tracker"
+            ) from None
+
+
+class JsonLines:
+    """Appends each record to ``metrics.jsonl`` as one line of JSON."""
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        self.path = folder / "metrics.jsonl"
+        earlier = [record for record in read(self.path) if record["step"] <= step]
+        lines = "".join(json.dumps(record) + "\n" for record in earlier)
+        write_atomically(self.path, lines.encode())
+
+    def log(self, step: int, record: Record) -> None:
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **record}) + "\n")
+        except OSError as error:
+            raise MemspanError(
+                f"cannot write {self.path} ({error.strerror}): free some space, then --resume"
+            ) from None
+
+    def close(self) -> None:
+        """Nothing to close: every record is written at once."""
+
+
+class TensorBoard:
+    """Event files in the run's folder ``tensorboard``."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(_inside(folder, "tensorboard")))
+
+    def log(self, step: int, record: Record) -> None:
+        for name, value in _known(record).items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackio:
+    """A run of Trackio's project ``memspan``, named like the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        import trackio
+
+        self._run = trackio.init(project="memspan", name=folder.name)
+
+    def log(self, step: int, record: Record) -> None:
+        self._run.log({"step": step, **_known(record)})
+
+    def close(self) -> None:
+        self._run.finish()  # type: ignore[no-untyped-call]
+
+
+class Wandb:
+    """A run of Weights & Biases' project ``memspan``, named like the run's folder.
+
+    Its files are in the run's folder ``wandb``; ``WANDB_MODE=offline`` keeps everything there. Other
+    variables, such as ``WANDB_PROJECT``, apply, too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import wandb
+
+        _inside(folder, "wandb")
+        project = os.environ.get("WANDB_PROJECT") or "memspan"
+        try:
+            self._run = wandb.init(project=project, name=folder.name, dir=str(folder))
+        except wandb.errors.Error as error:
+            raise MemspanError(
+                f"wandb does not start ({error}): log in with wandb login, set WANDB_MODE=offline, or "
+                "leave it out of --train.tracker"
+            ) from None
+
+    def log(self, step: int, record: Record) -> None:
+        self._run.log(_known(record), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path], Logger]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": Wandb,
+}
+"""Loggers besides ``metrics.jsonl``, by the name of the library that each needs."""
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if (folder / name).is_symlink():
+        raise MemspanError(
+            f"{folder / name} is a link out of the run's folder: put the folder itself there"
+        )
+    return folder / name
+
+
+def _known(record: Record) -> dict[str, float]:
+    return {name: value for name, value in record.items() if value is not None}
+
+
+class MetricLogger:
+    """Collects losses from record to record."""
+
+    def __init__(self, state: TrainingState, loggers: Sequence[Logger], console: Console) -> None:
+        self._state, self._loggers, self._console = state, loggers, console
+        self._losses: list[Tensor] = []
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Measure the speed from here on: before, other work than training was done."""
+        self._start, self._tokens_before = time.perf_counter(), self._state.tokens_read
+
+    def add(self, loss: Tensor | None) -> None:
+        """Add an update's mean loss in nats per token, None if it was skipped."""
+        if loss is not None:
+            self._losses.append(loss)
+
+    def record_training(self, statistics: Mapping[str, Tensor], show: Callable[..., None]) -> None:
+        """Log the updates since the last record.
+
+        Args:
+            statistics: those of the last segment, see :class:`~memspan.models.output.Output`.
+            show: see :func:`memspan.training.terminal.progress`.
+        """
+        state = self._state
+        n_tokens = state.tokens_read - self._tokens_before
+        speed = n_tokens / (time.perf_counter() - self._start)
+        text, losses = state.prepared.splits["train"], {}
+        short = "nan"
+        if self._losses:
+            nats = torch.stack(self._losses).mean().item()
+            bits = None
+            if not (state.unknown_share or text.altered):
+                bits = nats / math.log(2) * len(text.tokens) / text.n_bytes
+            losses = {"train_nats_per_token": nats, "train_bits_per_byte": bits}
+            short = f"{nats:.3f}" if bits is None else f"{nats:.3f}  {bits:.3f} bits/byte"
+        mean = {name: state.processes.mean(values) for name, values in statistics.items()}
+        rate = learning_rate(state.step - 1, state.config.optim, state.steps)
+        self._log(
+            losses
+            | dataclasses.asdict(state.health)
+            | {"learning_rate": rate, "tokens_per_second": speed}
+            | {f"train_{name}": value for name, value in by_layer(mean).items()}
+        )
+        show(completed=state.step, loss=short, speed=speed)
+        self._losses = []
+        self.restart_clock()
+
+    def record_validation(self, scores: Scores, statistics: Mapping[str, Tensor]) -> None:
+        """Log a validation, and print its score in one line."""
+        record = {
+            "validation_nats_per_token": scores.nats_per_token,
+            "validation_bits_per_byte": scores.bits_per_byte,
+        }
+        if scores.n_unknown:
+            record["validation_unknown_share"] = scores.unknown_share
+        self._log(record | by_layer(statistics))
+        nats = f"{scores.nats_per_token:.4f} nats per token"
+        if scores.n_unknown:
+            text = f"{nats} ({percent(scores.unknown_share)} unknown: no bits per byte)"
+        elif scores.altered:
+            text = nats
+        else:
+            text = f"{scores.bits_per_byte:.4f} bits per byte  ({nats})"
+        self._console.print(f"step {self._state.step:>6,}  validation {text}")
+
+    def _log(self, record: Record) -> None:
+        for logger in self._loggers:
+            logger.log(self._state.step, {"tokens": self._state.tokens_read, **record})
+
+    def close(self) -> None:
+        """Close the loggers."""
+        for logger in self._loggers:
+            logger.close()
+
+
+def by_layer(statistics: Mapping[str, Tensor]) -> dict[str, float]:
+    """``{"loss": [L]}`` as ``{"loss/layer_1": ..., ...}``."""
+    return {
+        f"{name}/layer_{n}": value
+        for name, values in statistics.items()
+        for n, value in enumerate(values.tolist(), 1)
+    }
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -34,27 +265,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def _is_number_or_none(value: object) -> bool:
     return type(value) in (float, type(None)) or (type(value) is int and abs(value) < 1 << 63)
-
-
-def checksum(folder: Path) -> dict[str, object]:
-    """Size and SHA-256 of ``metrics.jsonl`` as it is now, flushed to the disk."""
-    path = folder / "metrics.jsonl"
-    content = b""
-    if path.is_file():
-        # Open for writing, too: Windows flushes only such files.
-        with open(path, "r+b") as file:
-            content = file.read()
-            os.fsync(file.fileno())
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def unchanged(folder: Path, saved: dict[str, object]) -> bool:
-    """Whether ``metrics.jsonl`` begins as it was when :func:`checksum` was taken."""
-    path = folder / "metrics.jsonl"
-    content = path.read_bytes() if path.is_file() else b""
-    size = saved.get("bytes")
-    kept = content[:size] if type(size) is int else b""
-    return len(kept) == size and hashlib.sha256(kept).hexdigest() == saved.get("sha256")
 
 
 def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memspan.distributed.processes import local, placed
+from memspan.distributed.processes import placed
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
@@ -85,7 +86,7 @@ def _sgd(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1)
 
 
-OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = {
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": _adamw,
     "muon": _muon,
     "sgd": _sgd,
@@ -96,11 +97,7 @@ OPTIMISERS: dict[str, Callable[[Groups, OptimConfig], torch.optim.Optimizer]] = 
 def with_optimiser(
     config: RunConfig[BackboneConfig], own: MakeOptimiser | None
 ) -> RunConfig[BackboneConfig]:
-    """The options of a run, trained by the optimiser from ``own`` (None: the one that they name).
-
-    Raises:
-        MemspanError: ``own`` cannot be called, or is None although the options ask for one.
-    """
+    """The options of a run, trained by the optimiser from ``own`` (None: the one that they name)."""
     if own is not None:
         if not callable(own):
             raise MemspanError(
@@ -146,17 +143,13 @@ class Optimiser:
     def __init__(
         self, model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None = None
     ) -> None:
-        """
-        Args:
-            model: whose parameters it updates.
-            config: its options, with its name.
-            own: makes it instead, from the parameters' groups.
+        """``own`` makes it from the parameters' groups, in place of the one that ``config`` names.
 
         Raises:
-            MemspanError: ``own`` does not return an optimiser of the given parameters, or one that
-                cannot make a step with their gradients, or whose state checkpoints cannot hold.
+            MemspanError: not an optimiser of these parameters, or its state cannot be saved.
         """
-        make, groups = _maker(config, own), groups_of(model, config)
+        make = own or partial(OPTIMISERS[config.optimiser], config=config)
+        groups = groups_of(model, config)
         self._parameters = dict(model.named_parameters())
         self._small = {name: (small, values) for name, small, values in _tried(make, groups)}
         self.optimizer = _made(make, groups)
@@ -170,11 +163,7 @@ class Optimiser:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed.
-
-        Raises:
-            MemspanError: the state could not be restored.
-        """
+        """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed."""
         names = {id(p): name for name, p in self._parameters.items()}
         found: dict[str, Tensor] = {}
         for parameter, values in self.optimizer.state.items():
@@ -220,19 +209,13 @@ class Optimiser:
 
 def kept_bytes(model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None) -> int:
     """Size of an optimiser's state for ``model``, which may be on the meta device."""
+    make = own or partial(OPTIMISERS[config.optimiser], config=config)
     parameters = dict(model.named_parameters())
     return sum(
         value.itemsize * (parameters[name] if value.shape == small.shape else value).numel()
-        for name, small, values in _tried(_maker(config, own), groups_of(model, config))
+        for name, small, values in _tried(make, groups_of(model, config))
         for value in _tensors(values).values()
     )
-
-
-def _maker(config: OptimConfig, own: MakeOptimiser | None) -> MakeOptimiser:
-    if own is not None:
-        return own
-    named = OPTIMISERS[config.optimiser]
-    return lambda groups: named(groups, config)
 
 
 def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:
@@ -263,13 +246,10 @@ def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, d
         try:
             optimizer.step()
         except Exception as error:
-            name, reason = type(optimizer).__name__, " ".join(str(error).split())[:200]
-            if any(local(parameter) is not parameter for parameter in parameters):
-                what, remedy = "on sharded parameters", "drop --train.parallel fsdp, or"
-            else:
-                what, remedy = "by gradients alone", "it gets no closure;"
+            reason = " ".join(str(error).split())[:200]
             raise MemspanError(
-                f"{name} cannot make a step {what} ({reason}): {remedy} choose another optimiser"
+                f"{type(optimizer).__name__} cannot make a step by gradients alone ({reason}): it gets "
+                "no closure, and with fsdp sharded parameters; choose another optimiser"
             ) from error
     for owner, values in optimizer.state.items():
         for key, value in values.items() if id(owner) in names else [(owner, values)]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from memspan.data.corpora import located, missing
 from memspan.data.options import TEXTS, DataConfig, title
 from memspan.data.prepared import TokenizedCorpus, prepare
-from memspan.data.token_files import difference, identity, is_whole, recorded
+from memspan.data.token_files import difference, identity, recorded
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
@@ -22,19 +22,17 @@ from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
-from memspan.precision import recorded_precision
 from memspan.runs import checkpoints, history
-from memspan.runs.checkpoint_files import Checkpoint, State, check_fit
+from memspan.runs.checkpoint_files import State, check_fit
 from memspan.runs.folder import RunLock, lock_run, run_alone
 from memspan.runs.options import RunConfig, load_config, to_toml
 from memspan.runs.run import create, load
-from memspan.training import metrics
 from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
 from memspan.training.checkpointer import Checkpointer
-from memspan.training.loggers import refuse_missing
+from memspan.training.estimate import Plan, refuse_oversized_training
+from memspan.training.metrics import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, learning_rate, with_optimiser
 from memspan.training.options import BUDGETS, TrainConfig
-from memspan.training.sizes import Plan, refuse_oversized_training
 from memspan.training.state import TrainingState, precision_of, refuse_sharing, streams_of
 from memspan.training.trainer import Trainer
 
@@ -83,7 +81,7 @@ def train(
     """
     folder, console = Path(folder), console or Console(quiet=True)
     config = with_optimiser(config, optimiser)
-    refuse_fsdp_alone(config, processes.size)
+    refuse_sharing(config, processes, begins=True)
     device = own_device(device_for(config.train.device))
     # Before anything is announced that would not happen.
     if processes.first:
@@ -108,8 +106,7 @@ def train(
     with _locked(folder, processes) as lock:
         if lock is not None:
             create(lock, config, prepared.tokenizer)
-        checkpointer = Checkpointer(state, folder, lock, console)
-        Trainer(state, checkpointer, console).fit()
+        Trainer(state, Checkpointer(state, folder, lock), console).fit()
     return folder
 
 
@@ -164,7 +161,13 @@ def _resume(
     if lock is not None:
         lock.load()
     before = load_config(folder)
-    config = with_optimiser(before if wanted is None else _merged(before, wanted), optimiser)
+    config = before
+    if wanted is not None:
+        # The run's own precision stands for auto.
+        own = before.train.precision, before.train.matmul_precision
+        config = _with_absolute_paths(wanted, before.data)
+        config = dataclasses.replace(config, train=_without_auto(config.train, *own))
+    config = with_optimiser(config, optimiser)
     latest = checkpoints.latest(folder)
     state = latest.state
     changed = changes(before, config)
@@ -181,13 +184,14 @@ def _resume(
         checkpoints.recover(folder, state, before.train.keep)
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
-    _check_corpus(state, prepared, config, folder, console)
+    if how := difference(recorded(state["corpus"]), identity(prepared.splits)):
+        raise MemspanError(
+            f"the corpus {title(config.data.texts)} is not what this run was trained on ({how}): "
+            "restore its files (for python-stdlib: the same Python version), or start a new run"
+        )
     _refuse_finished(state, config, prepared, folder)
     if saved is not None:
         check_fit(folder, config, tokenizer.vocab_size, saved.weights)
-    if (used := recorded_precision(state.get("environment"))) is not None:
-        options = _without_auto(config.train, used.products, used.matmul)
-        config = dataclasses.replace(config, train=options)
     _refuse_sizes(config, prepared, device, processes, optimiser)
     training = TrainingState(config, prepared, device, processes, optimiser=optimiser)
     if saved is None:
@@ -205,20 +209,12 @@ def _resume(
         _report_changes(changed, before, training, folder, console)
     if lock is not None:
         history.record(lock, training.step, changed, to_toml(config).encode())
-    _report_differences(saved, training.environment(), folder, console)
+    if line := environments_differ(saved.state.get("environment"), training.environment()):
+        console.print(line)
     # As in train().
     del saved
-    checkpointer = Checkpointer(training, folder, lock, console)
-    Trainer(training, checkpointer, console).fit()
+    Trainer(training, Checkpointer(training, folder, lock), console).fit()
     return folder
-
-
-def _merged(
-    before: RunConfig[BackboneConfig], wanted: RunConfig[BackboneConfig]
-) -> RunConfig[BackboneConfig]:
-    """``wanted`` with absolute paths, and the run's own precision for ``auto``."""
-    options = _without_auto(wanted.train, before.train.precision, before.train.matmul_precision)
-    return dataclasses.replace(_with_absolute_paths(wanted, before.data), train=options)
 
 
 def _refuse_changes(
@@ -239,33 +235,12 @@ def _refuse_changes(
         )
 
 
-def _check_corpus(
-    state: State,
-    prepared: TokenizedCorpus,
-    config: RunConfig[BackboneConfig],
-    folder: Path,
-    console: Console,
-) -> None:
-    """Refuse a corpus that is not the one in the checkpoint."""
-    known = recorded(state["corpus"])
-    if how := difference(known, identity(prepared.splits)):
-        raise MemspanError(
-            f"the corpus {title(config.data.texts)} is not what this run was trained on ({how}): "
-            "restore its files (for python-stdlib: the same Python version), or start a new run"
-        )
-    if known and not is_whole(known):
-        console.print(
-            f"{folder} was saved by an older version, which recorded only its training tokens: its "
-            "other splits and the borders of documents may have changed"
-        )
-
-
 def _refuse_finished(
     state: State, config: RunConfig[BackboneConfig], prepared: TokenizedCorpus, folder: Path
 ) -> None:
     """Refuse to go on if the budget allows no more updates than were made."""
     step = state["step"]
-    read = state["streams"].get("tokens_read", config.train.tokens_read(step))
+    read = state["streams"].get("tokens_read", 0)
     steps = config.train.updates(streams_of(config, prepared).row_length, step, read)
     if step < steps:
         return
@@ -294,19 +269,6 @@ def _report_changes(
     console.print(f"changed, and recorded in {folder / history.NAME}: {describe(changed)}{rates}")
 
 
-def _report_differences(
-    saved: Checkpoint, environment: dict[str, object], folder: Path, console: Console
-) -> None:
-    """Report what has changed since the checkpoint was saved but does not stop the run."""
-    if line := environments_differ(saved.state.get("environment"), environment):
-        console.print(line)
-    if not metrics.unchanged(folder, saved.state["metrics"]):
-        console.print(
-            f"{folder / 'metrics.jsonl'} is not as it was saved: records up to step "
-            f"{saved.state['step']:,} may be wrong or missing; training does not depend on them"
-        )
-
-
 def _refuse_sizes(
     config: RunConfig[BackboneConfig],
     prepared: TokenizedCorpus,
@@ -319,15 +281,6 @@ def _refuse_sizes(
     streams_of(config, prepared)
     vocab_size = prepared.tokenizer.vocab_size
     refuse_oversized_training(Plan(config, vocab_size, device, processes.size, optimiser))
-
-
-def refuse_fsdp_alone(config: RunConfig[BackboneConfig], n_processes: int) -> None:
-    """Raise :class:`MemspanError` if a new run shards its model and there is one process."""
-    if config.train.parallel == "fsdp" and n_processes == 1:
-        raise MemspanError(
-            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
-            "2 or more, or drop it"
-        )
 
 
 def _without_auto(options: TrainConfig, precision: str, matmul_precision: str) -> TrainConfig:

@@ -16,7 +16,7 @@ from memspan.data.streams import Streams
 from memspan.data.token_files import identity
 from memspan.distributed.parallel import parallel_model
 from memspan.distributed.processes import ALONE, Processes, local, placed, sharded
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
@@ -24,38 +24,36 @@ from memspan.precision import AUTOMATIC, Precision, resolve
 from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weights_of
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
-from memspan.training import metrics
 from memspan.training.changes import environment
-from memspan.training.health import Health, without_non_finite_rows
+from memspan.training.health import Health, non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.options import TrainConfig
 from memspan.training.warm_start import WarmStart, initialise_from
 
 
-def refuse_sharing(config: RunConfig[BackboneConfig], processes: Processes) -> None:
-    """Raise :class:`MemspanError` if the run cannot be shared by this many processes."""
+def refuse_sharing(
+    config: RunConfig[BackboneConfig], processes: Processes, begins: bool = False
+) -> None:
+    """Refuse what so many processes cannot share; a sharded run ``begins`` in several only."""
+    if begins and config.train.parallel == "fsdp" and processes.size == 1:
+        raise MemspanError(
+            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
+            "2 or more, or drop it"
+        )
     processes.rows(config.train.batch_size)
     if processes.size > 1 and (reason := config.model.one_process_only):
         raise MemspanError(reason)
 
 
 def streams_of(config: RunConfig[BackboneConfig], prepared: TokenizedCorpus) -> Streams:
-    """The training text in rows, as the run reads it.
-
-    Raises:
-        MemspanError: it is too short for them.
-    """
+    """The training text in rows, as the run reads it; refused if it is too short for them."""
     text = prepared.splits["train"]
     starts = text.document_starts if config.data.document_reset else None
     return Streams(text.tokens, config.train.batch_size, config.train.segment_length, starts)
 
 
 def precision_of(options: TrainConfig, device: torch.device) -> Precision:
-    """The precision of a run with these options on ``device``.
-
-    Raises:
-        MemspanError: as :func:`resolve`.
-    """
+    """The precision of a run with these options on ``device``."""
     return resolve(options.precision, options.matmul_precision, AUTOMATIC, device)
 
 
@@ -71,19 +69,7 @@ class TrainingState:
         source: Run | None = None,
         optimiser: MakeOptimiser | None = None,
     ) -> None:
-        """Make the state before the first step.
-
-        Args:
-            config: all options of the run.
-            prepared: its corpus.
-            device: where weights and memory are.
-            processes: of the run, each of which makes its own state.
-            source: a run whose weights are taken if they fit.
-            optimiser: makes the user's own (None: the options name one).
-
-        Raises:
-            MemspanError: an option or optimiser that cannot be used.
-        """
+        """The state before the first step, in each of ``processes``, with the weights of ``source``."""
         options = config.train
         refuse_sharing(config, processes)
         self.processes, self.rows = processes, processes.rows(options.batch_size)
@@ -124,14 +110,12 @@ class TrainingState:
         tokens = self.prepared.splits["train"].tokens
         return self.prepared.tokenizer.count_unknown(tokens) / len(tokens)
 
-    @property
-    def is_best(self) -> bool:
-        """Whether this step has the best validation score so far."""
-        return self.best_step == self.step
-
     def empty_non_finite_rows(self) -> None:
         """Empty rows of memory that are not finite, and count those of all processes."""
-        self.memory, n_rows = without_non_finite_rows(self.memory)
+        rows = non_finite_rows(self.memory)
+        if rows is not None:
+            self.memory = self.memory.reset(rows)
+        n_rows = 0 if rows is None else int(rows.sum())
         self.health.reset_memory_rows += int(self.processes.total(n_rows))
 
     @property
@@ -149,29 +133,21 @@ class TrainingState:
         """Why it stops early."""
         threshold = self.config.train.early_stopping_threshold
         by = f" by more than {threshold:g} nats per token" if threshold else ""
-        last = "validation has" if self.unimproved == 1 else f"{self.unimproved:,} validations have"
-        best = (
-            "none is finite" if self.best_step is None else f"it is that of step {self.best_step:,}"
-        )
-        return f"the last {last} not lowered the best loss{by}; {best}"
+        last = counted(self.unimproved, "validation")
+        best = "not finite" if self.best_step is None else f"that of step {self.best_step:,}"
+        return f"the last {last} did not lower the best loss{by}; it is {best}"
 
     def note_score(self, nats_per_token: float) -> None:
-        """Remember this step if its validation score is the best so far; count it otherwise.
-
-        ``nats_per_token``: infinite if a loss was not finite. The first process's counts: all must stop
-        together.
-        """
+        """Remember this step if its score, the first process's for all, is the best so far; count it
+        otherwise."""
         nats_per_token = self.processes.of_first(nats_per_token)
         improves = nats_per_token < self.best - self.config.train.early_stopping_threshold
         self.unimproved = 0 if improves else self.unimproved + 1
         if nats_per_token < self.best:
             self.best, self.best_step = nats_per_token, self.step
 
-    def snapshot(self, folder: Path) -> Checkpoint:
-        """The state as it is now; this process's part of whatever is shared.
-
-        ``folder``: the run's, whose ``metrics.jsonl`` belongs to the state.
-        """
+    def snapshot(self) -> Checkpoint:
+        """The state as it is now; this process's part of whatever is shared."""
         training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
         training |= {f"optimizer/{name}": t for name, t in self.optimiser.tensors().items()}
         training["random/cpu"] = self._shared_generator(torch.get_rng_state())
@@ -186,7 +162,6 @@ class TrainingState:
             "corpus": identity(self.prepared.splits),
             "record": self.prepared.corpus.record,
             "environment": self.environment(),
-            "metrics": metrics.checksum(folder),
             "health": dataclasses.asdict(self.health),
             "optimiser": self.optimiser.name,
         }
@@ -231,12 +206,7 @@ class TrainingState:
             torch.manual_seed(int(hashlib.sha256(seed.encode()).hexdigest()[:15], 16))
 
     def restore(self, saved: Checkpoint, folder: Path) -> None:
-        """The inverse of :meth:`snapshot`.
-
-        Raises:
-            MemspanError: the checkpoint is of other options than those in the run's ``folder``, or of
-                another optimiser.
-        """
+        """The inverse of :meth:`snapshot`."""
         ours, theirs = self.optimiser.name, saved.state.get("optimiser")
         if theirs not in (None, ours):
             raise MemspanError(
@@ -276,9 +246,7 @@ class TrainingState:
         self.step = saved.state["step"]
         self._seed_this_process()
         self._restore_generators(groups["random"])
-        # Older versions did not count: the number follows from the options, which were fixed then.
-        counted = {"tokens_read": self.config.train.tokens_read(self.step)}
-        self.streams.load_state_dict(counted | saved.state["streams"])
+        self.streams.load_state_dict(saved.state["streams"])
         read = self.streams.tokens_read
         self.steps = self.config.train.updates(self.streams.row_length, self.step, read)
         self.best_step = saved.state["best_step"]

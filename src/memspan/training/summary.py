@@ -12,6 +12,7 @@ from memspan.data.options import title
 from memspan.errors import MemspanError, counted
 from memspan.evaluation import Scores, percent
 from memspan.invocation import command
+from memspan.memory import Memory
 from memspan.training import metrics
 from memspan.training.health import Health
 from memspan.training.state import TrainingState
@@ -45,9 +46,9 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
         console.print(line, highlight=False)
 
 
-def conclude(console: Console, state: TrainingState, validation: Validation, folder: Path) -> None:
+def conclude(console: Console, state: TrainingState, folder: Path) -> None:
     """Say what was written, how the model goes on after held-out text, its scores, and what is next."""
-    say = console.print
+    say, validation = console.print, Validation(state)
     if state.health != Health():
         say(f"{state.health}", highlight=False)
     say("\nwritten:", style="bold")
@@ -92,7 +93,7 @@ def _show_score(
     part = "the validation split" if whole else "the validation split's first part"
     apart = ", every document by itself" if config.data.document_reset else ""
     rows = {"memory carried": _in_words(scores)}
-    if validation.has_memory:
+    if state.model.backbone.memory_type is not Memory:
         without = validation.score(1, emptied=True)
         rows[f"memory emptied every {counted(scores.segment_length, 'token')}"] = _in_words(without)
         saved = 1 - scores.nats / without.nats

@@ -11,7 +11,7 @@ from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
 from memspan.training.checkpointer import Checkpointer
-from memspan.training.loggers import MetricLogger, loggers
+from memspan.training.metrics import MetricLogger, loggers
 from memspan.training.state import TrainingState
 from memspan.training.summary import conclude, introduce
 from memspan.training.terminal import progress, stoppable
@@ -27,8 +27,7 @@ class Trainer:
 
     def __init__(self, state: TrainingState, checkpointer: Checkpointer, console: Console) -> None:
         self.state, self.checkpointer, self.console = state, checkpointer, console
-        self.updater, self.validation = Updater(state), Validation(state)
-        self.asked_to_stop = False
+        self.updater, self.asked_to_stop = Updater(state), False
 
     def fit(self) -> None:
         """Train to the last step, then score, sample and say what was written.
@@ -50,7 +49,8 @@ class Trainer:
                     metrics.record_training(self.updater.statistics, show)
                 if last or _is_due(options.evaluate_every, state.step):
                     self._validate(metrics)
-                if state.is_finished or _is_due(options.save_every, state.step) or state.is_best:
+                is_best = state.best_step == state.step
+                if is_best or state.is_finished or _is_due(options.save_every, state.step):
                     checkpointer.save()
             if stopped:
                 checkpointer.save()
@@ -63,7 +63,7 @@ class Trainer:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
         checkpointer.export()
         if writes or state.parallel.sharded:
-            conclude(self.console, state, self.validation, checkpointer.folder)
+            conclude(self.console, state, checkpointer.folder)
 
     def _update(self) -> Tensor | None:
         try:
@@ -72,10 +72,10 @@ class Trainer:
             raise MemspanError(f"{error}; {self.checkpointer.latest_in_words()}") from None
 
     def _validate(self, metrics: MetricLogger) -> None:
-        state, options = self.state, self.state.config.train
+        state, options, validation = self.state, self.state.config.train, Validation(self.state)
         try:
             # Many streams: faster than one, and close enough to compare checkpoints.
-            scores = self.validation.score(options.batch_size)
+            scores = validation.score(options.batch_size)
         except NonFiniteError as error:
             self.console.print(f"step {state.step:>6,}  validation: {error}", highlight=False)
             state.note_score(math.inf)
@@ -83,9 +83,9 @@ class Trainer:
             state.note_score(scores.nats_per_token)
             if state.processes.first or state.parallel.sharded:
                 reports = bool(self.updater.statistics)
-                metrics.record_validation(scores, self.validation.statistics() if reports else {})
+                metrics.record_validation(scores, validation.statistics() if reports else {})
                 if options.sample_tokens and state.step < state.steps:
-                    text = self.validation.sample(min(options.sample_tokens, 80))
+                    text = validation.sample(min(options.sample_tokens, 80))
                     self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
         metrics.restart_clock()
 

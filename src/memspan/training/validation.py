@@ -16,7 +16,6 @@ from memspan.distributed.processes import ALONE
 from memspan.evaluation import Scores, score_tokens
 from memspan.generation.drawing import draw_tokens
 from memspan.generation.prompts import read_prompt
-from memspan.memory import Memory
 from memspan.models.language_model import LanguageModel
 from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
@@ -36,11 +35,6 @@ class Validation:
         self.state = state
         # Whatever the run trains in: scores must be comparable, and they choose the best weights.
         self.precision = dataclasses.replace(state.precision, products="float32")
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether the architecture remembers anything from one segment to the next."""
-        return self.state.model.backbone.memory_type is not Memory
 
     def text(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Tokens to score and, if the run resets memory at documents, where documents start."""
