@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +12,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memspan.commands.generate import GenerateArguments
 from memspan.data.token_files import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.generation.drawing import draw, draw_tokens, probabilities
-from memspan.generation.prompts import read_prompt
-from memspan.generation.writer import Writer, generate
+from memspan.generation.writer import generate, read_prompt
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
@@ -74,12 +71,6 @@ def test_half_a_surrogate_pair_in_a_prompt_is_refused() -> None:
         generate("shakespeare", "ab\ud800", tokens=0)
 
 
-def test_sampling_has_one_default() -> None:
-    parameters = inspect.signature(generate).parameters, inspect.signature(Writer).parameters
-    defaults = [each["sampling"].default for each in parameters]
-    assert {*defaults, GenerateArguments.sampling} == {Sampling()}
-
-
 @given(
     st.lists(st.floats(-30, 30), min_size=2, max_size=20),
     st.sampled_from([0.0, 0.1, 1.0, 3.0]),
@@ -112,7 +103,8 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     m = model()
     prompt = np.arange(2 * SEGMENT + 3) % 50
     reader = m.reader(batch_size=1)
-    logits = read_prompt(reader, [prompt], SEGMENT)
+    logits, last = read_prompt(reader, [prompt], SEGMENT)
+    assert last == prompt[-1]
     drawn = [ids for ids, _ in draw_tokens(reader, logits, 5, Sampling(seed=3))]
     assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
     # The whole text in one call leaves the same memory: what was drawn was read.
@@ -120,7 +112,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     whole = m(text).memory
     torch.testing.assert_close(reader.memory.hidden, whole.hidden)
     again = m.reader(batch_size=1)
-    logits = read_prompt(again, np.array_split(prompt, 3), SEGMENT)
+    logits, _ = read_prompt(again, np.array_split(prompt, 3), SEGMENT)
     assert drawn == [ids for ids, _ in draw_tokens(again, logits, 5, Sampling(seed=3))]
 
 
@@ -141,11 +133,6 @@ def test_a_prompt_is_read_as_it_comes() -> None:
     reader.read = counted  # type: ignore[method-assign]
     read_prompt(reader, pieces(), SEGMENT)
     assert read[0] == 4 * (SEGMENT * 2 + 1)
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(MemspanError, match="prompt is empty"):
-        read_prompt(model().reader(), [np.empty(0, np.uint8)], SEGMENT)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
