@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, read_header, save_tensors
-from memspan.trees import LayerMemory, form, named, per_row, row_mask, to_device
+from memspan.trees import LayerMemory, check_field, form, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -196,23 +196,18 @@ class Rows(Generic[M]):
         forms = {name: (t.shape[1:], t.dtype) for name, t in memory.tensors().items()}
         return cls(type(memory), memory.batch_size, forms)
 
-    def mask(self, mask: Tensor | list[bool], device: torch.device | str = "cpu") -> Tensor:
-        """``mask`` as bool ``[B]`` on the device.
+    def mask(self, mask: Tensor | list[bool]) -> Tensor:
+        """``mask`` as bool ``[B]`` on the CPU; refused if it is not one bool per row."""
+        return row_mask(mask, self.count, "cpu")
 
-        Raises:
-            MemspanError: it is not one bool per row.
-        """
-        return row_mask(mask, self.count, device)
-
-    def numbers(self, rows: Tensor | list[int]) -> Tensor:
-        """``rows`` as int64 ``[B']`` on the CPU, in any order, repeated or not.
-
-        Raises:
-            MemspanError: a row does not exist.
-        """
-        wanted = f"select needs row numbers in 0 .. {self.count - 1}"
+    def numbers(self, rows: Tensor | list[int], once: bool = False) -> Tensor:
+        """``rows`` as int64 ``[B']`` on the CPU, in any order, repeated or not unless ``once``; refused
+        if one does not exist."""
+        what = f"row numbers in 0 .. {self.count - 1}"
+        wanted = f"replace needs {what}, each at most once" if once else f"select needs {what}"
         found = per_row(rows, torch.int64, wanted, "cpu")
-        if ((found < 0) | (found >= self.count)).any():
+        outside = ((found < 0) | (found >= self.count)).any()
+        if outside or (once and len(found.unique()) < len(found)):
             raise MemspanError(f"{wanted}, not {found.tolist()}")
         return found
 
@@ -223,11 +218,7 @@ class Rows(Generic[M]):
             MemspanError: a row does not exist or is named twice; the memory has another number of rows,
                 is of another architecture, or has other sizes or types or impossible counts.
         """
-        wanted = f"replace needs row numbers in 0 .. {self.count - 1}, each at most once"
-        found = per_row(rows, torch.int64, wanted, "cpu")
-        outside = ((found < 0) | (found >= self.count)).any()
-        if outside or len(found.unique()) < len(found):
-            raise MemspanError(f"{wanted}, not {found.tolist()}")
+        found = self.numbers(rows, once=True)
         if type(memory) is not self.kind:
             raise MemspanError(
                 f"replace needs a memory that is {self.kind.__name__}, not {type(memory).__name__}: "
@@ -243,35 +234,6 @@ class Rows(Generic[M]):
         memory.counts()
         assert isinstance(memory, self.kind)
         return found, memory
-
-
-def check_field(
-    name: str,
-    field: Tensor,
-    dtype: torch.dtype,
-    shape: Sequence[int | None],
-    device: torch.device | None = None,
-) -> None:
-    """Refuse a memory's field of another shape (None: any size), of another type (all floating-point
-    types are accepted alike), or on another device (None: any that holds values)."""
-    if field.is_floating_point() and dtype.is_floating_point:
-        dtype = field.dtype
-    if (
-        field.dtype == dtype
-        and len(field.shape) == len(shape)
-        and all(map(_fits, field.shape, shape))
-        and (field.device == device if device is not None else not field.is_meta)
-    ):
-        return
-    sizes = ", ".join("any" if size is None else str(size) for size in shape)
-    raise MemspanError(
-        f"the memory's {name} is {form(field)} on {field.device}, not {named(dtype)} [{sizes}] on "
-        f"{device or 'cpu'}: use a memory of this model, of this size"
-    )
-
-
-def _fits(size: int, wanted: int | None) -> bool:
-    return wanted in (None, size)
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:

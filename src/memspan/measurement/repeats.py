@@ -46,6 +46,11 @@ class Repeats:
     """Number of strings at every distance."""
     points: tuple[RepeatPoint, ...]
 
+    @property
+    def longest(self) -> int:
+        """Longest distance in tokens."""
+        return self.points[-1].distance
+
 
 def distances(longest: int) -> list[int]:
     """Powers of two from a string's length to ``longest``."""

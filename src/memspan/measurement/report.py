@@ -69,7 +69,7 @@ class Report:
         elif all(m.span is not None for m in self.measurements):
             spans = {m.run: m.span for m in self.measurements if m.span is not None}
             self.effective_context = effective_context(spans)
-            reached = sorted({span.points[-1].history for span in spans.values()})
+            reached = sorted({span.longest for span in spans.values()})
             if len(reached) > 1:
                 self.notes.append(
                     f"the runs' longest histories differ ({', '.join(f'{n:,}' for n in reached)} "

@@ -60,6 +60,11 @@ class Span:
     losses: np.ndarray = field(repr=False, compare=False)
     """Nats ``[N, W, len(points)]``."""
 
+    @property
+    def longest(self) -> int:
+        """Longest history in tokens."""
+        return self.points[-1].history
+
 
 def histories(longest: int) -> list[int]:
     """1, 2, 4, ... up to ``longest``."""

@@ -41,10 +41,12 @@ class StatefulSubject(Subject):
 
     model: Stateful[Any]
     """The model, in evaluation mode."""
-    window: int | None = None
-    """Tokens that it can see: with more history, this many are read anew (None: any number)."""
     prefix: tuple[int, ...] = ()
     """Ids that its tokeniser puts before every text, which do not count as history."""
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model.module
 
     @torch.no_grad()
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
