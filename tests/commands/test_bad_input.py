@@ -68,7 +68,7 @@ pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("text_file")]
         (["generate", "run", "--samples", f"{10**30}"], "samples must be at most 2^63 - 1"),
         (["train", "--train.seed", f"{10**30}"], "seed must be at most 2^63 - 1"),
         (["train", "--train.seed", "-1"], "seed must be at least 0"),
-        (["train", "--out", ""], "--out names the current folder"),
+        (["train", "--out", ""], "--out names the current or the root folder"),
         (["train", "--model.max-distance", "9"], "belongs to positions learned"),
         (
             ["train", "--model", "compressive", "--model.max-distance", "9"],

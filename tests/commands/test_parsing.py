@@ -11,8 +11,13 @@ import pytest
 import tyro
 
 from memspan.commands.evaluate import EvaluateArguments
-from memspan.commands.parsing import import_modules, parsed, peek_flags
-from memspan.commands.shared import given_to, memory_and_reader, with_architectures
+from memspan.commands.parsing import (
+    given_to,
+    import_modules,
+    parsed,
+    peek_flags,
+    with_architectures,
+)
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
 
@@ -114,13 +119,13 @@ def test_options_of_architectures_are_flags_with_help_and_checks() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "echo", Echo)
-        kind = with_architectures(EvaluateArguments, memory_and_reader)
+        kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
     options = parsed(kind, ["r", "--echoes", "3"], "verb")
-    assert given_to(Echo(), options, EvaluateArguments, memory_and_reader) == {"echoes": 3}
+    assert given_to(Echo(), options) == {"echoes": 3}
     with pytest.raises(MemspanError, match="of this run has no option --echoes"):
-        given_to(MODELS["feedback"](), options, EvaluateArguments, memory_and_reader)
+        given_to(MODELS["feedback"](), options)
     options = parsed(kind, ["r", "--echoes", "0"], "verb")
     with pytest.raises(MemspanError, match="echoes must be at least 1"):
-        given_to(Echo(), options, EvaluateArguments, memory_and_reader)
+        given_to(Echo(), options)
     (shown,) = get_type_hints(kind, include_extras=True)["echoes"].__metadata__
     assert shown.help == "Slots of echo. For echo."

@@ -214,18 +214,3 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
     pipe(monkeypatch, TEXT)
     assert "runs/v1.5.txt, which exists" in refused(capsys, *new)
     assert "root folder" in refused(capsys, "train", "--data.corpus", "-", "--out", "/")
-
-
-def test_a_text_from_standard_input_replaces_none_that_another_training_keeps_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Slow(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            Path("new.txt").write_text("theirs")
-            return super().read(size)
-
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Slow(TEXT)))
-    said = refused(capsys, "train", *SMALL, "--data.corpus", "-", "--out", "new")
-    assert "new.txt, which exists" in said
-    assert Path("new.txt").read_text() == "theirs"
-    assert not list(Path().glob(".new*"))

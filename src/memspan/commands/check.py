@@ -11,8 +11,7 @@ from typing import Annotated
 import tyro
 
 from memspan.checks import check_types
-from memspan.commands.parsing import Modules, parsed
-from memspan.commands.shared import TARGET_HELP
+from memspan.commands.parsing import TARGET_HELP, Modules, parsed
 from memspan.errors import MemspanError
 
 

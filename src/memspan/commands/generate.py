@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import tyro
 
 from memspan.checks import at_least
-from memspan.commands.parsing import parsed
-from memspan.commands.shared import ReadingArguments, given_to, reader_only, with_architectures
+from memspan.commands.parsing import ReadingArguments, given_to, parsed, with_architectures
 from memspan.errors import MemspanError, counted
 from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 14
 """Bytes of --prompt-file held in memory at once."""
-
-MOST_SAMPLES = 1 << 20
-"""Maximum number of continuations of one prompt."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +59,6 @@ class GenerateArguments(ReadingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "samples")
-        # Refuses absurd numbers before torch is imported; later the free memory decides.
-        if self.samples > MOST_SAMPLES:
-            raise MemspanError(
-                f"samples must be at most {MOST_SAMPLES:,}, not {self.samples:,}: lower it"
-            )
         at_least(0, self, "tokens")
         if "" in self.stop:
             raise MemspanError(
@@ -86,10 +77,10 @@ class GenerateArguments(ReadingArguments):
 
 def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    kind = with_architectures(GenerateArguments, reader_only)
-    options = parsed(kind, arguments, "memspan generate")
-    trained = load_config(options.run).model
-    own: dict[str, Any] = given_to(trained, options, GenerateArguments, reader_only)
+    options = parsed(
+        with_architectures(GenerateArguments, "reader_options"), arguments, "memspan generate"
+    )
+    own = given_to(load_config(options.run).model, options)
     # After the cheap checks: torch takes seconds to import.
     from memspan.generation.writer import Writer
     from memspan.memory import refuse_to_overwrite

@@ -10,9 +10,8 @@ from typing import Annotated
 import tyro
 
 from memspan.checks import at_least
-from memspan.commands.parsing import parsed
-from memspan.commands.shared import TARGET_HELP, DeviceArguments
-from memspan.commands.standard_streams import STDIN, Split, readable, split_to_read
+from memspan.commands.parsing import TARGET_HELP, DeviceArguments, Field, Split, parsed
+from memspan.commands.standard_streams import STDIN, readable, split_to_read
 from memspan.errors import MemspanError
 from memspan.runs.folder import is_shipped, place_of
 
@@ -34,11 +33,8 @@ class MeasureArguments(DeviceArguments):
     corpus: str | None = None
     """A named corpus, file, folder or glob; -: standard input (None: each run's own; for other models
     tiny-shakespeare-held-out, which comes with memspan)."""
-    field: str | None = None
-    """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
-    as in training)."""
+    field: Field = None
     split: Split = "auto"
-    """Part of the corpus; all: the whole text in order. auto: validation; for standard input all."""
     longest: int = 2048
     """Longest distance to measure, in tokens."""
     budget: float = 45.0

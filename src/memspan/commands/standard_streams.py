@@ -7,17 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from memspan.errors import MemspanError
 
 STDIN = "-"
 """The corpus that comes from standard input."""
-Split = Literal["auto", "train", "validation", "test", "all"]
-"""The option of a part of a corpus."""
 
 
-def split_to_read(split: Split, corpus: str | None) -> str:
+def split_to_read(split: str, corpus: str | None) -> str:
     """The part that is read: piped text is read whole unless a part is named."""
     if split != "auto":
         return split
@@ -25,14 +22,9 @@ def split_to_read(split: Split, corpus: str | None) -> str:
 
 
 def keep_input(path: Path, option: str) -> None:
-    """Write standard input into a new file.
-
-    Args:
-        path: of the file.
-        option: the one that asked for it, for messages.
+    """Write standard input into a new file; ``option``: the one that asked for it, for messages.
 
     Raises:
-        FileExistsError: the file exists, even if it was made meanwhile.
         MemspanError: standard input is closed or empty, or the file cannot be written.
     """
     # Not above: the command line imports this module first.
@@ -42,7 +34,7 @@ def keep_input(path: Path, option: str) -> None:
     if sys.stdin is None:
         raise MemspanError(f"standard input is closed: give {option} a file")
     read = sys.stdin.buffer.read
-    write_atomically(path, iter(lambda: read(CHUNK), b""), replace=False)
+    write_atomically(path, iter(lambda: read(CHUNK), b""))
     if not path.stat().st_size:
         path.unlink()
         raise MemspanError(f"standard input is empty: pipe a text into {option} {STDIN}")

@@ -76,10 +76,10 @@ class TrainArguments(Generic[M]):
             )
         if self.dry_run and self.config.data.corpus == STDIN:
             raise MemspanError("--dry-run does not read a text: drop --data.corpus -, or --dry-run")
-        if self.out == Path():
-            raise MemspanError("--out names the current folder: give a folder for this run alone")
         if self.out is not None and not self.out.name:
-            raise MemspanError("--out names the root folder: give a folder for this run alone")
+            raise MemspanError(
+                "--out names the current or the root folder: give a folder for this run alone"
+            )
         for name in ("preset", "out", "init_from"):
             if self.resume is not None and getattr(self, name) is not None:
                 raise MemspanError(
@@ -109,8 +109,7 @@ def train(arguments: list[str]) -> None:
 def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], list[str]]:
     """The options; what they began with, a preset or the run to resume; the arguments for them."""
     begun = begin_with(arguments)
-    for settle in (with_one_budget, with_one_text, with_one_patience):
-        arguments = settle(arguments)
+    arguments = [*arguments, *replacing(arguments)]
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     if options.config.data.corpus == STDIN and not _is_launched():
@@ -219,40 +218,24 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
     return RunConfig(MODELS[architecture](), architecture)
 
 
-def with_one_budget(arguments: list[str]) -> list[str]:
-    """``arguments``; if they give a budget, it replaces that of the preset or of the run to resume."""
-    given = _flags(arguments)
-    flags = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
-    others = [flag for flag in flags if flag not in given]
-    if len(others) == len(flags):
-        return arguments
-    return [*arguments, *_none(others)]
-
-
-def with_one_text(arguments: list[str]) -> list[str]:
-    """The same for the corpus if they give a text for each split, and the reverse."""
-    given = _flags(arguments)
-    own = [f"--data.{split}" for split in SPLITS]
+def replacing(arguments: list[str]) -> list[str]:
+    """Flags that turn off what ``arguments`` replace in a preset or the run to resume: another budget,
+    the corpus for a text of each split or the reverse, a threshold without early stopping."""
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    budgets = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
+    own, off = [f"--data.{split}" for split in SPLITS], []
+    if given.intersection(budgets):
+        off += [flag for flag in budgets if flag not in given]
     if "--data.train" in given and "--data.corpus" not in given:
-        return [*arguments, *_none(["--data.corpus"])]
+        off.append("--data.corpus")
     if "--data.corpus" in given and not given.intersection(own):
-        return [*arguments, *_none(own)]
-    return arguments
-
-
-def with_one_patience(arguments: list[str]) -> list[str]:
-    """The same for the threshold of early stopping if they turn that off."""
+        off += own
+    flags = [word for flag in off for word in (flag, "None")]
     threshold = "--train.early-stopping-threshold"
-    off = re.search(r"--train\.early.stopping.patience[= ]None\b", " ".join(arguments))
-    return [*arguments, threshold, "0"] if off and threshold not in _flags(arguments) else arguments
-
-
-def _flags(arguments: list[str]) -> set[str]:
-    return {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-
-
-def _none(flags: list[str]) -> Iterator[str]:
-    return (word for flag in flags for word in (flag, "None"))
+    no_patience = r"--train\.early.stopping.patience[= ]None\b"
+    if threshold not in given and re.search(no_patience, " ".join(arguments)):
+        flags += [threshold, "0"]
+    return flags
 
 
 def new_folder(config: RunConfig[BackboneConfig]) -> Path:
@@ -280,16 +263,11 @@ def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path 
         )
     folder = out or new_folder(config)
     kept = folder.with_name(folder.name + ".txt")
-    taken = MemspanError(
-        f"standard input would be kept in {kept}, which exists: remove it, give another --out, or "
-        f"train on it with --data.corpus {kept}"
-    )
     if kept.exists():
-        raise taken
-    try:
-        keep_input(kept, "--data.corpus")
-    except FileExistsError:
-        # Meanwhile another run has put its text there.
-        raise taken from None
+        raise MemspanError(
+            f"standard input would be kept in {kept}, which exists: remove it, give another --out, or "
+            f"train on it with --data.corpus {kept}"
+        )
+    keep_input(kept, "--data.corpus")
     print(f"standard input is kept in {kept}", flush=True)
     return kept
