@@ -15,55 +15,36 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memspan.errors import MemspanError, NonFiniteError
+from memspan.errors import MemspanError as MemspanError
+from memspan.errors import NonFiniteError as NonFiniteError
 
 if TYPE_CHECKING:
-    from memspan.converters.convert import convert
-    from memspan.data.options import DataConfig
-    from memspan.evaluation import Evaluation, evaluate
-    from memspan.generation.writer import Generation, Writer, generate
-    from memspan.measurement.measure import Measurement, measure
-    from memspan.memory import Memory
-    from memspan.models import LanguageModel
-    from memspan.models.options import EmbeddingConfig
-    from memspan.precision import Precision
-    from memspan.runs.options import RunConfig
-    from memspan.runs.run import Run, load
-    from memspan.sampling import Sampling
-    from memspan.targets import check
-    from memspan.training.estimate import Estimate, estimate
-    from memspan.training.options import OptimConfig, TrainConfig
-    from memspan.training.start import resume, train
+    from memspan.converters.convert import convert as convert
+    from memspan.data.options import DataConfig as DataConfig
+    from memspan.evaluation import Evaluation as Evaluation
+    from memspan.evaluation import evaluate as evaluate
+    from memspan.generation.writer import Generation as Generation
+    from memspan.generation.writer import Writer as Writer
+    from memspan.generation.writer import generate as generate
+    from memspan.measurement.measure import Measurement as Measurement
+    from memspan.measurement.measure import measure as measure
+    from memspan.memory import Memory as Memory
+    from memspan.memory import concatenate as concatenate
+    from memspan.models import LanguageModel as LanguageModel
+    from memspan.models.options import EmbeddingConfig as EmbeddingConfig
+    from memspan.precision import Precision as Precision
+    from memspan.runs.options import RunConfig as RunConfig
+    from memspan.runs.run import Run as Run
+    from memspan.runs.run import load as load
+    from memspan.sampling import Sampling as Sampling
+    from memspan.targets import check as check
+    from memspan.training.estimate import Estimate as Estimate
+    from memspan.training.estimate import estimate as estimate
+    from memspan.training.options import OptimConfig as OptimConfig
+    from memspan.training.options import TrainConfig as TrainConfig
+    from memspan.training.start import resume as resume
+    from memspan.training.start import train as train
 
-__all__ = [
-    "DataConfig",
-    "EmbeddingConfig",
-    "Estimate",
-    "Evaluation",
-    "Generation",
-    "LanguageModel",
-    "Measurement",
-    "Memory",
-    "MemspanError",
-    "NonFiniteError",
-    "OptimConfig",
-    "Precision",
-    "Run",
-    "RunConfig",
-    "Sampling",
-    "TrainConfig",
-    "Writer",
-    "check",
-    "concatenate",
-    "convert",
-    "estimate",
-    "evaluate",
-    "generate",
-    "load",
-    "measure",
-    "resume",
-    "train",
-]
 __version__ = "0.1.0"
 
 # Silent unless the user asks for it; without a handler Python would print warnings.
@@ -107,7 +88,8 @@ _HOMES = {
 }
 """Module -> its public names: torch takes seconds, and help does without."""
 
-__getattr__ = lazily(__name__, __name__, _HOMES)[1]
+_names, __getattr__, _ = lazily(__name__, __name__, _HOMES)
+__all__ = ["MemspanError", "NonFiniteError", *_names]
 
 
 def __dir__() -> list[str]:

@@ -117,8 +117,13 @@ def resolve(
     if matmul == "auto":
         matmul = auto.matmul if products == "float32" else "highest"
     chosen = Precision(products, matmul)
-    if chosen.products == "bfloat16":
-        _refuse_without_bfloat16(chosen, device)
+    try:
+        with warnings.catch_warnings():
+            # Some devices only warn, and compute in float32.
+            warnings.simplefilter("error")
+            chosen.autocast(device)
+    except (RuntimeError, UserWarning):
+        raise MemspanError(f"{device} has no bfloat16: use precision float32") from None
     return chosen
 
 
@@ -134,16 +139,6 @@ def recorded_precision(environment: object) -> Precision | None:
         return Precision(found.get("precision"), found.get("float32 products"))  # type: ignore
     except MemspanError:
         return None
-
-
-def _refuse_without_bfloat16(precision: Precision, device: torch.device) -> None:
-    try:
-        with warnings.catch_warnings():
-            # Some devices only warn, and compute in float32.
-            warnings.simplefilter("error")
-            precision.autocast(device)
-    except (RuntimeError, UserWarning):
-        raise MemspanError(f"{device} has no bfloat16: use precision float32") from None
 
 
 def multiplies_bfloat16() -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
+import runpy
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -213,15 +213,10 @@ def _from_file(target: str, seed: int) -> tuple[object, str]:
     made += f"found = runpy.run_path({path!r})[{name!r}]"
     if not Path(path).is_file():
         raise MemspanError(f"there is no file {path}: check the path")
-    # Its own module name, and its folder last: it must not stand in for an installed library.
-    spec = importlib.util.spec_from_file_location(f"target_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(Path(path).resolve().parent))
+    # Last: it must not stand in for an installed library.
+    sys.path.append(folder)
     try:
-        spec.loader.exec_module(module)
-        found = getattr(module, name, None)
+        found = runpy.run_path(path).get(name)
         if inspect.isfunction(found) or inspect.isclass(found):
             found = found()
             made += "()"

@@ -62,28 +62,24 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes:
 
 def _panels(measurements: list[Measurement], names: list[str]) -> Panels:
     panels: Panels = {}
-    named = list(zip(names, measurements, strict=True))
 
     def add(title: str, xlabel: str, ylabel: str, *lines: Line) -> None:
         panels.setdefault((title, xlabel, ylabel), []).extend(lines)
 
     more = "bits per byte"
-    for name, m in named:
+    for name, m in zip(names, measurements, strict=True):
         if m.span is not None:
             x, y = zip(*((p.history, p.difference) for p in m.span.points), strict=True)
             ylabel = f"{more} more than with the longest"
             add("Loss against history", "tokens of history", ylabel, Line(name, x, y))
-    for name, m in named:
         if m.repeats is not None:
             x, y = zip(*((p.distance, p.gain) for p in m.repeats.points), strict=True)
             title = "Random strings that appear twice"
             add(title, "tokens apart", f"{more} saved", Line(name, x, y))
-    for name, m in named:
         for size in m.memory_lengths:
             x, y = zip(*((p.slots, p.difference) for p in size.points), strict=True)
             title = f"Loss against {size.option.replace('_', ' ')}"
             add(title, "slots at evaluation", f"{more} more than trained", Line(name, x, y))
-    for name, m in named:
         if m.attention is not None:
             x, layers = m.attention.distances, [each.by_distance for each in m.attention.layers]
             title = f"{name}: attention by distance"
