@@ -15,29 +15,17 @@ from rich.console import Console
 import throughput
 import timing
 import works
-from memspan.precision import Precision
 from peers import registry
 from precisions import (
     PRECISIONS,
     Comparison,
-    Processor,
     autocast,
     comparisons,
-    processor,
-    products_in,
 )
 from products import LARGE_OPERATIONS, LARGE_PRODUCT, operations
 
 RESULTS = Path(throughput.__file__).parent / "results"
 LABEL = {"architecture": "transformer-xl", "work": "train", "size": "S"}
-
-
-def test_precisions_that_a_processor_has_use_for() -> None:
-    assert Processor("AVX2", False, ("avx2", "fma")).precisions == ("float32",)
-    assert Processor("AVX512", True, ("avx2", "avx512f", "fma")).precisions == PRECISIONS
-    machine = timing.machine()
-    assert machine["capability"] == torch.backends.cpu.get_cpu_capability()
-    assert machine["flags"] == processor().flags
 
 
 def test_settings_that_coincide_are_one_row() -> None:
@@ -70,17 +58,6 @@ def test_settings_are_restored(precision: str, work: str) -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_products_in_is_entered_for_each_turn() -> None:
-    seen: dict[str, set[str]] = {"float32": set(), "medium": set()}
-    timing.interleaved(
-        {p: lambda p=p: seen[p].add(torch.get_float32_matmul_precision()) for p in seen},
-        rounds=2,
-        seconds=1e-5,
-        within=products_in,
-    )
-    assert seen == {"float32": {"highest"}, "medium": {"medium"}}
-
-
 def test_operations_of_products() -> None:
     x, linear = torch.randn(5, 3), torch.nn.Linear(3, 7)
     # Forward, and the weight's gradient: x needs none.
@@ -94,23 +71,6 @@ def test_operations_of_products() -> None:
     assert operations(attend) == 2 * (2 * 2 * 4 * 4 * 8)
     with autocast("bfloat16"):
         assert operations(lambda: linear(x)) == 2 * 5 * 3 * 7
-
-
-@pytest.mark.parametrize(
-    ("auto", "in_training", "in_reading"),
-    [
-        (Precision(), "float32", "float32"),
-        (Precision(matmul="medium"), "medium", "medium"),
-        (Precision("bfloat16"), "bfloat16", "float32"),
-    ],
-)
-def test_as_it_comes_is_what_auto_is(
-    monkeypatch: pytest.MonkeyPatch, auto: Precision, in_training: str, in_reading: str
-) -> None:
-    monkeypatch.setattr(works, "AUTOMATIC", auto)
-    assert works.own_precision("memspan", "train") == in_training
-    assert works.own_precision("memspan", "generate") == in_reading
-    assert works.own_precision("labml", "train") == "float32"
 
 
 def rows_of(monkeypatch: pytest.MonkeyPatch, own: str, **more: object) -> list[throughput.Row]:
@@ -173,31 +133,16 @@ def printed(rows: list[throughput.Row]) -> str:
     return capture.get()
 
 
-def test_the_same_setting_is_printed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views(monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(rows_of(monkeypatch, own="bfloat16"))
     assert text.index("the same setting for all") < text.index("each library as it comes")
     assert text.count("bfloat16 : float32") == 2
-    assert text.count("8.00-16.00") == 1
     assert "measured once" not in text
-
-
-def test_what_coincides_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What coincides is printed once.
     text = printed(rows_of(monkeypatch, own="float32"))
     assert text.count("2.00-4.00") == 3
     assert "each library as it comes" not in text
-    assert "float32 for all on this processor" in text
     assert "measured once" in text
-
-
-def test_ours_alone_has_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(monkeypatch, own="bfloat16", same_function={}, peaks={}, multiplied=0)
-    assert [(row["precision"], row["as_it_comes"]) for row in rows] == [
-        ("float32", False),
-        ("medium", False),
-        ("bfloat16", True),
-    ]
-    assert not {"peer", "peer_precision", "products_share"} & set(rows[0])
-    assert "25" in printed(rows)
 
 
 def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,11 +170,3 @@ def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row["ratio"] > 0 and row["setting"] == "same" for row in rows)
     assert all(("products_share" in row) == (row["work"] == "train") for row in rows)
     assert json.loads(json.dumps(rows)) == rows
-
-
-@pytest.mark.parametrize("name", ["latest.json", "no-compiler.json"])
-def test_committed_rows_say_their_setting(name: str) -> None:
-    rows = json.loads((RESULTS / name).read_text())["rows"]
-    assert all(row["setting"] in ("same", "as-it-comes") for row in rows)
-    assert all(row["precision"] in PRECISIONS for row in rows)
-    assert len(printed(rows).splitlines()) > len(rows)

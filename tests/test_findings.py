@@ -1,4 +1,4 @@
-"""docs/findings.md is what the results files say; trainings are made once, and kept."""
+"""Pages are what the results files say; trainings are made once, and kept."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from typing import Any
 
 import pytest
 
+import any_span
 import findings
 import findings_page
-from sides import n_parameters
+import which_one
 
 
-def test_the_page_is_what_the_results_say() -> None:
-    assert findings_page.PAGE.read_text(encoding="utf-8") == findings_page.text(), (
-        "run python benchmarks/findings.py --page"
-    )
-
-
-def test_what_is_not_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings_page, "runs_in", lambda path: [])
-    n_ours = findings_page.PROSE.read_text().count("results/findings.json")
-    assert findings_page.text().count(findings_page.MISSING) == n_ours > 5
+@pytest.mark.parametrize("module", [findings_page, any_span, which_one], ids=lambda m: m.__name__)
+def test_a_page_is_what_the_results_say(module: Any) -> None:
+    page = module.text() if module is findings_page else module.page()
+    assert module.PAGE.read_text(encoding="utf-8") == page, "run its program with --page"
 
 
 def made_up(job: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +64,6 @@ def test_verdicts() -> None:
     assert lower([1.0, 2.0], [1.1, 2.1], paired=True) == "yes"
     assert lower([1.0], [1.1]) == "yes, one seed"
     assert lower([1.0], [1.01]) == "undecided, one seed"
-
-
-def test_every_variant_is_a_model() -> None:
-    for row, trainings in findings.ROWS.items():
-        for variant in trainings.variants:
-            assert n_parameters(findings.config_of(row, variant, 1, 10)) > 100_000
 
 
 def test_trainings_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

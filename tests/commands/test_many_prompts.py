@@ -89,15 +89,6 @@ def test_each_prompt_is_continued_as_it_would_be_alone(config: Any) -> None:
                 torch.testing.assert_close(getattr(together.memory[row], name), field, msg=name)
 
 
-def test_each_goes_on_from_its_own_memory() -> None:
-    run = tiny(CONFIGS[0])
-    memories = generate(run, ["the first", "of two"], tokens=3, sampling=GREEDY).memory
-    together = generate(run, ["and", "then this"], tokens=5, sampling=GREEDY, memory=memories)
-    for row, prompt in enumerate(["and", "then this"]):
-        alone = generate(run, prompt, tokens=5, sampling=GREEDY, memory=memories[row])
-        assert together.texts[row] == alone.text
-
-
 @configs
 def test_log_probabilities_are_the_models(config: Any) -> None:
     run = tiny(config)

@@ -66,7 +66,6 @@ def test_what_is_not_given_is_from_the_default() -> None:
             ["x", "--train.stops=4"],
             "there is no option --train.stops; perhaps --train.steps is meant",
         ),
-        (["x", "--kint", "a"], "there is no option --kint; perhaps --kind is meant"),
         (["x", "--other"], "there is no option --other"),
         (["x", "y"], "unexpected argument 'y': drop it, or name its option"),
     ],
