@@ -31,14 +31,9 @@ WIDTH = 16
 
 def text(period: int, n_periods: int) -> np.ndarray:
     """Tokens: a fact every ``period`` tokens."""
-    draws = np.random.default_rng(0)
-    parts = []
-    for fact in draws.integers(4, size=n_periods):
-        part = np.tile([QUESTION, 4 + fact], period // 2)
-        part[0] = fact
-        part[1:] = np.tile([QUESTION, 4 + fact], period // 2)[: period - 1]
-        parts.append(part)
-    return np.concatenate(parts).astype(np.int64)
+    facts = np.random.default_rng(0).integers(4, size=n_periods)
+    answers = (np.tile([QUESTION, 4 + fact], period // 2)[: period - 1] for fact in facts)
+    return np.concatenate([[fact, *after] for fact, after in zip(facts, answers, strict=True)])
 
 
 def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> RunSubject:

@@ -19,43 +19,6 @@ def test_a_page_is_what_the_results_say(module: Any) -> None:
     assert module.PAGE.read_text(encoding="utf-8") == page, "run its program with --page"
 
 
-def made_up(job: dict[str, Any]) -> dict[str, Any]:
-    """A training's measurements, as the real ones look; those of first variants are the best."""
-    first = job["variant"] in ("recurrence, distances", "feedback", "compressive")
-    nats = (1.0 if first else 2.0) + job["seed"] / 100
-    attention = [i / 300 for i in range(3 * findings.BUCKETS)]
-    return {key: value for key, value in job.items() if key != "text"} | {
-        "nats": nats,
-        "accuracy": 0.9 if first else 0.3,
-        "last_value_known": 0.4,
-        "by_memory_length": {str(n): nats - n / 1e4 for n in findings.MEMORY_LENGTHS},
-        "without_compressed": nats,
-        "attention": attention,
-        "mixture": [0.5, 0.25, 0.25],
-        "tokens": 10,
-        "parameters": 1000,
-        "cpu_seconds": 60.0,
-        "processor": "a processor",
-        "python": "3.x",
-    }
-
-
-def test_a_measured_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = findings.jobs_of([*findings.ROWS, "programs"], [1, 2, 3], 1.0)
-    trials = findings.jobs_of(["positions"], [1], 0.5)
-    runs = [made_up(job) for job in (*jobs, *trials)]
-    monkeypatch.setattr(findings_page, "runs_in", lambda path: runs)
-    page = findings_page.text()
-    assert findings_page.MISSING not in page
-    # No difference between the others, which all have the same scores.
-    assert "| 1.020 with, 2.020 without | yes (without distances: undecided) | 12 |" in page
-    assert "shared 2.020, per layer 2.020 | yes: no difference seen |" in page
-    assert "1.020 with 64 slots, 0.994 with 256 | yes |" in page
-    assert "Feedback 90.0 %, Transformer-XL 30.0 % | yes, one seed | 2 |" in page
-    # More attention on the oldest of the memory than on the newest compressed slots.
-    assert "| **no** |  |" in page
-
-
 def test_verdicts() -> None:
     lower = findings_page.lower
     assert lower([1.0, 1.1], [2.0, 2.1]) == "yes"

@@ -50,18 +50,6 @@ def test_presets_are_configs_and_say_how_to_run_them(name: str) -> None:
     assert re.search(r"\b(19|20)\d\d\b", header[0]), "the paper and its year"
 
 
-def test_presets_trained_runs_and_sources_in_c_are_in_the_wheel() -> None:
-    wheel = pytest.importorskip("hatchling.builders.wheel")
-    root = Path(__file__).parents[2]
-    files = {f.distribution_path for f in wheel.WheelBuilder(str(root)).recurse_included_files()}
-    source = root / "src"
-    needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]
-    assert len(needed) >= 8
-    needed += [p for p in (source / "memspan" / "trained").rglob("*") if p.is_file()]
-    assert sum(p.suffix == ".safetensors" for p in needed) == 5
-    assert {p.relative_to(source).as_posix() for p in needed} <= files
-
-
 def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["data", "list"])
     said = capsys.readouterr().out

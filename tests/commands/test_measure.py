@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import memspan
-from command_line import pipe, refused
+from command_line import refused
 from memspan import cli
-from memspan.measurement import attention, repeats, span, statistics, subject
+from memspan.measurement import attention, repeats, span, statistics
 from memspan.measurement.report import Report, printed
 
 TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
@@ -102,32 +102,12 @@ def test_a_short_text_is_measured_as_far_as_it_goes(
     assert "distances over 128" in caplog.text
 
 
-def test_what_the_budget_shortens_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time stands still for a number of looks at the clock, and is over then."""
-    looks = iter([0.0] * 9)
-    monkeypatch.setattr(subject.time, "process_time", lambda: next(looks, 100.0))
-    found = memspan.measure("run", longest=64, budget=10)
-    assert found.span is not None
-    reached = found.span.points[-1].history
-    assert reached < 64
-    small = "its share of the budget of 10 s is too small"
-    assert f"span, distances over {reached}: {small}" in found.left_out
-    assert f"repeats: {small}" in found.left_out
-
-
 def test_memories_that_were_not_full_are_said(run: Path) -> None:
     found = memspan.measure("run", longest=16, budget=1000)
     (sizes,) = found.memory_lengths
     assert [p.slots for p in sizes.points if not p.full] == [32]
     assert any(line.startswith("memory_length 32: not full") for line in found.left_out)
     assert "32, not full" in printed(Report([found]))
-    full = memspan.measure("run", longest=64, budget=1000)
-    assert all(point.full for point in full.memory_lengths[0].points)
-    Path("short.txt").write_text(TEXT[:40])
-    train("wide", "--model.n-heads", "2", "--model.d-ff", "8", "--train.segment-length", "64")
-    short = memspan.measure("wide", "short.txt", split="all", budget=1000)
-    assert not short.memory_lengths
-    assert "memory length: the text has too few segments" in short.left_out
 
 
 def test_a_run_that_fails_loses_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,19 +130,6 @@ def test_runs_with_different_longest_histories_are_not_compared(run: Path) -> No
     report = Report(runs)
     assert any("longest histories differ (32, 64 tokens)" in note for note in report.notes)
     assert {row.longest for row in report.effective_context} <= {32}
-
-
-def test_all_runs_are_measured_on_a_text_from_standard_input(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree("run", "other")
-    pipe(monkeypatch, TEXT.encode())
-    quick = ["--longest", "16", "--budget", "1000"]
-    cli.main(["measure", "run", "other", "--corpus", "-", "--out", "report", *quick])
-    found = json.loads(Path("report/measure.json").read_text())
-    read = [(each["corpus"], each["split"]) for each in found["runs"]]
-    assert read == [("standard input", "all")] * 2
-    assert found["effective_context"]
 
 
 def test_what_is_done_is_kept_after_an_interrupt(

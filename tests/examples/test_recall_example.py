@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections import deque
 
 import pytest
 import torch
@@ -52,14 +51,3 @@ def test_a_run(live: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     # By the number of live keys where that varies, else by half octaves.
     assert at == live if len(live) > 1 else at[:3] == (1, 2, 3)
     assert all(0 <= accuracy <= 1 for accuracy in [*accuracies, row["level"]])
-
-
-def test_a_level_is_reached_within_reach_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "LAST_QUESTIONS", 30)
-    distances = torch.full((1, recall.SEGMENT), 2000)
-    distances[0, :32] = 100
-    losses, last = torch.where(distances == 100, 0.1, 3.0), deque[torch.Tensor]()
-    assert recall.learned("feedback", distances, losses, last)
-    assert not recall.learned("lstm", distances, losses, deque())
-    # Older questions count no more.
-    assert not recall.learned("feedback", distances, losses + 3, last)
