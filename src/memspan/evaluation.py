@@ -269,20 +269,19 @@ def score_tokens(
     progress: Callable[[int], None] | None = None,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D). Fourteen parameters: :func:`evaluate` is the interface for users.
+    """Score ``tokens``, integers, 1-D; :func:`evaluate` is the interface for users, and arguments that
+    it has, too, mean the same.
 
     Args:
         model: in evaluation mode.
-        tokens: integers, 1-D. Arguments that :func:`evaluate` has, too, mean the same.
+        tokens: the text.
         tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
             the tokens of that document (None: memory is carried across documents).
         altered: whether decoding the tokens does not restore the text.
-        memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
-            in training).
+        memory: options of the model's ``initial_memory`` (None: as in training).
         before: the memory of what was read before, a row per stream (None: empty).
-        reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
-            "clamp_length": 400}`` (None: as in training).
+        reading: options of the model's ``reader`` (None: as in training).
         each: called with this process's rows of every segment and their losses (None: not called).
         progress: called with the number of tokens scored so far (None: not called).
         processes: processes that share the streams; each returns the score of all streams.
@@ -359,8 +358,7 @@ def sum_of(losses: Tensor, targets: Tensor) -> Tensor:
 
     In float64, since a float32 sum over millions of tokens loses digits. Not every device has float64.
     """
-    scored = losses[targets != NOT_SCORED]
-    return scored.cpu().sum(dtype=torch.float64)
+    return losses[targets != NOT_SCORED].cpu().sum(dtype=torch.float64)
 
 
 def percent(share: float) -> str:

@@ -89,7 +89,10 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     try:
         if isinstance(model, nn.RNNBase):
             return Recurrent(model, text)
-        if isinstance(model, nn.Module) and "input_ids" in _arguments(model):
+        if (
+            isinstance(model, nn.Module)
+            and "input_ids" in inspect.signature(model.forward).parameters
+        ):
             return Causal(model, made=text)
     except RefusedError as error:
         raise _cannot(kind, error) from error
@@ -97,10 +100,6 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
         f"{kind} has no state that is known here: wrap it in memspan.stateful.Function, or give an "
         "object with the functions of memspan.stateful.Stateful"
     )
-
-
-def _arguments(module: nn.Module) -> list[str]:
-    return list(inspect.signature(module.forward).parameters)
 
 
 def _cannot(what: str, error: RefusedError) -> MemspanError:
@@ -132,23 +131,22 @@ def named(
     Raises:
         MemspanError: there is no such model, or it cannot be read here.
     """
+    folder = run_folder(target)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _named(target, trust_remote_code, seed, vocab_size)
-
-
-def _named(target: str, trust_remote_code: bool, seed: int, vocab_size: int) -> Stateful[Any]:
-    folder = run_folder(target)
-    if target.startswith(TYPE):
-        return _recipe(target.removeprefix(TYPE), seed, vocab_size)
-    if ".py:" in target:
-        return as_stateful(*_from_file(target, seed))
-    if is_run(target):
-        return as_stateful(load(folder))
-    if (folder / "config.json").is_file():
-        return _pretrained(folder, trust_remote_code)
-    if target in PRESETS or target.endswith(".toml"):
-        return as_stateful(_preset(PRESETS.get(target, Path(target))))
+        try:
+            if target.startswith(TYPE):
+                return _recipe(target.removeprefix(TYPE), seed, vocab_size)
+            if ".py:" in target:
+                return as_stateful(*_from_file(target, seed))
+            if is_run(target):
+                return as_stateful(load(folder))
+            if (folder / "config.json").is_file():
+                return _pretrained(folder, trust_remote_code)
+            if target in PRESETS or target.endswith(".toml"):
+                return as_stateful(_preset(PRESETS.get(target, Path(target))))
+        except RefusedError as error:
+            raise _cannot(target.removeprefix(TYPE), error) from error
     if folder.is_dir():
         raise MemspanError(
             f"{target} is neither a run, with a config.toml, nor a model of transformers, with a "
@@ -176,8 +174,6 @@ def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
         )
     try:
         return build(model_type, seed, vocab_size)
-    except RefusedError as error:
-        raise _cannot(model_type, error) from error
     except (ValueError, KeyError) as error:
         # Such as a type that is newer than the installed version.
         message = f"{model_type} cannot be built: {str(error)[:300]}"
@@ -196,13 +192,12 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
         # transformers does not define its own exceptions.
         hint = "; --trust-remote-code executes it" if "trust_remote_code" in str(error) else ""
         raise MemspanError(f"{folder} cannot be loaded: {str(error)[:300]}{hint}") from error
-    script = "from transformers import AutoModelForCausalLM\n"
-    script += f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
-    script += f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
-    try:
-        return Causal(model, CODED.get(model_type), PADDING.get(model_type), script)
-    except RefusedError as error:
-        raise _cannot(str(folder), error) from error
+    script = (
+        "from transformers import AutoModelForCausalLM\n"
+        f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
+        f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
+    )
+    return Causal(model, CODED.get(model_type), PADDING.get(model_type), script)
 
 
 def _from_file(target: str, seed: int) -> tuple[object, str]:

@@ -116,14 +116,10 @@ def _measure(options: MeasureArguments, corpus: str | None) -> None:
     if done:
         report = Report(done)
         print(printed(report))
-        for path in written(report, options.out or _own_folder(options.run[0])):
+        place = place_of(options.run[0])
+        own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
+        folder = (place.checkpoint or place.run) if own else Path.cwd()
+        for path in written(report, options.out or folder):
             print(f"written: {path}")
     if stopped is not None:
         raise stopped
-
-
-def _own_folder(run: str) -> Path:
-    """Where a report on the run, or on another model, belongs."""
-    place = place_of(run)
-    own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
-    return (place.checkpoint or place.run) if own else Path.cwd()

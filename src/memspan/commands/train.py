@@ -97,12 +97,17 @@ def train(arguments: list[str]) -> None:
         _launch(arguments, options.nproc)
         return
     with _joined(options) as (console, processes):
+        from memspan.training import start
+
+        shared: dict[str, Any] = {"console": console, "processes": processes}
         if options.dry_run:
             _dry_run(options, console, processes)
         elif options.resume is not None:
-            _resume(options, begun, console, processes)
+            changed = options.config if options.config != begun else None
+            start.resume(options.resume, config=changed, **shared)
         else:
-            _start(options, console, processes)
+            folder = processes.of_first(options.out or new_folder(options.config))
+            start.train(options.config, folder, init_from=options.init_from, **shared)
     settle_output()
 
 
@@ -150,24 +155,6 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
             # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
             # lines, so that files and pipes get them unbroken.
             yield Console(quiet=not processes.first, markup=False, soft_wrap=True), processes
-
-
-def _start(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
-    from memspan.training import start
-
-    folder = processes.of_first(options.out or new_folder(options.config))
-    config, init_from = options.config, options.init_from
-    start.train(config, folder, init_from=init_from, console=console, processes=processes)
-
-
-def _resume(
-    options: TrainArguments[Any], begun: RunConfig[Any], console: Console, processes: Processes
-) -> None:
-    from memspan.training import start
-
-    assert options.resume is not None
-    changed = options.config if options.config != begun else None
-    start.resume(options.resume, config=changed, console=console, processes=processes)
 
 
 def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:

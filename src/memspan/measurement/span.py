@@ -79,8 +79,12 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
         longest: maximum history in tokens.
         budget: if it does not last for one round, the longest history is shorter.
     """
-    width = block_width(len(subject.tokens))
-    waiting = _blocks(len(subject.tokens), longest, width)
+    n_tokens = len(subject.tokens)
+    # Fewer targets in a short text.
+    width = min(BLOCK, 1 << (max(1, n_tokens // 16).bit_length() - 1))
+    # Each block's first target, in random order, the same for every run.
+    blocks = np.arange(longest, n_tokens - width + 1, width)
+    waiting = np.random.default_rng(SEED).permutation(blocks)
     scale, rows, seconds = histories(longest), 8, 0.0
     first: list[np.ndarray] = []
     nats: list[np.ndarray] = []
@@ -106,17 +110,6 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
         n_bytes.append(subject.n_bytes(subject.segment(chosen, width).targets))
         yield _span(scale, *map(np.concatenate, (first, nats, n_bytes)))
         rows *= 2
-
-
-def block_width(n_tokens: int) -> int:
-    """Targets of a block: :data:`BLOCK`, fewer in a short text."""
-    return min(BLOCK, 1 << (max(1, n_tokens // 16).bit_length() - 1))
-
-
-def _blocks(n_tokens: int, longest: int, width: int) -> np.ndarray:
-    """Positions of the blocks' first targets, in random order, the same for every run."""
-    blocks = np.arange(longest, n_tokens - width + 1, width)
-    return np.random.default_rng(SEED).permutation(blocks)
 
 
 def _round(
