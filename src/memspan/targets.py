@@ -103,10 +103,7 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
 
 
 def _cannot(what: str, error: RefusedError) -> MemspanError:
-    message = f"{what} cannot be read: {str(error)[:300].rstrip('.')}"
-    if "active drivers" in message:
-        message += "; its kernels need a GPU: run it on one, or uninstall triton"
-    return MemspanError(message)
+    return MemspanError(f"{what} cannot be read: {str(error)[:300].rstrip('.')}")
 
 
 def is_run(model: object) -> TypeGuard[Run | str | Path]:

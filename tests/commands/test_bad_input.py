@@ -54,7 +54,6 @@ pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("text_file")]
         (["train", "--out", ""], "--out names the current or the root folder"),
         (["train", "--train.parallel", "fsdp"], "add --nproc 2"),
         (["train", "--train.device", "cpu:7"], "there is no device 'cpu:7'"),
-        (["generate", "run", "--greedy", "--top-k", "5"], "--greedy always takes the likeliest"),
     ],
 )
 def test_bad_input_is_one_line(

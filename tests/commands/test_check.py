@@ -131,7 +131,6 @@ def test_a_run_and_a_preset(
         ("mine.py:gru --laws cuts,cut", "there is no law 'cut'"),
         ("mine.py:gru --budget 0", "budget must be a positive number"),
         ("mine.py:gru --device nowhere", "there is no device 'nowhere' here: use cpu"),
-        ("mine.py:gru --scripts mine.py", "--scripts mine.py is not a folder"),
         ("", "target is missing: add it"),
     ],
 )

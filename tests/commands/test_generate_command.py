@@ -65,7 +65,6 @@ def test_a_saved_memory_overwrites_no_other_file(
     cli.main([*save, "m"])
     assert "already holds a memory" in refused(capsys, *save, "m")
     cli.main([*save, "m", "--force"])
-    assert "no effect without --save-memory" in refused(capsys, "generate", "run", "--force")
 
 
 def test_a_prompt_may_come_from_standard_input(

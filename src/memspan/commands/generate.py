@@ -60,19 +60,6 @@ class GenerateArguments(ReadingArguments):
         super().__post_init__()
         at_least(1, self, "samples")
         at_least(0, self, "tokens")
-        if "" in self.stop:
-            raise MemspanError(
-                "--stop is an empty text: leave it out, or give the text that ends a sample"
-            )
-        filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
-        if self.greedy and filters != (None, None, None):
-            raise MemspanError(
-                "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
-            )
-        if self.force and self.save_memory is None:
-            raise MemspanError(
-                "--force has no effect without --save-memory: add that, or drop --force"
-            )
 
 
 def generate(arguments: list[str]) -> None:

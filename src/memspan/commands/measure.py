@@ -53,8 +53,6 @@ class MeasureArguments(DeviceArguments):
         at_least(2, self, "longest")
         if not self.run:
             raise MemspanError("no run to measure: give one or more")
-        if not self.budget > 0:
-            raise MemspanError(f"budget must be more than 0 seconds, not {self.budget:g}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise MemspanError(f"--out {self.out} is not a folder: name one, new or existing")
 
