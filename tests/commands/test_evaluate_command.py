@@ -57,14 +57,6 @@ def test_evaluation_and_generation_with_another_span(
         )
 
 
-def test_scores_say_how_documents_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--data.corpus", "text.txt", "--out", "r", *SMALL, "--data.document-reset"]
-    cli.main(["train", *flags])
-    assert "in one stream, every document by itself" in " ".join(capsys.readouterr().out.split())
-    cli.main(["evaluate", "r"])
-    assert "one stream, every document by itself (exact)" in capsys.readouterr().out
-
-
 def test_memory_length_beyond_a_learned_table_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

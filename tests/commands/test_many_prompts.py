@@ -15,16 +15,7 @@ from memspan.data.token_files import Identity
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.generation.writer import Sample, Writer, generate
-from memspan.models import (
-    CompressiveConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    GatedDeltaNetConfig,
-    LanguageModel,
-    LSTMConfig,
-    TransformerConfig,
-    TransformerXLConfig,
-)
+from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
@@ -33,42 +24,29 @@ from memspan.training.options import TrainConfig
 
 SEGMENT = 8
 GREEDY = Sampling(temperature=0)
-SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 16}
-CONFIGS: list[Any] = [
-    TransformerXLConfig(**SIZES, memory_length=11),
-    CompressiveConfig(**SIZES, memory_length=8, compressed_length=4, compression_rate=2),
-    FeedbackConfig(**SIZES, memory_length=11),
-    FastWeightsConfig(**SIZES),
-    GatedDeltaNetConfig(**SIZES),
-    LSTMConfig(**SIZES),
-    TransformerConfig(**SIZES),
-]
-configs = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
-PROMPTS = [
-    "",
-    "one",
-    "a sentence of several segments",
-    "two",
-    "seven!!",
-    "eight...",
-    "nine.... " * 3,
-]
+LENGTHS: dict[str, dict[str, int]] = {
+    "transformer-xl": {"memory_length": 11},
+    "compressive": {"memory_length": 8, "compressed_length": 4, "compression_rate": 2},
+    "feedback": {"memory_length": 11},
+}
+architectures = pytest.mark.parametrize("name", MODELS)
+PROMPTS = ["", "one", "a sentence of several segments", "two", "seven!!", "eight...", "nine. " * 4]
 
 
-def tiny(config: Any) -> Run:
+def tiny(name: str) -> Run:
     torch.manual_seed(0)
+    config: Any = MODELS[name](n_layers=2, d_model=16, **LENGTHS.get(name, {}))
     model = LanguageModel(256, config).double().eval()
     for parameter in model.parameters():
         # So that what is written depends on what was read.
         torch.nn.init.normal_(parameter, std=0.5)
-    architecture = next(name for name, kind in MODELS.items() if type(config) is kind)
-    options = RunConfig(config, architecture, train=TrainConfig(segment_length=SEGMENT))
+    options = RunConfig(config, name, train=TrainConfig(segment_length=SEGMENT))
     return Run(Path("tiny"), options, ByteTokenizer(), model, 0, Identity())
 
 
-@configs
-def test_each_prompt_is_continued_as_it_would_be_alone(config: Any) -> None:
-    run = tiny(config)
+@architectures
+def test_each_prompt_is_continued_as_it_would_be_alone(name: str) -> None:
+    run = tiny(name)
     before = generate(run, "before that", tokens=0).memory
     together = generate(
         run,
@@ -85,16 +63,16 @@ def test_each_prompt_is_continued_as_it_would_be_alone(config: Any) -> None:
         for row in (2 * n, 2 * n + 1):
             assert together.texts[row] == alone.text
             assert together.tokens[row] == alone.tokens[0]
-            for name, field in alone.memory.tensors().items():
-                torch.testing.assert_close(getattr(together.memory[row], name), field, msg=name)
+            for part, field in alone.memory.tensors().items():
+                torch.testing.assert_close(getattr(together.memory[row], part), field, msg=part)
 
 
-@configs
-def test_log_probabilities_are_the_models(config: Any) -> None:
-    run = tiny(config)
+@architectures
+def test_log_probabilities_are_the_models(name: str) -> None:
+    run = tiny(name)
     text = "some text of a few segments"
     found = generate(run, text, tokens=5, log_probabilities=True, sampling=Sampling(3.0, top_k=9))
-    reader = run.model.reader(**config.writing_options(SEGMENT))
+    reader = run.model.reader(**run.config.model.writing_options(SEGMENT))
     ids = torch.tensor([[*text.encode()]])
     for segment in ids.split(SEGMENT, 1):
         logits = reader.read(segment)
@@ -134,7 +112,7 @@ def test_a_sample_ends_at_the_first_stop_string(pieces: list[str], stops: list[s
 
 
 def test_memory_covers_what_was_written_and_no_more() -> None:
-    run = tiny(CONFIGS[2])
+    run = tiny("feedback")
     full = generate(run, ["x", "yy"], tokens=12, sampling=GREEDY)
     stop = full.texts[0][4:6]
     writer = Writer(run, ["x", "yy"], tokens=12, sampling=GREEDY, stop=stop)
@@ -149,7 +127,7 @@ def test_memory_covers_what_was_written_and_no_more() -> None:
 
 
 def test_mistakes() -> None:
-    run = tiny(CONFIGS[0])
+    run = tiny("transformer-xl")
     three = concatenate([run.model.initial_memory(1)] * 3)
     with pytest.raises(MemspanError, match="list of prompts is empty"):
         generate(run, [])

@@ -47,13 +47,6 @@ class Arguments:
 DEFAULT = Arguments(Path("r"), "b", Section(7))
 
 
-def test_what_is_not_given_is_from_the_default() -> None:
-    assert parsed(Arguments, ["x"], "verb") == Arguments(Path("x"))
-    assert parsed(Arguments, ["x", "--kind", "a"], "verb", DEFAULT) == Arguments(
-        Path("x"), train=Section(7)
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -66,7 +59,6 @@ def test_what_is_not_given_is_from_the_default() -> None:
             ["x", "--train.stops=4"],
             "there is no option --train.stops; perhaps --train.steps is meant",
         ),
-        (["x", "--other"], "there is no option --other"),
         (["x", "y"], "unexpected argument 'y': drop it, or name its option"),
     ],
 )
