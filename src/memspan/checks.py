@@ -21,12 +21,8 @@ MOST = (1 << 63) - 1
 def check_types(options: object) -> None:
     """Refuse a dataclass whose fields are not what their type hints say.
 
-    Call it first in ``__post_init__``. It knows bool, int, float, str, ``Literal``, ``X | None``,
-    ``tuple[X, ...]`` and dataclasses. A float may be given as an int, and must be finite; a bool is
-    neither.
-
-    Raises:
-        MemspanError: names the option, what it may be, and the value.
+    It knows bool, int, float, str, ``Literal``, ``X | None``, ``tuple[X, ...]`` and dataclasses. A
+    float may be given as an int, and must be finite; a bool is neither.
     """
     kind: Any = type(options)
     for name, (accepts, expected) in _checks(kind).items():
@@ -116,10 +112,7 @@ MatmulPrecision = Literal["auto", "highest", "high", "medium"]
 
 
 def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
-    """Raise :class:`MemspanError` if both options would round products.
-
-    Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded.
-    """
+    """Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded."""
     if precision == "bfloat16" and matmul_precision in ("high", "medium"):
         raise MemspanError(
             f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "

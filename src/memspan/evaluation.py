@@ -269,8 +269,7 @@ def score_tokens(
     progress: Callable[[int], None] | None = None,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens``, integers, 1-D; :func:`evaluate` is the interface for users, and arguments that
-    it has, too, mean the same.
+    """Score ``tokens``, integers, 1-D; arguments that :func:`evaluate` has, too, mean the same.
 
     Args:
         model: in evaluation mode.
@@ -282,13 +281,9 @@ def score_tokens(
         memory: options of the model's ``initial_memory`` (None: as in training).
         before: the memory of what was read before, a row per stream (None: empty).
         reading: options of the model's ``reader`` (None: as in training).
-        each: called with this process's rows of every segment and their losses (None: not called).
-        progress: called with the number of tokens scored so far (None: not called).
+        each: called with this process's rows of every segment and their losses.
+        progress: called with the number of tokens scored so far.
         processes: processes that share the streams; each returns the score of all streams.
-
-    Raises:
-        MemspanError: more streams or longer segments than the text allows; an unknown option.
-        NonFiniteError: a loss is NaN or infinite.
     """
     memory, reading = memory or {}, reading or {}
     rows = processes.rows(batch_size)

@@ -21,12 +21,8 @@ MOST_TOKENS = 1 << 62
 
 
 class Fingerprint(str):
-    """A model's fingerprint; memory files of 0.1.0 have a different one for the same model.
-
-    Args:
-        now: what a memory file is written with.
-        of_0_1_0: what 0.1.0 wrote (None: it could not make such a model).
-    """
+    """A model's fingerprint. Memory files of 0.1.0 have a different one for the same model,
+    ``of_0_1_0`` (None: it could not make such a model)."""
 
     of_0_1_0: str | None
 
@@ -113,11 +109,8 @@ class Memory(LayerMemory):
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], like: Memory | None = None) -> Self:
-        """The inverse of :meth:`tensors`.
-
-        Raises:
-            MemspanError: other fields, other sizes than those of ``like``, or an impossible count.
-        """
+        """The inverse of :meth:`tensors`; refuses other fields, other sizes than those of ``like``, and
+        impossible counts."""
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
             raise MemspanError(
                 f"a {cls.__name__} has other fields than {sorted(tensors)}: load a file that "
@@ -135,11 +128,7 @@ class Memory(LayerMemory):
 
     def counts(self) -> dict[str, Tensor]:
         """The fields that :meth:`slots` names, checked and on the CPU: loops in C trust them. The
-        tokens are checked, too.
-
-        Raises:
-            MemspanError: one is not int64 ``[B]``, or counts more slots than exist.
-        """
+        tokens are checked, too."""
         self._count("tokens_seen", MOST_TOKENS)
         return {name: self._count(name, most) for name, most in self.slots().items()}
 
@@ -212,12 +201,8 @@ class Rows(Generic[M]):
         return found
 
     def replacement(self, rows: Tensor | list[int], memory: Memory) -> tuple[Tensor, M]:
-        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may replace them.
-
-        Raises:
-            MemspanError: a row does not exist or is named twice; the memory has another number of rows,
-                is of another architecture, or has other sizes or types or impossible counts.
-        """
+        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may replace them: one of
+        this architecture and these sizes, with possible counts."""
         found = self.numbers(rows, once=True)
         if type(memory) is not self.kind:
             raise MemspanError(
@@ -237,11 +222,7 @@ class Rows(Generic[M]):
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:
-    """Refuse a path that holds anything but a memory or, with ``memories``, anything at all.
-
-    Raises:
-        MemspanError: the path is taken. A free path or an empty file is accepted.
-    """
+    """Refuse a path that holds anything but a memory or, with ``memories``, anything at all."""
     if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
         return
     if not path.is_file() or not {"kind", "fingerprint"} <= read_header(path).keys():

@@ -77,13 +77,8 @@ class Precision:
             yield
 
     def notices(self, device: torch.device, float32_part: str | None) -> list[str]:
-        """Lines for the user about this choice.
-
-        Args:
-            device: where it computes.
-            float32_part: what the model computes in float32 regardless,
-                ``LanguageModel.float32_part()``.
-        """
+        """Lines for the user about this choice on ``device``; ``float32_part``: what the model computes
+        in float32 regardless, ``LanguageModel.float32_part()``."""
         if self.products != "bfloat16":
             return []
         lines = []
@@ -107,11 +102,7 @@ three seeds, as good as float32's."""
 def resolve(
     precision: str, matmul_precision: str, auto: Precision, device: torch.device
 ) -> Precision:
-    """The precision that these options choose on ``device``; ``auto`` fills in what they leave open.
-
-    Raises:
-        MemspanError: the options contradict each other, or the device has no bfloat16.
-    """
+    """The precision that these options choose on ``device``; ``auto`` fills in what they leave open."""
     products: Any = auto.products if precision == "auto" else precision
     matmul: Any = matmul_precision
     if matmul == "auto":

@@ -64,16 +64,8 @@ def check(
 
 
 def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
-    """The model in the form in which laws are checked.
-
-    Args:
-        model: a :class:`Stateful`, a run, a :class:`LanguageModel` or a backbone, one of torch's
-            recurrent modules, or a causal language model as in transformers.
-        made: Python that makes it, as ``found``, for scripts.
-
-    Raises:
-        MemspanError: it is none of these, or carries no state, or cannot be read here.
-    """
+    """The model in the form in which laws are checked; ``made``: Python that makes it, as ``found``,
+    for scripts."""
     if isinstance(model, Run):
         model = model.model
     if isinstance(model, LanguageModel | Backbone):
@@ -116,18 +108,8 @@ def is_run(model: object) -> TypeGuard[Run | str | Path]:
 def named(
     target: str, trust_remote_code: bool = False, seed: int = 0, vocab_size: int = VOCABULARY
 ) -> Stateful[Any]:
-    """The model of that name: see ``memspan check --help``.
-
-    Args:
-        target: a run, a preset, a folder in transformers' format, ``transformers:TYPE`` or
-            ``FILE.py:NAME``.
-        trust_remote_code: execute the code in a folder.
-        seed: of random weights.
-        vocab_size: of a model type of transformers.
-
-    Raises:
-        MemspanError: there is no such model, or it cannot be read here.
-    """
+    """The model of that name: see ``memspan check --help``. ``vocab_size``: of a model type of
+    transformers."""
     folder = run_folder(target)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -182,14 +182,8 @@ class LayerMemory:
 
 
 def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -> None:
-    """Refuse what a layer cannot read.
-
-    Args:
-        layer: a module with ``initial_memory``.
-        x: must be ``[B, T, D]``, ``T >= 1``, on the layer's device and of its type.
-        width: D.
-        memory: must be the layer's, with as many rows as ``x`` (None: nothing was read).
-    """
+    """Refuse an ``x`` that is not ``[B, T, D]`` with ``D = width``, ``T >= 1``, on the layer's device
+    and of its type, and a memory that is not the layer's, with as many rows."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
         found = form(x) if isinstance(x, Tensor) else type(x).__name__
         raise MemspanError(f"x must be [B, T, {width}] with at least one token, not {found}")
@@ -247,11 +241,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def row_mask(mask: Tensor | list[bool], count: int, device: torch.device | str) -> Tensor:
-    """``mask`` as bool ``[B]`` on the device.
-
-    Raises:
-        MemspanError: it is not one bool per row.
-    """
+    """``mask`` as bool ``[B]`` on the device; refused if it is not one bool per row."""
     wanted = f"reset needs one bool per row, [{count}]"
     found = per_row(mask, torch.bool, wanted, device)
     if found.shape != (count,):

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memspan.checks import at_least
 from memspan.commands.parsing import (
     Field,
     ReadingArguments,
     Split,
-    given_to,
+    of_architectures,
     parsed,
     with_architectures,
 )
@@ -49,17 +48,13 @@ class EvaluateArguments(ReadingArguments):
     json: bool = False
     """Print the scores as one JSON object."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, self, "batch_size", "segment_length")
-        at_least(0, self, "tokens")
-
 
 def evaluate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
     options = parsed(kind, arguments, "memspan evaluate")
-    own = given_to(load_config(options.run).model, options)
+    # Before torch is imported, which takes seconds.
+    load_config(options.run)
     with readable(options.corpus) as corpus:
         import memspan
         from memspan.training.terminal import counting_on
@@ -78,7 +73,7 @@ def evaluate(arguments: list[str]) -> None:
                 per_token=options.per_token,
                 precision=precision,
                 progress=progress,
-                **own,
+                **of_architectures(options),
             )
     if options.corpus == STDIN:
         scores = dataclasses.replace(scores, corpus="standard input")

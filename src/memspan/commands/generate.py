@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import tyro
 
-from memspan.checks import at_least
-from memspan.commands.parsing import ReadingArguments, given_to, parsed, with_architectures
+from memspan.commands.parsing import ReadingArguments, of_architectures, parsed, with_architectures
 from memspan.errors import MemspanError, counted
 from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -56,19 +55,14 @@ class GenerateArguments(ReadingArguments):
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, self, "samples")
-        at_least(0, self, "tokens")
-
 
 def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(
         with_architectures(GenerateArguments, "reader_options"), arguments, "memspan generate"
     )
-    own = given_to(load_config(options.run).model, options)
-    # After the cheap checks: torch takes seconds to import.
+    # Before torch is imported, which takes seconds.
+    load_config(options.run)
     from memspan.generation.writer import Writer
     from memspan.memory import refuse_to_overwrite
 
@@ -88,7 +82,7 @@ def generate(arguments: list[str]) -> None:
             stop=options.stop,
             log_probabilities=options.json,
             precision=precision,
-            **own,
+            **of_architectures(options),
         )
     output_error = None
     try:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from memspan.checks import at_least
 from memspan.commands.parsing import TARGET_HELP, DeviceArguments, Field, Split, parsed
 from memspan.commands.standard_streams import STDIN, readable, split_to_read
 from memspan.errors import MemspanError
@@ -50,7 +49,6 @@ class MeasureArguments(DeviceArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, self, "longest")
         if not self.run:
             raise MemspanError("no run to measure: give one or more")
         if self.out is not None and self.out.exists() and not self.out.is_dir():

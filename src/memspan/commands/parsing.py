@@ -1,7 +1,7 @@
 """Command lines as dataclasses: the string under a field is the flag's help. Parsed by tyro.
 
 Only a run's folder says which architecture it has, so the verbs that read one take the options of all
-architectures, and refuse afterwards those that the run's own does not have.
+architectures; those that the run's own does not have are refused when it is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from tyro import _errors as events
 
 from memspan.checks import MatmulPrecision, Products, check_types, refuse_contradictory_precision
 from memspan.errors import MemspanError
-from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS, load_plugins
 from memspan.runs.folder import SHIPPED
 
@@ -111,19 +110,10 @@ class _RefusedError(Exception):
 
 
 def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:
-    """The command line as a ``kind``; exits after ``--help``.
+    """The command line, without the verb, as a ``kind``; exits after ``--help``.
 
     Errors are raised instead of drawn in a box. The parser's events are not part of tyro's public
     interface: pyproject.toml bounds its version, and test_parsing.py fails if they change.
-
-    Args:
-        kind: a dataclass.
-        arguments: without the verb.
-        program: the verb, for messages.
-        default: values of the options that are not given (None: those of ``kind``).
-
-    Raises:
-        MemspanError: an unknown option, or a value of the wrong type or out of range.
     """
 
     def refuse(event: events.ParseErrorEvent) -> None:
@@ -192,13 +182,8 @@ def _flags(options: Any, prefix: str = "") -> Iterator[str]:
 
 
 def peek_flags(arguments: list[str]) -> argparse.Namespace:
-    """The options that decide which others there are, and their defaults.
-
-    Mistakes in them are left to :func:`parsed`.
-
-    Returns:
-        ``model``, ``preset`` and ``resume``, each None if it is not given; ``modules``, a list.
-    """
+    """The options that decide which others there are, and their defaults: ``model``, ``preset``,
+    ``resume`` and the list ``modules``. Mistakes in them are left to :func:`parsed`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--preset", "--resume"):
         parser.add_argument(name, nargs="?")
@@ -207,11 +192,7 @@ def peek_flags(arguments: list[str]) -> argparse.Namespace:
 
 
 def import_modules(arguments: list[str]) -> None:
-    """Import the modules of ``--import``, which register architectures of their own.
-
-    Raises:
-        MemspanError: there is no such module.
-    """
+    """Import the modules of ``--import``, which register architectures of their own."""
     load_plugins()
     for name in filter(None, peek_flags(arguments).modules):
         # Last: a file in the current folder must not stand in for an installed library.
@@ -226,10 +207,8 @@ def import_modules(arguments: list[str]) -> None:
 
 
 def with_architectures(verb: type[T], *kinds: str) -> type[T]:
-    """The dataclass ``verb`` with options of all architectures as further fields.
-
-    ``kinds``: ``memory_options``, ``reader_options`` or both.
-    """
+    """The dataclass ``verb`` with options of all architectures, ``memory_options``, ``reader_options``
+    or both, as further fields."""
     found: dict[str, tuple[Any, str]] = {}
     owners: dict[str, list[str]] = {}
     for architecture, model in MODELS.items():
@@ -241,9 +220,8 @@ def with_architectures(verb: type[T], *kinds: str) -> type[T]:
     for name, (hint, text) in found.items():
         help_text = f"{text} For {', '.join(owners[name])}."
         fields.append((name, Annotated[hint, tyro.conf.arg(help=help_text)], None))
-    own = {"__doc__": verb.__doc__, "kinds": kinds}
     return dataclasses.make_dataclass(
-        verb.__name__, fields, bases=(verb,), frozen=True, namespace=own
+        verb.__name__, fields, bases=(verb,), frozen=True, namespace={"__doc__": verb.__doc__}
     )
 
 
@@ -255,20 +233,8 @@ def _help(kind: type, name: str) -> str:
     return " ".join(text.split())
 
 
-def given_to(model: BackboneConfig, options: Any) -> dict[str, Any]:
-    """The architectures' options that were given, checked by the dataclasses of ``model``, a run's.
-
-    ``options``: of the type that :func:`with_architectures` made.
-
-    Raises:
-        MemspanError: a value out of range, or an option that only other architectures have.
-    """
+def of_architectures(options: Any) -> dict[str, Any]:
+    """The architectures' options that were given, of the type that :func:`with_architectures` made.
+    Whether the run's own has them is checked where it is read."""
     common = {each.name for each in dataclasses.fields(type(options).__mro__[1])}
-    given = {n: v for n, v in vars(options).items() if n not in common and v is not None}
-    left = dict(given)
-    for kind in (getattr(model, each) for each in options.kinds):
-        kind(**{f.name: left.pop(f.name) for f in dataclasses.fields(kind) if f.name in left})
-    if left:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(left))
-        raise MemspanError(f"the architecture of this run has no option {flags}: drop it")
-    return given
+    return {n: v for n, v in vars(options).items() if n not in common and v is not None}

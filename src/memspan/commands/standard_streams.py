@@ -22,11 +22,7 @@ def split_to_read(split: str, corpus: str | None) -> str:
 
 
 def keep_input(path: Path, option: str) -> None:
-    """Write standard input into a new file; ``option``: the one that asked for it, for messages.
-
-    Raises:
-        MemspanError: standard input is closed or empty, or the file cannot be written.
-    """
+    """Write standard input into a new file; ``option``: the one that asked for it, for messages."""
     # Not above: the command line imports this module first.
     from memspan.data.texts import CHUNK
     from memspan.files.disk import write_atomically
@@ -42,11 +38,8 @@ def keep_input(path: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def readable(corpus: str | None) -> Iterator[str | None]:
-    """A corpus to read; standard input is kept in a file while the block lasts.
-
-    Raises:
-        MemspanError: there is no such corpus; raised before torch is imported.
-    """
+    """A corpus to read, refused before torch is imported if there is none; standard input is kept in a
+    file while the block lasts."""
     import tempfile
 
     from memspan.data.corpora import load_corpus, missing

@@ -239,11 +239,7 @@ def new_folder(config: RunConfig[BackboneConfig]) -> Path:
 
 
 def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path | None) -> Path:
-    """Write the text of standard input beside the run's folder, so that the run can be resumed.
-
-    Raises:
-        MemspanError: there is no text, or this is not a new run in a single process.
-    """
+    """Write the text of standard input beside the run's folder, so that the run can be resumed."""
     if resume is not None or reports.is_worker():
         raise MemspanError(
             "a text from standard input is for a new run without torchrun: give --data.corpus a file"

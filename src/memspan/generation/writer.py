@@ -282,16 +282,10 @@ def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
 def read_prompt(
     reader: TokenReader, prompt: Iterable[np.ndarray], segment_length: int
 ) -> tuple[Tensor, int]:
-    """Read a prompt of any length in segments; returns the logits ``[1, V]`` after its last token, and
-    that token.
+    """Read a prompt of any length in segments of ``segment_length`` tokens, into the one row of
+    ``reader``; returns the logits ``[1, V]`` after its last token, and that token.
 
-    Args:
-        reader: of one row.
-        prompt: token ids, 1-D, in pieces of any length.
-        segment_length: tokens that are read at once, T.
-
-    Raises:
-        MemspanError: the prompt has no tokens.
+    ``prompt``: ids, 1-D, in pieces of any length.
     """
     logits, last = None, 0
     for segment in _segments(prompt, segment_length):

@@ -79,15 +79,8 @@ def measured(
     """The loss with 0, 1/4, 1/2, 1, 2 and 4 times the slots of training, on more and more tokens.
 
     All sizes read the same streams segment by segment, so that they are compared on the same tokens
-    whenever the budget ends.
-
-    Args:
-        subject: what is measured.
-        option: a name from :func:`sizes`.
-        trained: its value in training.
-        warm_up: tokens of each stream that are read before any is scored, to fill the memories; half of
-            those read if the budget ends early.
-        budget: time to spend.
+    whenever the budget ends. ``warm_up``: tokens of each stream that are read before any is scored, to
+    fill the memories; half of those read if the budget ends early.
     """
     rows = _n_streams(subject)
     least, length = _least_segments(rows), len(subject.tokens) // rows

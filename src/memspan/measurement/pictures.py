@@ -29,11 +29,7 @@ Panels = dict[tuple[str, str, str], list[Line]]
 
 
 def picture(measurements: list[Measurement], names: list[str]) -> bytes:
-    """A PNG.
-
-    Raises:
-        MemspanError: there is nothing to draw; matplotlib is not installed, or fails.
-    """
+    """A PNG, if there is anything to draw and matplotlib to draw it."""
     panels = _panels(measurements, names)
     if not panels:
         raise MemspanError("there is nothing to draw")

@@ -229,11 +229,7 @@ def printed(report: Report) -> str:
 
 
 def written(report: Report, folder: Path) -> list[Path]:
-    """Write the report's files into ``folder``, the numbers first, and return their paths.
-
-    Raises:
-        MemspanError: the folder cannot be written.
-    """
+    """Write the report's files into ``folder``, the numbers first, and return their paths."""
     numbers, page, image = (folder / f"measure.{kind}" for kind in ("json", "html", "png"))
     found = json.dumps(report.as_dict(), indent=2, allow_nan=False)
     files = {numbers: f"{found}\n".encode()}

@@ -72,13 +72,8 @@ def histories(longest: int) -> list[int]:
 
 
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
-    """The span from more and more targets, as long as the budget lasts.
-
-    Args:
-        subject: its text has at least ``longest`` tokens and a block of targets.
-        longest: maximum history in tokens.
-        budget: if it does not last for one round, the longest history is shorter.
-    """
+    """The span from more and more targets of a text with at least ``longest`` tokens and a block. If
+    the budget does not last for one round, the longest history is shorter."""
     n_tokens = len(subject.tokens)
     # Fewer targets in a short text.
     width = min(BLOCK, 1 << (max(1, n_tokens // 16).bit_length() - 1))
@@ -120,12 +115,10 @@ def _round(
     scale: Sequence[int],
     budget: Budget | None,
 ) -> Iterator[np.ndarray]:
-    """Nats ``[B, W]`` of the blocks from ``first [B]`` on, for each history.
+    """Nats ``[B, W]`` of the blocks from ``first [B]`` on, for each history that the budget lasts for.
 
-    Args:
-        place: position of the blocks' first input in its segment. The text has the same segments for
-            all histories, or a history's loss would depend on where it puts a target.
-        budget: stop before a history for which it does not last (None: never stop).
+    ``place``: position of the blocks' first input in its segment. The text has the same segments for
+    all histories, or a history's loss would depend on where it puts a target.
     """
     last = 0.0
     for n in scale:

@@ -50,11 +50,6 @@ class StatefulSubject(Subject):
 
     @torch.no_grad()
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
-        """See :meth:`Subject.losses`.
-
-        Raises:
-            MemspanError: the model stops, or returns no logits.
-        """
         assert self.model.inputs.vocab_size is not None
         rows = max(1, MOST_SCORES // (self.segment_length * self.model.inputs.vocab_size))
         parts = zip(segment.inputs.split(rows), segment.targets.split(rows), strict=True)
@@ -132,12 +127,7 @@ def subject_of(
     device: str,
     progress: bool,
 ) -> tuple[StatefulSubject, list[str]]:
-    """A model other than a run, with a text, and what reading it leaves out.
-
-    Raises:
-        MemspanError: there is no such model, text, field or split, or the model cannot be read or has
-            no tokeniser.
-    """
+    """A model other than a run, with a text, and what reading it leaves out."""
     if isinstance(target, str | Path):
         model = named(str(target), trust_remote_code, vocab_size=256)
     else:

@@ -25,13 +25,8 @@ class Estimate:
 
 
 class Blocks:
-    """Losses of the same blocks under several conditions, compared block by block.
-
-    Args:
-        nats: the sum of the losses of each block's targets, ``[N, conditions]``; N is at least
-            :data:`LEAST_BLOCKS`.
-        n_bytes: bytes of those targets, ``[N]``.
-    """
+    """Losses of the same blocks under several conditions, compared block by block: their sums ``nats
+    [N, conditions]``, N at least :data:`LEAST_BLOCKS`, of targets of ``n_bytes [N]``."""
 
     def __init__(self, nats: np.ndarray, n_bytes: np.ndarray) -> None:
         self._bits, self._n_bytes = nats / math.log(2), n_bytes

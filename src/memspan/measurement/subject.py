@@ -86,27 +86,15 @@ class Subject(ABC):
     @abstractmethod
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
         """Nats of the ``last`` targets after an empty memory, float64 ``[B, last]``, 0 where one is not
-        scored.
-
-        Args:
-            segment: of any length.
-            cuts: the parts that are read one after the other, from :meth:`cuts`.
-
-        Raises:
-            NonFiniteError: a loss is NaN or infinite.
-        """
+        scored. ``cuts``: the parts that are read one after the other."""
 
     @abstractmethod
     def state_bytes(self, n_tokens: int) -> int:
         """Size of what one row carries after this many tokens."""
 
     def cuts(self, n_tokens: int, line: int) -> Cuts:
-        """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.
-
-        Args:
-            line: index of an input that begins a segment; the others begin whole segments away from it.
-                It may lie outside.
-        """
+        """``n_tokens`` inputs cut as the run reads, into ``(start, end)``. ``line``: index of an input
+        that begins a segment, maybe outside; the others begin whole segments away from it."""
         inside = range(1 + (line - 1) % self.segment_length, n_tokens, self.segment_length)
         return tuple(pairwise([0, *inside, n_tokens]))
 
@@ -162,11 +150,7 @@ def after_history(
 
 
 def finite(nats: Tensor) -> np.ndarray:
-    """Losses as float64.
-
-    Raises:
-        NonFiniteError: one is NaN or infinite.
-    """
+    """Losses as float64, all of them finite."""
     losses: np.ndarray = nats.cpu().double().numpy()
     if not np.isfinite(losses).all():
         raise NonFiniteError(
