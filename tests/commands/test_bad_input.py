@@ -100,18 +100,6 @@ def test_a_damaged_run_is_refused(
         assert name in refused(capsys, "evaluate", run)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
-def test_a_damaged_checkpoint_is_refused(
-    run: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    newest = sorted((run / "checkpoints").iterdir())[-1]
-    harm(newest / name, damage)
-    line = refused(capsys, "train", "--resume", run)
-    assert name in line
-    assert "go on from step" in line
-
-
 def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> None:
     code = """
 import contextlib, sys

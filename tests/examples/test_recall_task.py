@@ -52,15 +52,6 @@ def test_distances_are_log_uniform() -> None:
     assert shares[:2].min() > 0.15
 
 
-def test_only_live_keys_are_used() -> None:
-    task = Recall(n_keys=8, longest=128)
-    tokens = task.stream(3, seed=0, live=[1, 4, 8]).next(1000).tokens
-    used = [{int(t) // task.n_values for t in row if t < task.filler} for row in tokens]
-    assert [len(keys) for keys in used] == [1, 4, 8]
-    others = task.stream(50, seed=1, live=1).next(30).tokens
-    assert len({int(t) // task.n_values for t in others.flatten() if t < task.filler}) == 8
-
-
 def test_streams_follow_from_their_seed_however_they_are_cut() -> None:
     whole = SMALL.stream(4, seed=3).next(200)
     stream = SMALL.stream(4, seed=3)
