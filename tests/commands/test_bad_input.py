@@ -100,6 +100,14 @@ def test_a_damaged_run_is_refused(
         assert name in refused(capsys, "evaluate", run)
 
 
+def test_a_damaged_checkpoint_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    harm(newest / "training.safetensors", "flipped")
+    line = refused(capsys, "train", "--resume", run)
+    assert "training.safetensors" in line
+    assert "go on from step" in line
+
+
 def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> None:
     code = """
 import contextlib, sys

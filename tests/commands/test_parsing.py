@@ -13,7 +13,6 @@ import tyro
 from memspan.commands.evaluate import EvaluateArguments
 from memspan.commands.parsing import (
     import_modules,
-    of_architectures,
     parsed,
     peek_flags,
     with_architectures,
@@ -107,6 +106,6 @@ def test_options_of_architectures_are_flags_with_help() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, "echo", Echo)
         kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
-    assert of_architectures(parsed(kind, ["r", "--echoes", "3"], "verb")) == {"echoes": 3}
+    assert parsed(kind, ["r", "--echoes", "3"], "verb").others()["echoes"] == 3
     (shown,) = get_type_hints(kind, include_extras=True)["echoes"].__metadata__
     assert shown.help == "Slots of echo. For echo."

@@ -12,7 +12,6 @@ from memspan.commands.parsing import (
     Field,
     ReadingArguments,
     Split,
-    of_architectures,
     parsed,
     with_architectures,
 )
@@ -64,16 +63,10 @@ def evaluate(arguments: list[str]) -> None:
             scores = memspan.evaluate(
                 run,
                 corpus,
-                field=options.field,
                 split=split_to_read(options.split, options.corpus),
-                tokens=options.tokens,
-                batch_size=options.batch_size,
-                segment_length=options.segment_length,
-                memory=options.memory,
-                per_token=options.per_token,
                 precision=precision,
                 progress=progress,
-                **of_architectures(options),
+                **options.others("corpus", "split", "json"),
             )
     if options.corpus == STDIN:
         scores = dataclasses.replace(scores, corpus="standard input")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import tyro
 
-from memspan.commands.parsing import ReadingArguments, of_architectures, parsed, with_architectures
+from memspan.commands.parsing import ReadingArguments, parsed, with_architectures
 from memspan.errors import MemspanError, counted
 from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -75,14 +75,12 @@ def generate(arguments: list[str]) -> None:
         writer = Writer(
             run,
             _prompt(file, options.prompt),
-            tokens=options.tokens,
-            samples=options.samples,
             sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
-            memory=options.memory,
-            stop=options.stop,
             log_probabilities=options.json,
             precision=precision,
-            **of_architectures(options),
+            **options.others(
+                "prompt", "prompt_file", "sampling", "greedy", "save_memory", "json", "force"
+            ),
         )
     output_error = None
     try:

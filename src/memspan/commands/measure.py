@@ -92,15 +92,11 @@ def _measured(name: str, corpus: str | None, options: MeasureArguments) -> Measu
         measured = memspan.measure(
             model,
             corpus,
-            field=options.field,
             split=split_to_read(options.split, options.corpus),
-            longest=options.longest,
-            budget=options.budget,
             precision=precision,
-            tokenizer=options.tokenizer,
-            trust_remote_code=options.trust_remote_code,
             device=options.device,
             progress=progress,
+            **options.others("corpus", "split", "out"),
         )
     if options.corpus == STDIN:
         measured = dataclasses.replace(measured, corpus="standard input")

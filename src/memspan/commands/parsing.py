@@ -89,6 +89,11 @@ class DeviceArguments:
         check_types(self)
         refuse_contradictory_precision(self.precision, self.matmul_precision)
 
+    def others(self, *but: str) -> dict[str, Any]:
+        """All options but these and those of how a run is opened: for the function of that name."""
+        opening = {each.name for each in dataclasses.fields(ReadingArguments)}
+        return {name: v for name, v in vars(self).items() if name not in {*opening, *but}}
+
 
 @dataclass(frozen=True)
 class ReadingArguments(DeviceArguments):
@@ -231,10 +236,3 @@ def _help(kind: type, name: str) -> str:
     below = re.compile(rf'^ +{name}: [^\n]*\n +"""(.*?)"""', re.MULTILINE | re.DOTALL)
     text = next((found[1] for source in sources if (found := below.search(source))), "")
     return " ".join(text.split())
-
-
-def of_architectures(options: Any) -> dict[str, Any]:
-    """The architectures' options that were given, of the type that :func:`with_architectures` made.
-    Whether the run's own has them is checked where it is read."""
-    common = {each.name for each in dataclasses.fields(type(options).__mro__[1])}
-    return {n: v for n, v in vars(options).items() if n not in common and v is not None}
