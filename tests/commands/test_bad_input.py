@@ -111,7 +111,6 @@ def test_a_damaged_checkpoint_is_refused(run: Path, capsys: pytest.CaptureFixtur
 def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> None:
     code = """
 import contextlib, sys
-import memspan
 from memspan import cli
 def refused(*arguments):
     with contextlib.suppress(SystemExit):
@@ -124,15 +123,9 @@ refused("convert", "nowhere", "out")
 refused("evaluate", "run", "--corpus", "nothing.txt")
 refused("train", "--train.steps", "0")
 assert "torch" not in sys.modules
-try:
-    memspan.generate("run", samples=10**10)
-except memspan.MemspanError as error:
-    print(error, file=sys.stderr)
-assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "lower --samples" in done.stderr
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

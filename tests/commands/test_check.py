@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -138,19 +137,6 @@ def test_mistakes_are_one_line(
     arguments: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refused(capsys, "check", *arguments.split())
-
-
-def test_without_transformers_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def version(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    Path("folder").mkdir()
-    Path("folder/config.json").write_text("{}")
-    for target in ("transformers:mamba", "folder"):
-        assert "pip install 'transformers" in refused(capsys, "check", target)
 
 
 def test_models_are_given_as_they_are() -> None:
