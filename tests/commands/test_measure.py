@@ -10,35 +10,35 @@ from typing import Any
 
 import pytest
 
+import command_line
 import memspan
 from command_line import refused
 from memspan import cli
 from memspan.measurement import attention, repeats, span, statistics
 from memspan.measurement.report import Report, printed
 
-TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
+TEXT = command_line.TEXT.decode()
+pytestmark = pytest.mark.usefixtures("text_file")
 
 
 def train(name: str, *more: str) -> None:
-    options = "--model.n-layers 1 --model.d-model 8 --data.corpus text.txt --train.steps 2"
-    options += " --train.batch-size 2 --train.segment-length 8 --train.evaluate-tokens 32"
-    options += f" --train.sample-tokens 2 --train.device cpu --out {name}"
-    cli.main(["train", *options.split(), *more])
+    options = (
+        "--model lstm --model.n-layers 1 --model.d-model 8 --train.steps 2 --train.batch-size 2"
+    )
+    options += " --train.segment-length 8 --train.evaluate-tokens 32 --train.sample-tokens 2"
+    cli.main(["train", *options.split(), "--data.corpus", "text.txt", "--out", name, *more])
 
 
-@pytest.fixture
-def run(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # One round of each measurement: no test depends on time.
+@pytest.fixture(autouse=True)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each measurement: no test depends on time."""
     for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (attention, "TOKENS")):
         monkeypatch.setattr(module, f"MOST_{most}", 1)
-    Path("text.txt").write_text(TEXT)
-    train("run", "--model.n-heads", "2", "--model.d-ff", "8", "--model.memory-length", "8")
-    return Path("run")
 
 
 @pytest.mark.plots
 def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train("words", "--model", "lstm", "--data.tokenizer", "characters")
+    train("words", "--data.tokenizer", "characters")
     capsys.readouterr()
     quick = ["--longest", "64", "--budget", "1000"]
     cli.main(["measure", "run", "words", "--out", "report", *quick])
@@ -88,8 +88,6 @@ def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
         ("run --tokenizer bytes", "has its own tokeniser"),
     ]:
         assert says in refused(capsys, "measure", *arguments.split())
-    Path("text.txt").rename("moved.txt")
-    assert "--corpus PATH" in refused(capsys, "measure", "run")
 
 
 def test_a_short_text_is_measured_as_far_as_it_goes(
@@ -112,13 +110,13 @@ def test_memories_that_were_not_full_are_said(run: Path) -> None:
 
 def test_a_run_that_fails_loses_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy("text.txt", "gone.txt")
-    train("second", "--model", "lstm", "--data.corpus", "gone.txt")
+    train("second", "--data.corpus", "gone.txt")
     Path("gone.txt").unlink()
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         cli.main(["measure", "run", "second", "--longest", "16", "--budget", "1000"])
     assert stop.value.code == 2
-    assert "gone.txt" in capsys.readouterr().err.splitlines()[-1]
+    assert "gone.txt: say where it is with --corpus PATH" in capsys.readouterr().err
     (found,) = json.loads(Path("run/measure.json").read_text())["runs"]
     assert found["span"] is not None
 
@@ -277,8 +275,7 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
     ],
 )
 def test_models_that_cannot_be_measured(
-    own_folders: Path, capsys: pytest.CaptureFixture[str], name: str, line: str
+    capsys: pytest.CaptureFixture[str], name: str, line: str
 ) -> None:
     Path("models.py").write_text(MODELS)
-    Path("text.txt").write_text(TEXT)
     assert line in refused(capsys, "measure", *f"models.py:{name}".split())
