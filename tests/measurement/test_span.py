@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,6 @@ from memspan.measurement.effective_context import effective_context
 from memspan.measurement.span import Span, SpanPoint
 from memspan.measurement.statistics import Blocks, Estimate
 from memspan.measurement.subject import Budget
-from memspan.models import TransformerXLConfig
 from memspan.models.options import BackboneConfig
 
 LONG = 1e9
@@ -79,16 +80,8 @@ def test_intervals_of_few_blocks_cover(skewed: bool, at_least: float, n: int) ->
 
 
 def test_sizes_that_positions_cannot_reach_are_left_out() -> None:
-    config = TransformerXLConfig(
-        n_layers=1,
-        d_model=16,
-        n_heads=1,
-        d_ff=4,
-        memory_length=8,
-        positions="learned",
-        max_distance=32,
-        final_norm=False,
-    )
+    learned = {"positions": "learned", "max_distance": 32}
+    config = dataclasses.replace(known_spans.transformer_xl(8), **learned)
     subject = known_spans.subject(config, 64)
     (option,) = memory_length.sizes(config).items()
     found = list(memory_length.measured(subject, *option, 64, Budget(LONG)))[-1]

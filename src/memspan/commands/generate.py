@@ -134,8 +134,6 @@ def _print_json(writer: Writer, options: GenerateArguments) -> None:
 def _opened(path: Path | None) -> BinaryIO:
     """The file to read before the prompt: standard input for -, an empty one for None."""
     if path == Path("-"):
-        if sys.stdin is None:
-            raise MemspanError("standard input is closed: give a file with --prompt-file")
         return sys.stdin.buffer
     try:
         return open(path or os.devnull, "rb")

@@ -70,18 +70,14 @@ class TrainArguments(Generic[M]):
 
     def __post_init__(self) -> None:
         at_least(1, self, "nproc")
-        if self.dry_run and self.resume is not None:
-            raise MemspanError(
-                "--dry-run is for a new run: drop --resume, or give the run's config.toml as --preset"
-            )
         if self.dry_run and self.config.data.corpus == STDIN:
             raise MemspanError("--dry-run does not read a text: drop --data.corpus -, or --dry-run")
         if self.out is not None and not self.out.name:
             raise MemspanError(
                 "--out names the current or the root folder: give a folder for this run alone"
             )
-        for name in ("preset", "out", "init_from"):
-            if self.resume is not None and getattr(self, name) is not None:
+        for name in ("preset", "out", "init_from", "dry_run"):
+            if self.resume is not None and getattr(self, name):
                 raise MemspanError(
                     f"--resume continues a run in its own folder: drop --{name.replace('_', '-')}, "
                     "or start a new run without --resume"
