@@ -1,12 +1,10 @@
-"""`make bench`: the two views, what is counted, and that a measurement leaves no setting behind."""
+"""`make bench`: the rows of both views, and what is counted."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,31 +12,9 @@ from rich.console import Console
 
 import throughput
 import timing
-import works
 from peers import registry
-from precisions import (
-    PRECISIONS,
-    autocast,
-)
+from precisions import PRECISIONS, autocast
 from products import LARGE_OPERATIONS, LARGE_PRODUCT, operations
-
-RESULTS = Path(throughput.__file__).parent / "results"
-LABEL = {"architecture": "transformer-xl", "work": "train", "size": "S"}
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("work", ["train", "evaluate"])
-def test_settings_are_restored(precision: str, work: str) -> None:
-    before = torch.get_float32_matmul_precision()
-    with contextlib.suppress(KeyError), works.at(precision, work):
-        wanted = "medium" if precision == "medium" else "highest"
-        assert torch.get_float32_matmul_precision() == wanted
-        # Training has its autocast in every step: outside, its backward pass would run under it.
-        reads = precision == "bfloat16" and work == "evaluate"
-        assert torch.is_autocast_enabled("cpu") == reads
-        raise KeyError
-    assert torch.get_float32_matmul_precision() == before
-    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_operations_of_products() -> None:
@@ -52,73 +28,35 @@ def test_operations_of_products() -> None:
         assert operations(lambda: linear(x)) == 2 * 5 * 3 * 7
 
 
-def rows_of(monkeypatch: pytest.MonkeyPatch, own: str, **more: object) -> list[throughput.Row]:
-    """Rows of made-up times in all precisions: labml computes our function, plain-gpt another."""
+def test_rows_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of made-up times in all precisions: labml computes our function, plain-gpt another."""
     monkeypatch.setattr(
-        throughput, "own_precision", lambda name, work: own if name == "memspan" else "float32"
+        throughput, "own_precision", lambda name, _: "bfloat16" if name == "memspan" else "float32"
     )
     seconds = {"float32": 4.0, "medium": 2.0, "bfloat16": 1.0}
     times = {("memspan", p): [s, 3 * s, s] for p, s in seconds.items()}
     times |= {("labml", p): [2 * s, 6 * s, 4 * s] for p, s in seconds.items()}
     times |= {("plain-gpt", p): [s, 3 * s, s / 2] for p, s in seconds.items()}
     times |= {(LARGE_PRODUCT, p): [s / 1000, 3 * s / 1000, s / 1000] for p, s in seconds.items()}
-    given = {
-        "times": times,
-        "precisions": PRECISIONS,
-        "tokens": 100,
-        "same_function": {"labml": True, "plain-gpt": False},
-        "peaks": {("memspan", p): 10.04 for p in seconds} | {("labml", "float32"): 20.0},
-        "multiplied": 250 * LARGE_OPERATIONS,
-    }
-    return throughput.compared(LABEL, **given | more)
-
-
-def test_rows_of_both_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(monkeypatch, own="bfloat16")
+    rows = throughput.compared(
+        {"architecture": "transformer-xl", "work": "train", "size": "S"},
+        times=times,
+        precisions=PRECISIONS,
+        tokens=100,
+        same_function={"labml": True, "plain-gpt": False},
+        peaks={("memspan", p): 10.04 for p in seconds} | {("labml", "float32"): 20.0},
+        multiplied=250 * LARGE_OPERATIONS,
+    )
     order = [(row["setting"], row["precision"], row["peer"]) for row in rows]
     assert order == [
         *(("same", p, peer) for p in PRECISIONS for peer in ("labml", "plain-gpt")),
         *(("as-it-comes", "bfloat16", peer) for peer in ("labml", "plain-gpt")),
     ]
-    assert (
-        rows[0].items()
-        >= {
-            "precision": "float32",
-            "peer": "labml",
-            "tokens_per_second": 25.0,
-            "peer_tokens_per_second": 6.2,
-            "peak_megabytes": 10.0,
-            # In each round a quarter of the step's time would do for the products.
-            "products_share": 0.25,
-            "ratio": 2.0,
-            "low": 2.0,
-            "high": 4.0,
-            "same_function": True,
-        }.items()
-    )
-    own = rows[6]
-    assert (own["precision"], own["peer_precision"]) == ("bfloat16", "float32")
-    assert (own["ratio"], own["low"], own["high"]) == (8.0, 8.0, 16.0)
-
-
-def printed(rows: list[throughput.Row]) -> str:
-    console = Console(width=150)
-    with console.capture() as capture:
-        for view in throughput.views(rows):
-            console.print(view)
-    return capture.get()
-
-
-def test_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = printed(rows_of(monkeypatch, own="bfloat16"))
-    assert text.index("the same setting for all") < text.index("each library as it comes")
-    assert text.count("bfloat16 : float32") == 2
-    assert "measured once" not in text
-    # What coincides is printed once.
-    text = printed(rows_of(monkeypatch, own="float32"))
-    assert text.count("2.00-4.00") == 3
-    assert "each library as it comes" not in text
-    assert "measured once" in text
+    # In each round a quarter of the step's time would do for the products.
+    first = {"tokens_per_second": 25.0, "peer_tokens_per_second": 6.2, "products_share": 0.25}
+    first |= {"ratio": 2.0, "low": 2.0, "high": 4.0, "peak_megabytes": 10.0, "same_function": True}
+    assert rows[0].items() >= first.items()
+    assert (rows[6]["ratio"], rows[6]["low"], rows[6]["high"]) == (8.0, 8.0, 16.0)
 
 
 def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

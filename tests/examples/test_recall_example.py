@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-import torch
 
 import recall
 import recall_models
@@ -21,18 +20,6 @@ def test_all_models_have_as_many_parameters() -> None:
         if there or name not in ("mamba-2", "sliding-llama")
     ]
     assert max(sizes) < 1.02 * min(sizes)
-
-
-def test_what_is_in_reach() -> None:
-    distances, places = torch.tensor([1, 128, 129, 191, 192, 4096]), torch.full((6,), 63)
-    reached = {
-        name: recall.in_reach(name, distances, places).sum().item() for name in recall.CONTESTANTS
-    }
-    assert reached["transformer"] == 1
-    assert reached["feedback"] == 2
-    assert reached["transformer-xl"] == 4
-    assert reached["compressive-mean"] == 5
-    assert reached["lstm"] == reached["fast-weights-sum"] == 6
 
 
 @pytest.mark.parametrize("live", [(4,), (2, 4)])

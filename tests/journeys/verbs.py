@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from texts import TEXTS, corpus
@@ -33,7 +32,7 @@ def refusal_of(run: str, verb: str, text: str) -> str | None:
         return "is never changed: train a run of your own"
     if text == "no-text" and run in OF_WORDS:
         return "not UTF-8"
-    if verb not in {"generate", "memory", "python"} and text == "0-characters":
+    if verb not in {"generate", "memory"} and text == "0-characters":
         return r"is empty|no text to score|has no text|needs at least"
     if verb == "measure" and text == "1-characters":
         return r"needs at least \d+"
@@ -141,26 +140,6 @@ def measure(journey: Journey) -> None:
     assert found["left_out"] or found["span"]
 
 
-def python(journey: Journey) -> None:
-    run = memspan.load(journey.run)
-    prompt: Any = TEXTS[journey.text]
-    if len(prompt) == 1 and journey.text != "no-text":
-        prompt = prompt[0].decode()
-    read = memspan.generate(run, prompt, tokens=0)
-    written = memspan.generate(run, "", memory=read.memory, tokens=5, samples=2)
-    opening = sum(len(ids) for ids in run.tokenizer.encode_stream([run.tokenizer.opening]))
-    n = journey.n_tokens(run) + opening + 5
-    assert written.memory.tokens_seen.tolist() == [n, n]
-    assert [len(tokens) for tokens in written.tokens] == [5, 5]
-    ended = memspan.generate(
-        run, "", memory=read.memory, tokens=5, stop="e", log_probabilities=True
-    )
-    assert "e" not in ended.text
-    (of_tokens,) = ended.log_probabilities or []
-    assert len(of_tokens) == len(ended.tokens[0]) <= 5
-    assert all(math.isfinite(one) and one <= 0 for one in of_tokens)
-
-
 SMALL = ["--train.batch-size", "2", "--train.sample-tokens", "2", "--train.device", "cpu"]
 
 
@@ -189,7 +168,7 @@ def resume(journey: Journey) -> None:
 
 
 VERBS: dict[str, Callable[[Journey], None]] = {
-    verb.__name__: verb for verb in (generate, evaluate, memory, python, train, resume, measure)
+    verb.__name__: verb for verb in (generate, evaluate, memory, train, resume, measure)
 }
 
 
