@@ -11,8 +11,10 @@ should know besides a result goes to the logger ``memspan``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memspan.errors import MemspanError as MemspanError
@@ -51,44 +53,23 @@ __version__ = "0.1.0"
 logging.getLogger("memspan").addHandler(logging.NullHandler())
 
 
-def lazily(
-    name: str, package: str | None, homes: Mapping[str, Sequence[str]]
-) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a module whose names are imported on first use.
-
-    ``homes``: modules of ``package``, and the names in each.
-    """
-    modules = {each: module for module, names in homes.items() for each in names}
+def lazily(name: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of the module ``name``, whose names are imported on
+    first use: torch takes seconds, and help does without. The names are those that ``file`` imports for
+    type checkers."""
+    imports = re.compile(r"^    from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
+    found = imports.findall(Path(file).read_text(encoding="utf-8"))
+    homes = {each: module for module, each in found}
 
     def get(wanted: str) -> Any:
-        if wanted not in modules:
+        if wanted not in homes:
             raise AttributeError(f"module {name!r} has no attribute {wanted!r}")
-        return getattr(import_module(f"{package}.{modules[wanted]}"), wanted)
+        return getattr(import_module(homes[wanted]), wanted)
 
-    return sorted(modules), get, lambda: sorted(modules)
+    return sorted(homes), get, lambda: sorted(homes)
 
 
-_HOMES = {
-    "converters.convert": ("convert",),
-    "data.options": ("DataConfig",),
-    "evaluation": ("Evaluation", "evaluate"),
-    "generation.writer": ("Generation", "Writer", "generate"),
-    "measurement.measure": ("Measurement", "measure"),
-    "memory": ("Memory", "concatenate"),
-    "models": ("LanguageModel",),
-    "models.options": ("EmbeddingConfig",),
-    "precision": ("Precision",),
-    "runs.options": ("RunConfig",),
-    "runs.run": ("Run", "load"),
-    "sampling": ("Sampling",),
-    "targets": ("check",),
-    "training.estimate": ("Estimate", "estimate"),
-    "training.options": ("OptimConfig", "TrainConfig"),
-    "training.start": ("resume", "train"),
-}
-"""Module -> its public names: torch takes seconds, and help does without."""
-
-_names, __getattr__, _ = lazily(__name__, __name__, _HOMES)
+_names, __getattr__, _ = lazily(__name__, __file__)
 __all__ = ["MemspanError", "NonFiniteError", *_names]
 
 
