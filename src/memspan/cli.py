@@ -37,13 +37,6 @@ VERBS = ("train", "evaluate", "generate", "measure", "check", "export", "convert
 """Each is a function in the module of the same name in :mod:`memspan.commands`."""
 
 
-class _Notices(logging.Handler):
-    """Prints what the user should know besides the result."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"memspan: {record.getMessage()}", file=sys.stderr)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with status 2 after one line on a user's mistake."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -51,7 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A model may write characters that the terminal's encoding does not have.
         sys.stdout.reconfigure(errors="replace")
-    notices = _Notices()
+    # What the user should know besides the result.
+    notices = logging.StreamHandler()
+    notices.setFormatter(logging.Formatter("memspan: %(message)s"))
     logging.getLogger("memspan").addHandler(notices)
     try:
         _dispatch([each for each in arguments if each != "--debug"])
