@@ -84,10 +84,7 @@ def generate(arguments: list[str]) -> None:
         )
     output_error = None
     try:
-        if options.json:
-            _print_json(writer, options)
-        else:
-            _print(writer, options.prompt or "")
+        _print(writer, options)
     except OSError as error:
         # The memory of a long text is worth saving even if nobody reads the output.
         output_error = error
@@ -103,9 +100,9 @@ def generate(arguments: list[str]) -> None:
         raise output_error
 
 
-def _print(writer: Writer, prompt: str) -> None:
-    """One sample as it is written; several one after the other at the end."""
-    alone = len(writer.texts) == 1
+def _print(writer: Writer, options: GenerateArguments) -> None:
+    """One sample as it is written; several, or JSON, at the end."""
+    prompt, alone = options.prompt or "", not options.json and len(writer.texts) == 1
     if alone:
         print(prompt, end="", flush=True)
     # Ctrl-C keeps what was written so far, and its memory.
@@ -113,22 +110,17 @@ def _print(writer: Writer, prompt: str) -> None:
         for pieces in writer:
             if alone:
                 print(pieces[0], end="", flush=True)
-    if alone:
+    if options.json:
+        columns = zip(writer.texts, writer.tokens, writer.log_probabilities or [], strict=True)
+        names = ("text", "tokens", "log_probabilities")
+        samples = [dict(zip(names, sample, strict=True)) for sample in columns]
+        found = {"run": str(options.run), "prompt": prompt, "samples": samples}
+        print(json.dumps(found), flush=True)
+    elif alone:
         print(flush=True)
-        return
-    for n, text in enumerate(writer.texts, 1):
-        print(f"--- sample {n} ---\n{prompt}{text}", flush=True)
-
-
-def _print_json(writer: Writer, options: GenerateArguments) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        for _ in writer:
-            pass
-    columns = zip(writer.texts, writer.tokens, writer.log_probabilities or [], strict=True)
-    names = ("text", "tokens", "log_probabilities")
-    samples = [dict(zip(names, sample, strict=True)) for sample in columns]
-    found = {"run": str(options.run), "prompt": options.prompt or "", "samples": samples}
-    print(json.dumps(found), flush=True)
+    else:
+        for n, text in enumerate(writer.texts, 1):
+            print(f"--- sample {n} ---\n{prompt}{text}", flush=True)
 
 
 def _opened(path: Path | None) -> BinaryIO:
