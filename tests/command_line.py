@@ -11,36 +11,13 @@ import pytest
 from memspan import cli
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
-SMALL = [
-    "--model.n-layers",
-    "1",
-    "--model.d-model",
-    "16",
-    "--model.n-heads",
-    "2",
-    "--model.d-ff",
-    "32",
-    "--model.memory-length",
-    "8",
-    "--train.batch-size",
-    "2",
-    "--train.segment-length",
-    "8",
-    "--train.steps",
-    "6",
-    "--train.evaluate-every",
-    "3",
-    "--train.evaluate-tokens",
-    "64",
-    "--train.save-every",
-    "2",
-    "--train.sample-tokens",
-    "10",
-    "--optim.warmup-steps",
-    "2",
-    "--train.device",
-    "cpu",
-]
+FLAGS = """
+--model.n-layers 1 --model.d-model 16 --model.n-heads 2 --model.d-ff 32 --model.memory-length 8
+--train.batch-size 2 --train.segment-length 8 --train.steps 6 --train.evaluate-every 3
+--train.evaluate-tokens 64 --train.save-every 2 --train.sample-tokens 10 --train.device cpu
+--optim.warmup-steps 2
+"""
+SMALL = FLAGS.split()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

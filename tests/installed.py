@@ -45,13 +45,11 @@ class Environment:
         self.variables = os.environ | own
         self.variables.pop("PYTHONPATH", None)
 
-    def run(
-        self, program: str, *arguments: str, status: int = 0, folder: Path | None = None
-    ) -> str:
+    def run(self, *words: str, status: int = 0, folder: Path | None = None) -> str:
         """What a program of the environment prints; fails unless it ends with ``status``."""
-        print("   ", program, *arguments, flush=True)
+        print("   ", *words, flush=True)
         done = subprocess.run(
-            [shutil.which(program, path=str(self.programs)) or program, *arguments],
+            [shutil.which(words[0], path=str(self.programs)) or words[0], *words[1:]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -59,8 +57,7 @@ class Environment:
             cwd=folder or self.work,
             env=self.variables,
         )
-        if done.returncode != status:
-            sys.exit(f"{done.stdout}\n{program} ended with status {done.returncode}, not {status}")
+        assert done.returncode == status, f"{done.stdout}\nstatus {done.returncode}, not {status}"
         return done.stdout
 
     def install(self, *what: str) -> None:
@@ -68,48 +65,35 @@ class Environment:
         self.run("python", "-m", "pip", "install", "--quiet", "-c", str(PINS), *what)
 
 
-def require(found: bool, what: str) -> None:
-    """End with ``what`` is wrong, unless it is as it should be."""
-    if not found:
-        sys.exit(f"wrong: {what}")
-
-
-def check_contents(wheel: Path) -> None:
-    """The wheel has every file of the package."""
+def try_wheel(env: Environment, wheel: Path) -> None:
+    """It has every file of the package; help, presets, the loops in C, and the trained runs work."""
     files = (ROOT / "src" / "memspan").rglob("*")
     ours = {p.relative_to(ROOT / "src").as_posix() for p in files if p.is_file()}
-    wanted = {name for name in ours if "__pycache__" not in name}
-    missing = wanted - set(zipfile.ZipFile(wheel).namelist())
-    require(not missing, f"{wheel.name} lacks {sorted(missing)}")
-
-
-def try_wheel(env: Environment, wheel: Path) -> None:
-    """Help, presets, the loops in C, and the trained runs."""
-    print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+    missing = ours - set(zipfile.ZipFile(wheel).namelist())
+    assert all("__pycache__" in name for name in missing), missing
     env.install(str(wheel))
     where = env.run("python", "-c", "import memspan; print(memspan.__file__)")
-    require(str(env.programs.parent) in where, f"memspan is imported from {where}")
-    require("generate RUN" in env.run("memspan", "--help"), "memspan --help")
+    assert str(env.programs.parent) in where
+    assert "generate RUN" in env.run("memspan", "--help")
     name = env.run("memspan", "--version").strip().replace(" ", "-")
-    require(wheel.name.startswith(f"{name}-"), f"the wheel is {wheel.name}, the package {name}")
+    assert wheel.name.startswith(f"{name}-")
     (env.work / "text.txt").write_text(TEXT)
     refusal = env.run("memspan", "train", "--preset", "?", status=2)
     presets = re.findall(r"tiny-[\w-]+", refusal)
-    require(len(presets) > 3, f"no presets are named: {refusal}")
+    assert len(presets) > 3, refusal
     printed = "".join(env.run("memspan", "train", "--preset", p, *SMALL) for p in presets)
-    loops = {f"compiling {name}/compiled.c" for name in ("fast_weights", "feedback")}
     if shutil.which(os.environ.get("CC", "cc")):
-        require(all(printed.count(line) == 1 for line in loops), "each loop is compiled once")
+        for loop in ("fast_weights", "feedback"):
+            assert printed.count(f"compiling {loop}/compiled.c") == 1
     program = "import memspan; print(memspan.load('shakespeare').step)"
-    require(int(env.run("python", "-c", program)) > 0, "memspan.load")
-    require(len(env.run("memspan", "generate", "shakespeare", "--tokens", "20")) > 10, "generate")
-    report = env.run("memspan", "measure", "shakespeare", "--budget", "5")
-    require("span" in report and (env.work / "measure.json").is_file(), "measure")
+    assert int(env.run("python", "-c", program)) > 0
+    assert len(env.run("memspan", "generate", "shakespeare", "--tokens", "20")) > 10
+    assert "span" in env.run("memspan", "measure", "shakespeare", "--budget", "5")
+    assert (env.work / "measure.json").is_file()
 
 
 def try_sdist(env: Environment, sdist: Path) -> None:
     """It builds the same package, and brings its tests."""
-    print(f"{sdist.name}, {sdist.stat().st_size / 1e6:.1f} MB", flush=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(env.work, filter="data")
     env.install("--no-deps", "--force-reinstall", str(sdist))
@@ -122,7 +106,6 @@ def main() -> None:
     """Try both files of the folder that the command line names."""
     dist = Path(sys.argv[1])
     (wheel,), (sdist,) = (list(dist.glob(f"memspan-*{kind}")) for kind in (".whl", ".tar.gz"))
-    check_contents(wheel)
     with tempfile.TemporaryDirectory(prefix="memspan-", ignore_cleanup_errors=True) as folder:
         env = Environment(Path(folder))
         try_wheel(env, wheel.resolve())

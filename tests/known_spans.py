@@ -8,6 +8,8 @@ themselves tell them nothing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,14 +33,9 @@ WIDTH = 16
 
 def text(period: int, n_periods: int) -> np.ndarray:
     """Tokens: a fact every ``period`` tokens."""
-    draws = np.random.default_rng(0)
-    parts = []
-    for fact in draws.integers(4, size=n_periods):
-        part = np.tile([QUESTION, 4 + fact], period // 2)
-        part[0] = fact
-        part[1:] = np.tile([QUESTION, 4 + fact], period // 2)[: period - 1]
-        parts.append(part)
-    return np.concatenate(parts).astype(np.int64)
+    facts = np.random.default_rng(0).integers(4, size=n_periods)
+    answers = (np.tile([QUESTION, 4 + fact], period // 2)[: period - 1] for fact in facts)
+    return np.concatenate([[fact, *after] for fact, after in zip(facts, answers, strict=True)])
 
 
 def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> RunSubject:
@@ -102,25 +99,28 @@ def _write_facts(attention: torch.nn.Module) -> None:
     weights["beta.weight"][0, FACTS] = 60.0
 
 
+SIZES: dict[str, Any] = {
+    "n_layers": 1,
+    "d_model": WIDTH,
+    "n_heads": 1,
+    "d_ff": 4,
+    "final_norm": False,
+}
+
+
 def transformer_xl(memory_length: int) -> TransformerXLConfig:
-    return TransformerXLConfig(
-        n_layers=1, d_model=WIDTH, n_heads=1, d_ff=4, memory_length=memory_length, final_norm=False
-    )
+    return TransformerXLConfig(**SIZES, memory_length=memory_length)
 
 
 def compressive(memory_length: int, compressed_length: int) -> CompressiveConfig:
     return CompressiveConfig(
-        n_layers=1,
-        d_model=WIDTH,
-        n_heads=1,
-        d_ff=4,
+        **SIZES,
         memory_length=memory_length,
         compressed_length=compressed_length,
         compression_rate=4,
         compression="mean",
-        final_norm=False,
     )
 
 
 def fast_weights() -> FastWeightsConfig:
-    return FastWeightsConfig(n_layers=1, d_model=WIDTH, n_heads=1, d_ff=4, final_norm=False)
+    return FastWeightsConfig(**SIZES)

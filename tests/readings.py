@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from torch import Tensor
 from architectures import CASES, VOCABULARY
 from golden import assert_same
 from memspan.memory import Memory
+from memspan.memory import concatenate as joined  # noqa: F401
 from memspan.models import LanguageModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -58,7 +57,7 @@ def some_memory(model: LanguageModel, rows: int, seed: int = 1) -> Memory:
 
 
 def fields(memory: Memory) -> dict[str, Tensor]:
-    return {f.name: getattr(memory, f.name) for f in dataclasses.fields(memory)}
+    return memory.tensors()
 
 
 def assert_memories_equal(a: Memory, b: Memory, tolerance: float = 0.0) -> None:
@@ -72,9 +71,3 @@ def assert_memories_equal(a: Memory, b: Memory, tolerance: float = 0.0) -> None:
 
 def rows_of(memory: Memory, *rows: int) -> Memory:
     return memory.select(list(rows))
-
-
-def joined(memories: list[Memory]) -> Memory:
-    """Several memories as the rows of one."""
-    each = [fields(memory) for memory in memories]
-    return type(memories[0])(**{name: torch.cat([f[name] for f in each]) for name in each[0]})

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-import device
 import gpu
-from memspan.models import GatedDeltaNetConfig, LanguageModel
 from peers.side import Size
 
 
@@ -50,29 +46,3 @@ def test_speeds_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     trained = [row["precision"] for row in rows if row["work"] == "train"]
     assert trained == ["float32 (matmul precision highest)", "bfloat16"]
     assert all(row["ratio"]["middle"] > 0 for row in rows)
-
-
-def test_what_tests_make_is_moved_and_what_memspan_makes_is_not() -> None:
-    """``meta`` stands for a GPU."""
-    with device.Moved("meta"):
-        made = torch.zeros(2, requires_grad=True)
-        assert made.device.type == "meta"
-        assert made.requires_grad
-        assert torch.ones(2, device="cpu").device.type == "cpu"
-        model = LanguageModel(11, GatedDeltaNetConfig(n_layers=1, d_model=8, n_heads=2))
-        assert next(model.parameters()).device.type == "cpu"
-
-
-def test_models_are_moved_when_they_are_made() -> None:
-    """In a process of its own, as it holds for all of it."""
-    code = """
-import sys, torch
-sys.path[:0] = sys.argv[1:]
-import device
-from memspan.models import GatedDeltaNetConfig, LanguageModel
-device.run_tests_on("meta")
-config = GatedDeltaNetConfig(n_layers=1, d_model=8, n_heads=2)
-for made in (config.build(), LanguageModel(11, config)):
-    assert {t.device.type for t in made.parameters()} == {"meta"}
-"""
-    subprocess.run([sys.executable, "-c", code, device.TESTS], check=True)

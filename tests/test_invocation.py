@@ -30,22 +30,16 @@ def started(monkeypatch: pytest.MonkeyPatch, *as_typed: str) -> str:
     return invocation.command("evaluate", "a b")
 
 
-@pytest.mark.usefixtures("scripts")
-def test_the_command_is_spelled_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = "my scripts/memspan"
-    assert started(monkeypatch, typed) == "'my scripts/memspan' evaluate 'a b'"
-    found = started(monkeypatch, ".venv/bin/python", "-m", "memspan")
-    assert found == ".venv/bin/python -m memspan evaluate 'a b'"
-
-
-def test_a_script_on_the_path_is_spelled_by_its_name(
+def test_the_command_is_spelled_as_it_was_started(
     scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert started(monkeypatch, "my scripts/memspan") == "'my scripts/memspan' evaluate 'a b'"
+    found = started(monkeypatch, ".venv/bin/python", "-m", "memspan")
+    assert found == ".venv/bin/python -m memspan evaluate 'a b'"
     monkeypatch.setenv("PATH", str(scripts))
     assert started(monkeypatch, str(scripts / "memspan")) == "memspan evaluate 'a b'"
-    other = Path("memspan")
-    other.touch(0o755)
     # That on the PATH is another one.
+    Path("memspan").touch(0o755)
     assert started(monkeypatch, "./memspan") == "./memspan evaluate 'a b'"
 
 

@@ -87,8 +87,6 @@ def test_the_harness_that_is_not_installed_is_one_line(
     harness = "memspan.integrations.lm_eval"
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.delitem(sys.modules, harness, raising=False)
-    with pytest.raises(memspan.MemspanError, match="lm-eval is not installed: pip install"):
-        import_module(harness)
     monkeypatch.setattr(sys, "argv", ["-m"])
     with pytest.raises(SystemExit) as ended:
         import_module(harness)

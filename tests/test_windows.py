@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import memspan
 from memspan import cli
 from memspan.files import disk
-from memspan.models import sizes
 from memspan.training import start
 from tiny_runs import OPTIONS, TEXT
 
@@ -32,14 +30,6 @@ def _open(path: Any, flags: int, mode: int = 0o777) -> int:
     return original(path, flags, mode)
 
 
-def _fsync(handle: int) -> None:
-    import fcntl
-
-    if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        raise OSError(9, "Bad file descriptor")
-    assert stat.S_ISREG(os.fstat(handle).st_mode)
-
-
 @pytest.fixture(autouse=True)
 def windows(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(TEXT)
@@ -47,7 +37,6 @@ def windows(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MISSING:
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(os, "open", _open)
-    monkeypatch.setattr(os, "fsync", _fsync)
     # The library's own way, chosen when it was imported.
     monkeypatch.setattr(shutil, "_use_fd_functions", False)
     monkeypatch.setattr(disk, "FOLDERS_OPEN", False)
@@ -55,7 +44,7 @@ def windows(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "fcntl", None)
 
 
-def test_training_scoring_and_going_on_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_scoring_and_going_on_work() -> None:
     start.train(OPTIONS, Path("r"))
     assert memspan.evaluate("r").tokens
     assert memspan.generate("r", "memory ", tokens=3).text
@@ -63,9 +52,6 @@ def test_training_scoring_and_going_on_work(monkeypatch: pytest.MonkeyPatch) -> 
     start.resume(Path("r"))
     start.train(OPTIONS, Path("whole"))
     assert memspan.load("r").model.fingerprint() == memspan.load("whole").model.fingerprint()
-    # No /proc either.
-    monkeypatch.setattr(Path, "read_text", lambda *_: (_ for _ in ()).throw(OSError()))
-    assert sizes._machine_memory.__wrapped__() == float("inf")
 
 
 def test_several_processes_are_refused_in_one_line(

@@ -21,20 +21,17 @@ MOST = (1 << 63) - 1
 def check_types(options: object) -> None:
     """Refuse a dataclass whose fields are not what their type hints say.
 
-    Call it first in ``__post_init__``. It knows bool, int, float, str, ``Literal``, ``X | None``,
-    ``tuple[X, ...]`` and dataclasses. A float may be given as an int, and must be finite; a bool is
-    neither.
-
-    Raises:
-        MemspanError: names the option, what it may be, and the value.
+    It knows bool, int, float, str, ``Literal``, ``X | None``, ``tuple[X, ...]`` and dataclasses. A
+    float may be given as an int, and must be finite; a bool is neither.
     """
     kind: Any = type(options)
     for name, (accepts, expected) in _checks(kind).items():
         value = getattr(options, name)
-        # Without its digits: Python refuses to print thousands of them.
         if type(value) is int and abs(value) > MOST:
-            bound = "at most 2^63 - 1, the largest" if value > 0 else "at least 1 - 2^63, the least"
-            raise MemspanError(f"{name} must be {bound} integer of PyTorch")
+            # Without its digits: Python refuses to print thousands of them.
+            raise MemspanError(
+                f"{name} must be at most 2^63 - 1 in size, PyTorch's largest integer"
+            )
         if not accepts(value):
             raise MemspanError(f"{name} must be {expected}, not {reprlib.repr(value)}")
 
@@ -75,18 +72,14 @@ def _check(hint: Any) -> Check:
     return lambda value: isinstance(value, hint), f"a {hint.__name__}"
 
 
-def _is_integer(value: Any) -> bool:
-    # To Python a bool is an int, too.
-    return type(value) is int
-
-
 def _is_number(value: Any) -> bool:
-    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
 
 SCALARS: dict[Any, Check] = {
     bool: (lambda value: isinstance(value, bool), "True or False"),
-    int: (_is_integer, "an integer"),
+    # To Python a bool is an int, too.
+    int: (lambda value: type(value) is int, "an integer"),
     float: (_is_number, "a finite number"),
     str: (lambda value: isinstance(value, str), "text"),
     types.NoneType: (lambda value: value is None, "None"),
@@ -119,10 +112,7 @@ MatmulPrecision = Literal["auto", "highest", "high", "medium"]
 
 
 def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
-    """Raise :class:`MemspanError` if both options would round products.
-
-    Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded.
-    """
+    """Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded."""
     if precision == "bfloat16" and matmul_precision in ("high", "medium"):
         raise MemspanError(
             f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -38,26 +37,19 @@ VERBS = ("train", "evaluate", "generate", "measure", "check", "export", "convert
 """Each is a function in the module of the same name in :mod:`memspan.commands`."""
 
 
-class _Notices(logging.Handler):
-    """Prints what the user should know besides the result."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"memspan: {record.getMessage()}", file=sys.stderr)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with status 2 after one line on a user's mistake."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--debug", action="store_true")
-    options, arguments = parser.parse_known_args(arguments)
-    debug = options.debug
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A model may write characters that the terminal's encoding does not have.
         sys.stdout.reconfigure(errors="replace")
-    notices = _Notices()
+    # What the user should know besides the result.
+    notices = logging.StreamHandler()
+    notices.setFormatter(logging.Formatter("memspan: %(message)s"))
     logging.getLogger("memspan").addHandler(notices)
     try:
-        _dispatch(arguments)
+        _dispatch([each for each in arguments if each != "--debug"])
         if sys.stdout is not None:
             sys.stdout.flush()
     except MemspanError as error:

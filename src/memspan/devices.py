@@ -9,11 +9,7 @@ from memspan.errors import MemspanError
 
 
 def device_for(name: str) -> torch.device:
-    """The device called ``name``; ``auto`` is CUDA if available, else the CPU.
-
-    Raises:
-        MemspanError: this machine has no such device.
-    """
+    """The device called ``name``, if there is one; ``auto`` is CUDA if available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

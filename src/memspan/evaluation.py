@@ -20,10 +20,12 @@ from memspan.errors import MemspanError, NonFiniteError, counted
 from memspan.memory import Memory
 from memspan.models.protocol import TokenModel, TokenReader
 from memspan.nn import NOT_SCORED
-from memspan.per_token import Losses, losses_to
 from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.runs.texts import text_of
+
+Losses = Callable[[Segment, Tensor], None]
+"""Takes a segment and its losses ``[B, T]``."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,8 @@ class Scores:
 
     def as_dict(self) -> dict[str, object]:
         """All fields and scores, plain JSON values."""
-        names = (
-            "nats_per_token",
-            "unknown_share",
-            "bits_per_byte",
-            "bits_per_character",
-            "perplexity",
-            "word_perplexity",
-            "tokens_per_second",
-        )
-        return asdict(self) | {name: getattr(self, name) for name in names}
+        scores = [name for name, each in vars(Scores).items() if isinstance(each, property)]
+        return asdict(self) | {name: getattr(self, name) for name in scores}
 
 
 @dataclass(frozen=True)
@@ -191,22 +185,21 @@ def evaluate(
         per_stream = len(ids) // max(batch_size, 1)
         segment_length = min(segment_for(run, memory, sizes, reading), max(per_stream, 1))
     rows = np.arange(batch_size) * -(-len(ids) // max(batch_size, 1))
-    with losses_to(per_token, rows) as each:
-        scores = score_tokens(
-            run.model,
-            ids,
-            run.tokenizer,
-            document_starts=text.document_starts,
-            altered=text.altered,
-            batch_size=batch_size,
-            segment_length=segment_length,
-            memory=sizes,
-            before=memory,
-            reading=reading,
-            precision=precision,
-            each=each,
-            progress=(lambda n: progress(n, len(ids))) if progress else _ignore,
-        )
+    scores = score_tokens(
+        run.model,
+        ids,
+        run.tokenizer,
+        document_starts=text.document_starts,
+        altered=text.altered,
+        batch_size=batch_size,
+        segment_length=segment_length,
+        memory=sizes,
+        before=memory,
+        reading=reading,
+        precision=precision,
+        each=None if per_token is None else _writing(Path(per_token), rows),
+        progress=progress and (lambda n: progress(n, len(ids))),
+    )
     return Evaluation(
         **vars(scores),
         run=str(run.folder),
@@ -240,8 +233,23 @@ def _before(
     return memory
 
 
-def _ignore(scored: int) -> None:
-    """Show no progress."""
+def _writing(path: Path, rows: np.ndarray) -> Losses:
+    """Adds each token's loss to a new file, in JSON Lines; streams begin at ``rows [B]``."""
+    if path.exists():
+        raise MemspanError(f"{path} exists: give --per-token another path")
+    first = torch.from_numpy(rows)[:, None]
+
+    def each(segment: Segment, losses: Tensor) -> None:
+        nonlocal first
+        positions = first + torch.arange(losses.shape[1])
+        first = positions[:, -1:] + 1
+        scored = (segment.targets != NOT_SCORED).cpu()
+        columns = (t.cpu()[scored].tolist() for t in (positions, segment.targets, losses))
+        with path.open("a", encoding="utf-8") as file:
+            for n, token, nats in zip(*columns, strict=True):
+                print(f'{{"position": {n}, "token": {token}, "nats": {nats:.6g}}}', file=file)
+
+    return each
 
 
 def score_tokens(
@@ -258,30 +266,24 @@ def score_tokens(
     reading: dict[str, object] | None = None,
     precision: Precision | None = None,
     each: Losses | None = None,
-    progress: Callable[[int], None] = _ignore,
+    progress: Callable[[int], None] | None = None,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens`` (1-D). Fourteen parameters: :func:`evaluate` is the interface for users.
+    """Score ``tokens``, integers, 1-D; arguments that :func:`evaluate` has, too, mean the same.
 
     Args:
         model: in evaluation mode.
-        tokens: integers, 1-D. Arguments that :func:`evaluate` has, too, mean the same.
+        tokens: the text.
         tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
             the tokens of that document (None: memory is carried across documents).
         altered: whether decoding the tokens does not restore the text.
-        memory: options of the model's ``initial_memory``, such as ``{"memory_length": 128}`` (None: as
-            in training).
+        memory: options of the model's ``initial_memory`` (None: as in training).
         before: the memory of what was read before, a row per stream (None: empty).
-        reading: options of the model's ``reader``, such as ``{"attention_span": "fixed",
-            "clamp_length": 400}`` (None: as in training).
-        each: called with this process's rows of every segment and their losses (None: not called).
+        reading: options of the model's ``reader`` (None: as in training).
+        each: called with this process's rows of every segment and their losses.
         progress: called with the number of tokens scored so far.
         processes: processes that share the streams; each returns the score of all streams.
-
-    Raises:
-        MemspanError: more streams or longer segments than the text allows; an unknown option.
-        NonFiniteError: a loss is NaN or infinite.
     """
     memory, reading = memory or {}, reading or {}
     rows = processes.rows(batch_size)
@@ -293,7 +295,7 @@ def score_tokens(
         before = of_its_own.initial_memory(rows.stop - rows.start, **memory)
     reader = of_its_own.reader(before, precision=precision, **reading)
     start = time.perf_counter()
-    nats, scored = _read_all(reader, segments, rows, batch_size, each, progress, processes)
+    nats, scored = _read_all(reader, segments, rows, each, progress, processes)
     text = tokenizer.decode(tokens)
     decoded = text.decode("utf-8", errors="replace")
     return Scores(
@@ -316,32 +318,33 @@ def _read_all(
     reader: TokenReader,
     segments: Iterable[Segment],
     rows: slice,
-    batch_size: int,
     each: Losses | None,
-    progress: Callable[[int], None],
+    progress: Callable[[int], None] | None,
     processes: Processes,
 ) -> tuple[float, int]:
     """The nats of this process's ``rows``, and the number of scored tokens of all rows."""
     nats, scored = 0.0, 0
-    overflow: NonFiniteError | None = None
+    refused: NonFiniteError | None = None
     try:
         for segment in segments:
             own = segment.part(rows, reader.device)
             losses = reader.read(own.inputs, targets=own.targets, starts=own.starts)
             nats += sum_of(losses, own.targets).item()
-            if overflow is None and not math.isfinite(nats):
-                overflow = _overflow(scored // batch_size)
-                # Processes that share the model must make the same calls: none may leave early.
-                if processes.size == 1:
-                    break
+            # Processes that share the model must make the same calls: none may leave early.
+            if processes.size == 1 and not math.isfinite(nats):
+                break
             if each is not None:
                 each(own, losses)
             scored += int((segment.targets != NOT_SCORED).sum())
-            progress(scored)
+            if progress is not None:
+                progress(scored)
     except NonFiniteError as error:
-        overflow = error
-    if processes.any(overflow is not None):
-        raise overflow or _overflow(scored // batch_size)
+        refused = error
+    if processes.any(refused is not None or not math.isfinite(nats)):
+        raise refused or NonFiniteError(
+            f"the score is not finite after {counted(scored, 'token')}: the weights or the memory "
+            "have overflowed; use an earlier checkpoint, or lower the learning rate in training"
+        )
     return nats, scored
 
 
@@ -350,20 +353,12 @@ def sum_of(losses: Tensor, targets: Tensor) -> Tensor:
 
     In float64, since a float32 sum over millions of tokens loses digits. Not every device has float64.
     """
-    scored = losses[targets != NOT_SCORED]
-    return scored.cpu().sum(dtype=torch.float64)
+    return losses[targets != NOT_SCORED].cpu().sum(dtype=torch.float64)
 
 
 def percent(share: float) -> str:
     """Three significant digits: 0.0123 is 1.23%."""
     return f"{100 * share:.3g}%"
-
-
-def _overflow(n_tokens: int) -> NonFiniteError:
-    return NonFiniteError(
-        f"the score is not finite after {counted(n_tokens, 'token')} of each stream: the weights or "
-        "the memory have overflowed; use an earlier checkpoint, or lower the learning rate in training"
-    )
 
 
 def _exp(x: float) -> float:

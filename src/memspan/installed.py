@@ -12,11 +12,7 @@ NEEDED = {"lm-eval": ">=0.4.13", "transformers": ">=5.4,<6"}
 
 
 def require(library: str) -> None:
-    """Refuse to go on where a library of :data:`NEEDED` is missing or too old.
-
-    Raises:
-        MemspanError: says what to install.
-    """
+    """Refuse to go on where a library of :data:`NEEDED` is missing or too old."""
     # Not as an extra of memspan, which is not on PyPI: anyone could take its name there.
     remedy = f"pip install '{library}{NEEDED[library]}'"
     try:

@@ -31,29 +31,4 @@ if TYPE_CHECKING:
     )
     from memspan.trees import LayerMemory as LayerMemory
 
-_HOMES = {
-    "models.compressive.layer": (
-        "CompressiveAttention",
-        "CompressiveLayer",
-        "CompressiveLayerMemory",
-        "CompressiveLayerOutput",
-    ),
-    "models.fast_weights.layer": (
-        "FastWeightsAttention",
-        "FastWeightsLayer",
-        "FastWeightsLayerMemory",
-    ),
-    "models.gated_delta_net.layer": (
-        "GatedDeltaNetLayer",
-        "GatedDeltaNetLayerMemory",
-        "GatedDeltaRule",
-    ),
-    "models.transformer_xl.layer": (
-        "TransformerXLAttention",
-        "TransformerXLLayer",
-        "TransformerXLLayerMemory",
-    ),
-    "trees": ("LayerMemory",),
-}
-"""Module -> its public names."""
-__all__, __getattr__, __dir__ = lazily(__name__, __package__, _HOMES)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

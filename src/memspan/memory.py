@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, read_header, save_tensors
-from memspan.trees import LayerMemory, form, named, per_row, row_mask, to_device
+from memspan.trees import LayerMemory, check_field, form, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -21,12 +21,8 @@ MOST_TOKENS = 1 << 62
 
 
 class Fingerprint(str):
-    """A model's fingerprint; memory files of 0.1.0 have a different one for the same model.
-
-    Args:
-        now: what a memory file is written with.
-        of_0_1_0: what 0.1.0 wrote (None: it could not make such a model).
-    """
+    """A model's fingerprint. Memory files of 0.1.0 have a different one for the same model,
+    ``of_0_1_0`` (None: it could not make such a model)."""
 
     of_0_1_0: str | None
 
@@ -113,11 +109,8 @@ class Memory(LayerMemory):
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], like: Memory | None = None) -> Self:
-        """The inverse of :meth:`tensors`.
-
-        Raises:
-            MemspanError: other fields, other sizes than those of ``like``, or an impossible count.
-        """
+        """The inverse of :meth:`tensors`; refuses other fields, other sizes than those of ``like``, and
+        impossible counts."""
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
             raise MemspanError(
                 f"a {cls.__name__} has other fields than {sorted(tensors)}: load a file that "
@@ -135,11 +128,7 @@ class Memory(LayerMemory):
 
     def counts(self) -> dict[str, Tensor]:
         """The fields that :meth:`slots` names, checked and on the CPU: loops in C trust them. The
-        tokens are checked, too.
-
-        Raises:
-            MemspanError: one is not int64 ``[B]``, or counts more slots than exist.
-        """
+        tokens are checked, too."""
         self._count("tokens_seen", MOST_TOKENS)
         return {name: self._count(name, most) for name, most in self.slots().items()}
 
@@ -196,38 +185,25 @@ class Rows(Generic[M]):
         forms = {name: (t.shape[1:], t.dtype) for name, t in memory.tensors().items()}
         return cls(type(memory), memory.batch_size, forms)
 
-    def mask(self, mask: Tensor | list[bool], device: torch.device | str = "cpu") -> Tensor:
-        """``mask`` as bool ``[B]`` on the device.
+    def mask(self, mask: Tensor | list[bool]) -> Tensor:
+        """``mask`` as bool ``[B]`` on the CPU; refused if it is not one bool per row."""
+        return row_mask(mask, self.count, "cpu")
 
-        Raises:
-            MemspanError: it is not one bool per row.
-        """
-        return row_mask(mask, self.count, device)
-
-    def numbers(self, rows: Tensor | list[int]) -> Tensor:
-        """``rows`` as int64 ``[B']`` on the CPU, in any order, repeated or not.
-
-        Raises:
-            MemspanError: a row does not exist.
-        """
-        wanted = f"select needs row numbers in 0 .. {self.count - 1}"
+    def numbers(self, rows: Tensor | list[int], once: bool = False) -> Tensor:
+        """``rows`` as int64 ``[B']`` on the CPU, in any order, repeated or not unless ``once``; refused
+        if one does not exist."""
+        what = f"row numbers in 0 .. {self.count - 1}"
+        wanted = f"replace needs {what}, each at most once" if once else f"select needs {what}"
         found = per_row(rows, torch.int64, wanted, "cpu")
-        if ((found < 0) | (found >= self.count)).any():
+        outside = ((found < 0) | (found >= self.count)).any()
+        if outside or (once and len(found.unique()) < len(found)):
             raise MemspanError(f"{wanted}, not {found.tolist()}")
         return found
 
     def replacement(self, rows: Tensor | list[int], memory: Memory) -> tuple[Tensor, M]:
-        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may replace them.
-
-        Raises:
-            MemspanError: a row does not exist or is named twice; the memory has another number of rows,
-                is of another architecture, or has other sizes or types or impossible counts.
-        """
-        wanted = f"replace needs row numbers in 0 .. {self.count - 1}, each at most once"
-        found = per_row(rows, torch.int64, wanted, "cpu")
-        outside = ((found < 0) | (found >= self.count)).any()
-        if outside or len(found.unique()) < len(found):
-            raise MemspanError(f"{wanted}, not {found.tolist()}")
+        """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may replace them: one of
+        this architecture and these sizes, with possible counts."""
+        found = self.numbers(rows, once=True)
         if type(memory) is not self.kind:
             raise MemspanError(
                 f"replace needs a memory that is {self.kind.__name__}, not {type(memory).__name__}: "
@@ -245,41 +221,8 @@ class Rows(Generic[M]):
         return found, memory
 
 
-def check_field(
-    name: str,
-    field: Tensor,
-    dtype: torch.dtype,
-    shape: Sequence[int | None],
-    device: torch.device | None = None,
-) -> None:
-    """Refuse a memory's field of another shape (None: any size), of another type (all floating-point
-    types are accepted alike), or on another device (None: any that holds values)."""
-    if field.is_floating_point() and dtype.is_floating_point:
-        dtype = field.dtype
-    if (
-        field.dtype == dtype
-        and len(field.shape) == len(shape)
-        and all(map(_fits, field.shape, shape))
-        and (field.device == device if device is not None else not field.is_meta)
-    ):
-        return
-    sizes = ", ".join("any" if size is None else str(size) for size in shape)
-    raise MemspanError(
-        f"the memory's {name} is {form(field)} on {field.device}, not {named(dtype)} [{sizes}] on "
-        f"{device or 'cpu'}: use a memory of this model, of this size"
-    )
-
-
-def _fits(size: int, wanted: int | None) -> bool:
-    return wanted in (None, size)
-
-
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:
-    """Refuse a path that holds anything but a memory or, with ``memories``, anything at all.
-
-    Raises:
-        MemspanError: the path is taken. A free path or an empty file is accepted.
-    """
+    """Refuse a path that holds anything but a memory or, with ``memories``, anything at all."""
     if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
         return
     if not path.is_file() or not {"kind", "fingerprint"} <= read_header(path).keys():

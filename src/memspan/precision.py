@@ -77,13 +77,8 @@ class Precision:
             yield
 
     def notices(self, device: torch.device, float32_part: str | None) -> list[str]:
-        """Lines for the user about this choice.
-
-        Args:
-            device: where it computes.
-            float32_part: what the model computes in float32 regardless,
-                ``LanguageModel.float32_part()``.
-        """
+        """Lines for the user about this choice on ``device``; ``float32_part``: what the model computes
+        in float32 regardless, ``LanguageModel.float32_part()``."""
         if self.products != "bfloat16":
             return []
         lines = []
@@ -107,29 +102,22 @@ three seeds, as good as float32's."""
 def resolve(
     precision: str, matmul_precision: str, auto: Precision, device: torch.device
 ) -> Precision:
-    """The precision that these options choose on ``device``; ``auto`` fills in what they leave open.
-
-    Raises:
-        MemspanError: the options contradict each other, or the device has no bfloat16.
-    """
+    """The precision that these options choose on ``device``; ``auto`` fills in what they leave open."""
     products: Any = auto.products if precision == "auto" else precision
     matmul: Any = matmul_precision
     if matmul == "auto":
         matmul = auto.matmul if products == "float32" else "highest"
     chosen = Precision(products, matmul)
-    if chosen.products == "bfloat16":
-        _refuse_without_bfloat16(chosen, device)
-    return chosen
-
-
-def _refuse_without_bfloat16(precision: Precision, device: torch.device) -> None:
     try:
         with warnings.catch_warnings():
             # Some devices only warn, and compute in float32.
             warnings.simplefilter("error")
-            precision.autocast(device)
+            chosen.autocast(device)
     except (RuntimeError, UserWarning):
         raise MemspanError(f"{device} has no bfloat16: use precision float32") from None
+    return chosen
+
+
 
 
 def multiplies_bfloat16() -> bool:

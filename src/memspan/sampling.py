@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memspan.checks import check_types
+from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
 
 LOWEST_TEMPERATURE = 1e-6
@@ -33,10 +33,8 @@ class Sampling:
                 f"temperature must be 0 (greedy) or at least {LOWEST_TEMPERATURE}, not "
                 f"{self.temperature}"
             )
-        if self.seed is not None and self.seed < 0:
-            raise MemspanError(f"seed must be at least 0, not {self.seed}")
-        if self.top_k is not None and self.top_k < 1:
-            raise MemspanError(f"top_k must be at least 1, not {self.top_k}")
+        at_least(0, self, "seed")
+        at_least(1, self, "top_k")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
+import runpy
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,16 +64,8 @@ def check(
 
 
 def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
-    """The model in the form in which laws are checked.
-
-    Args:
-        model: a :class:`Stateful`, a run, a :class:`LanguageModel` or a backbone, one of torch's
-            recurrent modules, or a causal language model as in transformers.
-        made: Python that makes it, as ``found``, for scripts.
-
-    Raises:
-        MemspanError: it is none of these, or carries no state, or cannot be read here.
-    """
+    """The model in the form in which laws are checked; ``made``: Python that makes it, as ``found``,
+    for scripts."""
     if isinstance(model, Run):
         model = model.model
     if isinstance(model, LanguageModel | Backbone):
@@ -89,7 +81,10 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     try:
         if isinstance(model, nn.RNNBase):
             return Recurrent(model, text)
-        if isinstance(model, nn.Module) and "input_ids" in _arguments(model):
+        if (
+            isinstance(model, nn.Module)
+            and "input_ids" in inspect.signature(model.forward).parameters
+        ):
             return Causal(model, made=text)
     except RefusedError as error:
         raise _cannot(kind, error) from error
@@ -99,15 +94,8 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     )
 
 
-def _arguments(module: nn.Module) -> list[str]:
-    return list(inspect.signature(module.forward).parameters)
-
-
 def _cannot(what: str, error: RefusedError) -> MemspanError:
-    message = f"{what} cannot be read: {str(error)[:300].rstrip('.')}"
-    if "active drivers" in message:
-        message += "; its kernels need a GPU: run it on one, or uninstall triton"
-    return MemspanError(message)
+    return MemspanError(f"{what} cannot be read: {str(error)[:300].rstrip('.')}")
 
 
 def is_run(model: object) -> TypeGuard[Run | str | Path]:
@@ -120,35 +108,24 @@ def is_run(model: object) -> TypeGuard[Run | str | Path]:
 def named(
     target: str, trust_remote_code: bool = False, seed: int = 0, vocab_size: int = VOCABULARY
 ) -> Stateful[Any]:
-    """The model of that name: see ``memspan check --help``.
-
-    Args:
-        target: a run, a preset, a folder in transformers' format, ``transformers:TYPE`` or
-            ``FILE.py:NAME``.
-        trust_remote_code: execute the code in a folder.
-        seed: of random weights.
-        vocab_size: of a model type of transformers.
-
-    Raises:
-        MemspanError: there is no such model, or it cannot be read here.
-    """
+    """The model of that name: see ``memspan check --help``. ``vocab_size``: of a model type of
+    transformers."""
+    folder = run_folder(target)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _named(target, trust_remote_code, seed, vocab_size)
-
-
-def _named(target: str, trust_remote_code: bool, seed: int, vocab_size: int) -> Stateful[Any]:
-    folder = run_folder(target)
-    if target.startswith(TYPE):
-        return _recipe(target.removeprefix(TYPE), seed, vocab_size)
-    if ".py:" in target:
-        return as_stateful(*_from_file(target, seed))
-    if is_run(target):
-        return as_stateful(load(folder))
-    if (folder / "config.json").is_file():
-        return _pretrained(folder, trust_remote_code)
-    if target in PRESETS or target.endswith(".toml"):
-        return as_stateful(_preset(PRESETS.get(target, Path(target))))
+        try:
+            if target.startswith(TYPE):
+                return _recipe(target.removeprefix(TYPE), seed, vocab_size)
+            if ".py:" in target:
+                return as_stateful(*_from_file(target, seed))
+            if is_run(target):
+                return as_stateful(load(folder))
+            if (folder / "config.json").is_file():
+                return _pretrained(folder, trust_remote_code)
+            if target in PRESETS or target.endswith(".toml"):
+                return as_stateful(_preset(PRESETS.get(target, Path(target))))
+        except RefusedError as error:
+            raise _cannot(target.removeprefix(TYPE), error) from error
     if folder.is_dir():
         raise MemspanError(
             f"{target} is neither a run, with a config.toml, nor a model of transformers, with a "
@@ -176,8 +153,6 @@ def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
         )
     try:
         return build(model_type, seed, vocab_size)
-    except RefusedError as error:
-        raise _cannot(model_type, error) from error
     except (ValueError, KeyError) as error:
         # Such as a type that is newer than the installed version.
         message = f"{model_type} cannot be built: {str(error)[:300]}"
@@ -196,13 +171,12 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
         # transformers does not define its own exceptions.
         hint = "; --trust-remote-code executes it" if "trust_remote_code" in str(error) else ""
         raise MemspanError(f"{folder} cannot be loaded: {str(error)[:300]}{hint}") from error
-    script = "from transformers import AutoModelForCausalLM\n"
-    script += f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
-    script += f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
-    try:
-        return Causal(model, CODED.get(model_type), PADDING.get(model_type), script)
-    except RefusedError as error:
-        raise _cannot(str(folder), error) from error
+    script = (
+        "from transformers import AutoModelForCausalLM\n"
+        f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
+        f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
+    )
+    return Causal(model, CODED.get(model_type), PADDING.get(model_type), script)
 
 
 def _from_file(target: str, seed: int) -> tuple[object, str]:
@@ -213,15 +187,10 @@ def _from_file(target: str, seed: int) -> tuple[object, str]:
     made += f"found = runpy.run_path({path!r})[{name!r}]"
     if not Path(path).is_file():
         raise MemspanError(f"there is no file {path}: check the path")
-    # Its own module name, and its folder last: it must not stand in for an installed library.
-    spec = importlib.util.spec_from_file_location(f"target_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(Path(path).resolve().parent))
+    # Last: it must not stand in for an installed library.
+    sys.path.append(folder)
     try:
-        spec.loader.exec_module(module)
-        found = getattr(module, name, None)
+        found = runpy.run_path(path).get(name)
         if inspect.isfunction(found) or inspect.isclass(found):
             found = found()
             made += "()"

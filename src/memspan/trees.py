@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
@@ -182,14 +182,8 @@ class LayerMemory:
 
 
 def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -> None:
-    """Refuse what a layer cannot read.
-
-    Args:
-        layer: a module with ``initial_memory``.
-        x: must be ``[B, T, D]``, ``T >= 1``, on the layer's device and of its type.
-        width: D.
-        memory: must be the layer's, with as many rows as ``x`` (None: nothing was read).
-    """
+    """Refuse an ``x`` that is not ``[B, T, D]`` with ``D = width``, ``T >= 1``, on the layer's device
+    and of its type, and a memory that is not the layer's, with as many rows."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
         found = form(x) if isinstance(x, Tensor) else type(x).__name__
         raise MemspanError(f"x must be [B, T, {width}] with at least one token, not {found}")
@@ -207,13 +201,33 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -
             "layer's initial_memory, or what it returned"
         )
     for name, like in empty.tensors().items():
-        field = getattr(memory, name)
-        wrong_type = field.is_floating_point() != like.is_floating_point()
-        if field.shape != (len(x), *like.shape[1:]) or field.device != x.device or wrong_type:
-            raise MemspanError(
-                f"the memory's {name} is {form(field)} on {field.device}, not "
-                f"{[len(x), *like.shape[1:]]} on {x.device}: use this layer's memory of these rows"
-            )
+        check_field(name, getattr(memory, name), like.dtype, (len(x), *like.shape[1:]), x.device)
+
+
+def check_field(
+    name: str,
+    field: Tensor,
+    dtype: torch.dtype,
+    shape: Sequence[int | None],
+    device: torch.device | None = None,
+) -> None:
+    """Refuse a memory's field of another shape (None: any size), of another type (all floating-point
+    types are accepted alike), or on another device (None: any that holds values)."""
+    if field.is_floating_point() and dtype.is_floating_point:
+        dtype = field.dtype
+    sizes = zip(field.shape, shape, strict=False)
+    if (
+        field.dtype == dtype
+        and len(field.shape) == len(shape)
+        and all(wanted in (None, size) for size, wanted in sizes)
+        and (field.device == device if device is not None else not field.is_meta)
+    ):
+        return
+    listed = ", ".join("any" if size is None else str(size) for size in shape)
+    raise MemspanError(
+        f"the memory's {name} is {form(field)} on {field.device}, not {named(dtype)} [{listed}] on "
+        f"{device or 'cpu'}: use a memory of this model, of this size"
+    )
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
@@ -227,11 +241,7 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
 
 def row_mask(mask: Tensor | list[bool], count: int, device: torch.device | str) -> Tensor:
-    """``mask`` as bool ``[B]`` on the device.
-
-    Raises:
-        MemspanError: it is not one bool per row.
-    """
+    """``mask`` as bool ``[B]`` on the device; refused if it is not one bool per row."""
     wanted = f"reset needs one bool per row, [{count}]"
     found = per_row(mask, torch.bool, wanted, device)
     if found.shape != (count,):

@@ -20,19 +20,15 @@ pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("text_file")]
         (["train", "--data.corpus", "nowhere.txt"], "no corpus, file, folder or glob"),
         (["train", "--data.corpus", "tiny-shakespear"], "did you mean tiny-shakespeare"),
         (["train", "--data.corpus", "empty.txt"], "is empty"),
-        (["train", "--data.corpus", "emptyfolder"], "has no files"),
         (
             ["train", "--data.corpus", "latin1.txt", "--data.tokenizer", "characters"],
             "tokenizer bytes",
         ),
-        (["train", "--data.corpus", "text.txt", "--train.segment-length", "99999"], "segment"),
         (["train", "--data.corpus", "text.txt", "--train.batch-size", "99999"], "rows"),
         (["train", "--data.corpus", "text.txt", "--train.device", "cuda:9"], "device"),
         (["train", "--preset", "nope"], "no preset"),
-        (["train", "--preset", "papers/nope"], "papers/enwik8-12l"),
         (["train", "--preset", "broken.toml"], "not valid TOML"),
         (["train", "--resume", "nowhere"], "no run at"),
-        (["train", "--resume", "emptyfolder"], "no config.toml"),
         (["train", "--dry-run", "--init-from", "nowhere"], "no run at"),
         (["evaluate", "nowhere"], "no run at"),
         (
@@ -40,60 +36,30 @@ pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("text_file")]
             "field 'x' is for JSON Lines, CSV, Parquet and data sets, which text.txt is not: drop it",
         ),
         (["frobnicate"], "unknown verb"),
+        (["train", "--model", "rnn"], "there is no --model rnn: use one of transformer-xl,"),
         (["data", "frobnicate"], "unknown verb"),
-        (["data", "prepare", "../../etc"], "no corpus"),
         (["data", "prepare", "text.txt", "--vocab-size", "500"], "words and subwords"),
         (["data", "prepare"], "corpus is missing: name one"),
-        (
-            ["train", "--model", "rnn"],
-            "there is no --model rnn: use one of transformer-xl,",
-        ),
-        (["train", "--modle.n-layers", "2"], "perhaps --model.n-layers is meant"),
-        (["train", "--train.steps", "many"], "--train.steps takes an integer, not 'many'"),
         (["train", "--train.steps", "0"], "steps must be at least 1, not 0; memspan"),
         (["train", "--optim.learning-rate", "inf"], "learning_rate must be a finite number"),
         (["train", "--model", "feedback", "--model.max-distance", "9"], "exceeds the position"),
         (["train", "--train.first-segment-length", "8"], "needs both first_segment_length"),
-        (["train", "--train.gradient-segments", "4"], "over accumulate 1"),
-        (["train", "--train.accumulate-from", "4"], "set both, or neither"),
-        (["train", "--data.vocab-size", "500"], "words and subwords"),
         (["train", "--model", "feedback", "--preset", "mine.toml"], "is for compressive"),
         (
             ["evaluate", "run", "--split", "all of it"],
             "one of auto, train, validation, test, all, not 'all of it'",
         ),
         (["generate", "run", "--temperature", "nan"], "temperature must be a finite number"),
-        (["generate", "run", "--temperature", "1e-320"], "temperature must be 0 (greedy)"),
         (["generate", "run", "--seed", f"{10**30}"], "seed must be at most 2^63 - 1"),
-        (["generate", "run", "--samples", f"{10**30}"], "samples must be at most 2^63 - 1"),
-        (["train", "--train.seed", f"{10**30}"], "seed must be at most 2^63 - 1"),
-        (["train", "--train.seed", "-1"], "seed must be at least 0"),
-        (["train", "--out", ""], "--out names the current folder"),
-        (["train", "--model.max-distance", "9"], "belongs to positions learned"),
-        (
-            ["train", "--model", "compressive", "--model.max-distance", "9"],
-            "belongs to positions learned",
-        ),
+        (["train", "--out", ""], "--out names the current or the root folder"),
         (["train", "--train.parallel", "fsdp"], "add --nproc 2"),
         (["train", "--train.device", "cpu:7"], "there is no device 'cpu:7'"),
-        (["train", "--train.device", "hpu"], "there is no device 'hpu'"),
-        (["train", "--optim.beta1", "high"], "--optim.beta1 takes a number, not 'high'"),
-        (["train", "--train.accumulate", str(10**18)], "accumulate must be at most 65,536"),
-        (["train", "--steps", "10"], "perhaps --train.steps is meant"),
-        (
-            ["train", "--compression-rate", "2"],
-            "there is no option --compression-rate; memspan train",
-        ),
-        (["generate", "run", "--greedy", "--top-k", "5"], "--greedy always takes the likeliest"),
-        (["data", "list", "--jsn"], "there is no option --jsn; perhaps --json is meant"),
-        (["train", "--train.steps", f"{10**400}"], "steps must be at most 2^63 - 1"),
     ],
 )
 def test_bad_input_is_one_line(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("empty.txt").write_bytes(b"")
-    Path("emptyfolder").mkdir()
     Path("latin1.txt").write_bytes(b"caf\xe9 " * 500)
     Path("broken.toml").write_text("[train\nsteps=")
     Path("mine.toml").write_text('architecture = "compressive"')
@@ -112,10 +78,7 @@ def test_bad_input_is_one_line(
             "[model] n_layers must be an integer, not 'many'; correct",
         ),
         ("[train]\nsteps = 0", "steps must be at least 1"),
-        ("[model]\nn_layers = true", "n_layers must be an integer, not True"),
-        ("[model]\nfinal_norm = 3", "final_norm must be True or False, not 3"),
         ('[model]\npositions = "absolute"', "absolute"),
-        ('architecture = "rnn"', "rnn"),
     ],
 )
 def test_a_preset_gets_the_checks_of_a_flag(
@@ -137,22 +100,17 @@ def test_a_damaged_run_is_refused(
         assert name in refused(capsys, "evaluate", run)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
-def test_a_damaged_checkpoint_is_refused(
-    run: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = sorted((run / "checkpoints").iterdir())[-1]
-    harm(newest / name, damage)
+    harm(newest / "training.safetensors", "flipped")
     line = refused(capsys, "train", "--resume", run)
-    assert name in line
+    assert "training.safetensors" in line
     assert "go on from step" in line
 
 
 def test_mistakes_are_refused_before_anything_slow_is_imported(run: Path) -> None:
     code = """
 import contextlib, sys
-import memspan
 from memspan import cli
 def refused(*arguments):
     with contextlib.suppress(SystemExit):
@@ -164,17 +122,10 @@ refused("evaluate", "nowhere")
 refused("convert", "nowhere", "out")
 refused("evaluate", "run", "--corpus", "nothing.txt")
 refused("train", "--train.steps", "0")
-refused("generate", "run", "--samples", str(10**10))
 assert "torch" not in sys.modules
-try:
-    memspan.generate("run", samples=10**10)
-except memspan.MemspanError as error:
-    print(error, file=sys.stderr)
-assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "lower --samples" in done.stderr
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from memspan.stateful import Function, Inputs
 PROGRAM = """
 import torch
 from torch import nn
-from memspan.stateful import Claims, Function, Inputs
+from memspan.stateful import Function, Inputs
 
 gru = nn.GRU(4, 8)
 both_ways = nn.GRU(4, 8, bidirectional=True)
@@ -46,40 +45,11 @@ def forgets():
     return Forgets(4, 8)
 
 
-class Own:
-    # The four functions.
-
-    def __init__(self):
-        self.module = forgets()
-        self.inputs, self.claims = Inputs(width=4), Claims()
-
-    def start(self, rows):
-        return torch.zeros(1, rows, 8)
-
-    def read(self, x, state):
-        y, state = self.module(x.transpose(0, 1), state)
-        return y.transpose(0, 1), state
-
-    def select(self, state, rows):
-        return state[:, rows]
-
-    def copy(self, state):
-        return state.clone()
-
-
 class Hidden(nn.Module):
     config = type("", (), {"vocab_size": 3})
 
     def forward(self, input_ids):
         return {"last_hidden_state": torch.zeros(*input_ids.shape, 2)}
-
-
-def kernel():
-    class Kernel(Hidden):
-        def forward(self, input_ids):
-            raise RuntimeError("0 active drivers ([]). There should only be one.")
-
-    return Kernel()
 
 
 def stops():
@@ -100,11 +70,11 @@ def status(*arguments: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("name", ["gru", "lstm"])
-def test_a_model_from_a_file_holds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(f"mine.py:{name}", "--laws", "cuts,rows") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["cuts", "holds"], ["rows", "holds"]]
+def test_a_model_from_a_file_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("gru", "lstm"):
+        assert status(f"mine.py:{name}", "--laws", "cuts,rows") == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[:2] for line in lines[1:3]] == [["cuts", "holds"], ["rows", "holds"]]
 
 
 def test_a_broken_law_is_status_1_with_a_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,9 +88,8 @@ def test_a_broken_law_is_status_1_with_a_script(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["forgets", "Own"])
-def test_a_script_about_a_file_needs_the_file_alone(name: str) -> None:
-    assert status(f"mine.py:{name}", "--laws", "cuts", "--scripts", "out", "--seed", "3") == 1
+def test_a_script_about_a_file_needs_the_file_alone() -> None:
+    assert status("mine.py:forgets", "--laws", "cuts", "--scripts", "out", "--seed", "3") == 1
     script = Path("out/cuts.py").read_text()
     assert "memspan" not in script
     assert len(script.splitlines()) < 30
@@ -158,14 +127,9 @@ def test_a_run_and_a_preset(
         ("mine.py:both_ways", "make it with bidirectional=False"),
         ("mine.py:linear", "Linear has no state that is known here"),
         ("mine.py:Hidden", "Hidden cannot be read: it does not return logits"),
-        (
-            "mine.py:kernel",
-            "0 active drivers ([]). There should only be one; its kernels need a GPU: run it on one",
-        ),
         ("mine.py:gru --laws cuts,cut", "there is no law 'cut'"),
         ("mine.py:gru --budget 0", "budget must be a positive number"),
         ("mine.py:gru --device nowhere", "there is no device 'nowhere' here: use cpu"),
-        ("mine.py:gru --scripts mine.py", "--scripts mine.py is not a folder"),
         ("", "target is missing: add it"),
     ],
 )
@@ -173,19 +137,6 @@ def test_mistakes_are_one_line(
     arguments: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in refused(capsys, "check", *arguments.split())
-
-
-def test_without_transformers_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def version(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    Path("folder").mkdir()
-    Path("folder/config.json").write_text("{}")
-    for target in ("transformers:mamba", "folder"):
-        assert "pip install 'transformers" in refused(capsys, "check", target)
 
 
 def test_models_are_given_as_they_are() -> None:
@@ -200,10 +151,3 @@ def test_models_are_given_as_they_are() -> None:
     for model in (cell, function, run, run.model, run.model.backbone):
         report = memspan.check(model, ["repeatable", "bounded"], budget=60)
         assert [f.outcome for f in report.findings] == ["holds", "holds"]
-
-
-@pytest.mark.processes
-def test_help_needs_no_torch() -> None:
-    code = "import sys\nfrom memspan import cli\ntry: cli.main(['check', '--help'])\n"
-    code += "finally: assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,19 +13,23 @@ import torch
 import memspan
 from command_line import SMALL, TEXT, pipe, refused
 from memspan import cli
-from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.runs import run as runs
 from memspan.runs.options import load_config
 from memspan.runs.texts import text_of
 
 pytestmark = pytest.mark.usefixtures("text_file")
 
 
-def test_evaluate_prints_and_counts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def scored(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """The scores of the run ``run``."""
     capsys.readouterr()
-    cli.main(["evaluate", "run", "--json"])
-    scores = json.loads(capsys.readouterr().out)
+    cli.main(["evaluate", "run", "--json", *options])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_evaluate_prints_and_counts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = scored(capsys)
     assert scores["tokens"] == scores["n_bytes"] == len(TEXT) * 95 // 100 - len(TEXT) * 90 // 100
     assert scores["streams"] == 1
     cli.main(["evaluate", "run", "--batch-size", "3", "--memory-length", "20"])
@@ -34,73 +39,21 @@ def test_evaluate_prints_and_counts(run: Path, capsys: pytest.CaptureFixture[str
 def test_evaluation_and_generation_with_another_span(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained with span segment, read with a fixed one and clamped distances; the run stays."""
-    weights = (run / "model.safetensors").read_bytes()
+    """Trained with span segment, read with a fixed one and clamped distances."""
     other = ["--attention-span", "fixed", "--clamp-length", "5"]
-
-    def nats(*options: str) -> float:
-        capsys.readouterr()
-        cli.main(["evaluate", "run", "--tokens", "90", "--memory-length", "20", "--json", *options])
-        scores = json.loads(capsys.readouterr().out)
-        reading = {"attention_span": "fixed", "clamp_length": 5} if options else {}
-        assert scores["reading"] == reading
-        return scores["nats"]
-
-    assert nats(*other) != nats()
+    longer = ["--tokens", "90", "--memory-length", "20"]
+    found = scored(capsys, *longer, *other)
+    assert found["reading"] == {"attention_span": "fixed", "clamp_length": 5}
+    assert found["nats"] != scored(capsys, *longer)["nats"]
     # With a fixed span a score does not depend on the segments.
-    assert nats(*other, "--segment-length", "3") == pytest.approx(nats(*other), rel=1e-5)
+    short = scored(capsys, *longer, *other, "--segment-length", "3")
+    assert short["nats"] == pytest.approx(found["nats"], rel=1e-5)
     cli.main(["evaluate", "run", "--tokens", "90", *other])
     assert "memory 8, attention span fixed, clamp length 5" in capsys.readouterr().out
     cli.main(["generate", "run", "--tokens", "5", *other])
-    assert (run / "model.safetensors").read_bytes() == weights
     for verb in ("evaluate", "generate"):
-        assert "clamp_length must be at least 1" in refused(
-            capsys, verb, "run", "--clamp-length", "0"
-        )
-
-
-def test_more_streams_than_tokens_are_refused_at_once(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before memory is made for them."""
-
-    one_row = LanguageModel.initial_memory
-
-    def made(model: LanguageModel, batch_size: int, **options: object) -> Memory:
-        assert batch_size == 1, "memory for streams that there are not"
-        return one_row(model, batch_size, **options)
-
-    monkeypatch.setattr(LanguageModel, "initial_memory", made)
-    said = refused(capsys, "evaluate", "run", "--batch-size", "1000000")
-    assert "1,000,000 streams are more than" in said
-
-
-def test_segment_length_does_not_change_a_fixed_span_score(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fixed = ["--model.attention-span", "fixed"]
-    cli.main(["train", "--data.corpus", "text.txt", "--out", "fixed", *SMALL, *fixed])
-    nats = []
-    for length in ("1", "7", "64"):
-        capsys.readouterr()
-        cli.main(["evaluate", "fixed", "--json", "--segment-length", length, "--tokens", "300"])
-        nats.append(json.loads(capsys.readouterr().out)["nats"])
-    assert nats == pytest.approx([nats[0]] * 3, rel=1e-5)
-
-
-def test_scores_say_how_documents_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--data.corpus", "text.txt", "--out", "r", *SMALL, "--data.document-reset"]
-    cli.main(["train", *flags])
-    assert "in one stream, every document by itself" in " ".join(capsys.readouterr().out.split())
-    cli.main(["evaluate", "r"])
-    assert "one stream, every document by itself (exact)" in capsys.readouterr().out
-
-
-def test_a_text_that_is_not_there_is_refused_before_a_model_is_built(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "load", lambda *_: pytest.fail("the model was loaded"))
-    assert "nothere" in refused(capsys, "evaluate", run, "--corpus", "nothere")
+        said = refused(capsys, verb, "run", "--clamp-length", "0")
+        assert "clamp_length must be at least 1" in said
 
 
 def test_memory_length_beyond_a_learned_table_is_refused(
@@ -121,14 +74,9 @@ def test_memory_length_beyond_a_learned_table_is_refused(
 def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("p").write_bytes(TEXT[100:300])
     cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
-    scored = ["evaluate", "run", "--corpus", "text.txt", "--tokens", "8", "--device", "cpu"]
-    nats = []
-    for more in ([], ["--memory", "m"]):
-        capsys.readouterr()
-        cli.main([*scored, "--json", *more])
-        found = json.loads(capsys.readouterr().out)
-        nats.append(found["nats"])
-        assert found["tokens_before"] == (200 if more else 0)
+    how = ["--corpus", "text.txt", "--tokens", "8", "--device", "cpu"]
+    without, found = scored(capsys, *how), scored(capsys, *how, "--memory", "m")
+    assert (without["tokens_before"], found["tokens_before"]) == (0, 200)
     # By hand: one segment on top of the memory.
     loaded = memspan.load("run", "cpu")
     assert isinstance(loaded.model, LanguageModel)
@@ -136,58 +84,49 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
     targets = torch.from_numpy(whole.astype(int))[None]
     inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
     losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)
-    assert nats[1] == pytest.approx(losses.sum().item(), abs=1e-5)
-    assert abs(nats[0] - nats[1]) > 1e-4
-    cli.main([*scored, "--memory", "m"])
+    assert found["nats"] == pytest.approx(losses.sum().item(), abs=1e-5)
+    assert abs(without["nats"] - found["nats"]) > 1e-4
+    cli.main(["evaluate", "run", *how, "--memory", "m"])
     assert "on top of m" in capsys.readouterr().out
     for flags, says in [
         (["--batch-size", "2"], "batch size of 1"),
         (["--memory-length", "4"], "drop memory_length"),
     ]:
-        assert says in refused(capsys, *scored, "--memory", "m", *flags)
-    assert "text.txt" in refused(capsys, *scored, "--memory", "text.txt")
+        assert says in refused(capsys, "evaluate", "run", *how, "--memory", "m", *flags)
 
 
 def test_a_text_from_standard_input_is_scored(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a whole, unless a part of it is asked for."""
-    scored = ["evaluate", "run", "--json", "--corpus"]
-    capsys.readouterr()
     for split, options in {"all": [], "validation": ["--split", "validation"]}.items():
-        cli.main([*scored, "text.txt", "--split", split])
-        of_file = json.loads(capsys.readouterr().out)
+        of_file = scored(capsys, "--corpus", "text.txt", "--split", split)
         pipe(monkeypatch, TEXT)
-        cli.main([*scored, "-", *options])
-        piped = json.loads(capsys.readouterr().out)
+        piped = scored(capsys, "--corpus", "-", *options)
         assert (piped["corpus"], piped["split"]) == ("standard input", split)
         assert piped["nats"] == of_file["nats"]
-    assert of_file["tokens"] < len(TEXT) / 10
-    pipe(monkeypatch, TEXT)
-    cli.main(["evaluate", "run", "--corpus", "-"])
-    assert f"standard input, all: {len(TEXT):,} tokens" in capsys.readouterr().out
     pipe(monkeypatch, b"")
-    assert "standard input is empty" in refused(capsys, *scored, "-")
+    assert "standard input is empty" in refused(capsys, "evaluate", "run", "--corpus", "-")
     monkeypatch.setattr(sys, "stdin", None)
-    assert "standard input is closed: give --corpus a file" in refused(capsys, *scored, "-")
+    assert "standard input is closed" in refused(capsys, "evaluate", "run", "--corpus", "-")
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_losses_of_all_tokens_are_written(
     run: Path, capsys: pytest.CaptureFixture[str], batch_size: int
 ) -> None:
-    capsys.readouterr()
     how = ["--split", "train", "--tokens", "50", "--batch-size", str(batch_size)]
-    command = ["evaluate", "run", *how, "--segment-length", "1", "--per-token", "losses.jsonl"]
-    cli.main([*command, "--json"])
-    scores = json.loads(capsys.readouterr().out)
+    how += ["--segment-length", "1", "--per-token"]
+    scores = scored(capsys, *how, "losses.jsonl")
     lines = [json.loads(line) for line in Path("losses.jsonl").read_text().splitlines()]
     lines.sort(key=lambda line: line["position"])
     assert [line["position"] for line in lines] == list(range(50))
     assert bytes(line["token"] for line in lines) == Path("text.txt").read_bytes()[:50]
     assert sum(line["nats"] for line in lines) == pytest.approx(scores["nats"], rel=1e-4)
-    assert "losses.jsonl exists: give --per-token another path" in refused(capsys, *command)
+    assert "losses.jsonl exists: give --per-token another path" in refused(
+        capsys, "evaluate", "run", *how, "losses.jsonl"
+    )
     impossible = ["--batch-size", "999", "--per-token", "none.jsonl"]
     assert "lower" in refused(capsys, "evaluate", "run", "--tokens", "50", *impossible)
     assert not Path("none.jsonl").exists()
-    assert "cannot write" in refused(capsys, *command[:-1], "no/folder.jsonl")
+    assert "No such file" in refused(capsys, "evaluate", "run", *how, "no/folder.jsonl")

@@ -48,10 +48,6 @@ def test_a_memory_of_another_model_or_damaged_is_refused(
     cli.main(["generate", "run", "--tokens", "3", "--save-memory", "m"])
     cli.main(["train", "--data.corpus", "text.txt", "--out", "b", *SMALL, "--train.seed", "9"])
     assert "another model" in refused(capsys, "generate", "b", "--memory", "m")
-    span = ("--model.memory-length", "6")
-    cli.main(["train", "--data.corpus", "text.txt", "--out", "short", *SMALL, *span])
-    said = refused(capsys, "generate", "short", "--memory", "m")
-    assert "the memory's hidden is float32 [1, 1, 8, 16] on cpu, not float32 [1, 1, 6, 16]" in said
     harm(Path("m"), "flipped")
     assert "damaged" in refused(capsys, "generate", "run", "--memory", "m")
     assert "missing" in refused(capsys, "generate", "run", "--memory", "n")
@@ -69,7 +65,6 @@ def test_a_saved_memory_overwrites_no_other_file(
     cli.main([*save, "m"])
     assert "already holds a memory" in refused(capsys, *save, "m")
     cli.main([*save, "m", "--force"])
-    assert "no effect without --save-memory" in refused(capsys, "generate", "run", "--force")
 
 
 def test_a_prompt_may_come_from_standard_input(

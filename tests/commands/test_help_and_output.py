@@ -23,29 +23,21 @@ pytestmark = pytest.mark.usefixtures("text_file")
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("verb", [[], ["train"], ["evaluate"], ["generate"], ["convert"]])
-def test_help_explains_without_importing_torch(verb: list[str]) -> None:
-    code = (
-        "import sys; from memspan import cli\n"
-        "try: cli.main(sys.argv[1:])\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
+@pytest.mark.parametrize("verb", ["", "train", "evaluate", "generate", "convert", "check"])
+def test_help_explains_without_importing_torch(verb: str) -> None:
+    code = "import sys; from memspan import cli\n"
+    code += "try: cli.main(sys.argv[1:])\nfinally: assert 'torch' not in sys.modules"
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", code, *verb, "--help"], capture_output=True, text=True, check=True
-    )
+        [sys.executable, "-c", code, *verb.split(), "--help"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     # Generous: this guards against a slow import, the target of half a second is measured apart.
     assert time.perf_counter() - start < 5
     assert "usage" in done.stdout
-    assert len(done.stdout.splitlines()) > 5
-
-
-def test_help_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["train", "--help"])
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert PRESETS
-    assert all(name in said for name in PRESETS)
+    if verb == "train":
+        said = " ".join(done.stdout.replace("│", " ").split())
+        assert all(name in said for name in PRESETS)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -56,18 +48,6 @@ def test_presets_are_configs_and_say_how_to_run_them(name: str) -> None:
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert f"# Command: memspan train --preset {name}" in header
     assert re.search(r"\b(19|20)\d\d\b", header[0]), "the paper and its year"
-
-
-def test_presets_trained_runs_and_sources_in_c_are_in_the_wheel() -> None:
-    wheel = pytest.importorskip("hatchling.builders.wheel")
-    root = Path(__file__).parents[2]
-    files = {f.distribution_path for f in wheel.WheelBuilder(str(root)).recurse_included_files()}
-    source = root / "src"
-    needed = [p for p in source.rglob("*") if p.suffix in (".toml", ".c", ".h", ".typed")]
-    assert len(needed) >= 8
-    needed += [p for p in (source / "memspan" / "trained").rglob("*") if p.is_file()]
-    assert sum(p.suffix == ".safetensors" for p in needed) == 5
-    assert {p.relative_to(source).as_posix() for p in needed} <= files
 
 
 def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,11 +91,10 @@ def test_output_that_fails_ends_no_training_and_other_verbs_tidily(
     assert Path("m").exists()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_any_output_encoding_will_do(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+def test_any_output_encoding_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr(sys, "stdout", output)
-    small = [*SMALL, "--train.sample-tokens", "60", "--data.tokenizer", "characters"]
+    small = [*SMALL, "--data.tokenizer", "characters"]
     Path("text.txt").write_text("→☃ 日本" * 200, encoding="utf-8")
     cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *small])
     cli.main(["generate", "run", "--prompt", "☃", "--tokens", "9"])

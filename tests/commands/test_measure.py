@@ -5,43 +5,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command_line
 import memspan
-from command_line import pipe, refused
+from command_line import refused
 from memspan import cli
-from memspan.measurement import attention, repeats, span, statistics, subject
+from memspan.measurement import attention, repeats, span, statistics
 from memspan.measurement.report import Report, printed
-from memspan.training import terminal
 
-TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
+TEXT = command_line.TEXT.decode()
+pytestmark = pytest.mark.usefixtures("text_file")
 
 
 def train(name: str, *more: str) -> None:
-    options = "--model.n-layers 1 --model.d-model 8 --data.corpus text.txt --train.steps 2"
-    options += " --train.batch-size 2 --train.segment-length 8 --train.evaluate-tokens 32"
-    options += f" --train.sample-tokens 2 --train.device cpu --out {name}"
-    cli.main(["train", *options.split(), *more])
+    options = (
+        "--model lstm --model.n-layers 1 --model.d-model 8 --train.steps 2 --train.batch-size 2"
+    )
+    options += " --train.segment-length 8 --train.evaluate-tokens 32 --train.sample-tokens 2"
+    cli.main(["train", *options.split(), "--data.corpus", "text.txt", "--out", name, *more])
 
 
-@pytest.fixture
-def run(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # One round of each measurement: no test depends on time.
+@pytest.fixture(autouse=True)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each measurement: no test depends on time."""
     for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (attention, "TOKENS")):
         monkeypatch.setattr(module, f"MOST_{most}", 1)
-    Path("text.txt").write_text(TEXT)
-    train("run", "--model.n-heads", "2", "--model.d-ff", "8", "--model.memory-length", "8")
-    return Path("run")
 
 
 @pytest.mark.plots
 def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train("words", "--model", "lstm", "--data.tokenizer", "characters")
+    train("words", "--data.tokenizer", "characters")
     capsys.readouterr()
     quick = ["--longest", "64", "--budget", "1000"]
     cli.main(["measure", "run", "words", "--out", "report", *quick])
@@ -67,14 +64,6 @@ def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("report/measure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_group_has_effective_contexts(run: Path) -> None:
-    shutil.copytree("run", "other")
-    runs = [memspan.measure(name, longest=64, budget=1000) for name in ("run", "other")]
-    one, other = Report(runs).effective_context
-    assert one.tokens == other.tokens
-    assert set(one.tokens.values()) <= set(span.histories(64))
-
-
 def test_a_loss_that_rises_with_history_is_said(run: Path) -> None:
     found = memspan.measure("run", longest=64, budget=1000)
     assert found.span is not None
@@ -87,23 +76,18 @@ def test_a_loss_that_rises_with_history_is_said(run: Path) -> None:
 
 
 def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "too small to measure anything of run" in refused(
-        capsys, "measure", "run", "--budget", "1e-9"
-    )
-    assert "budget must be more than 0" in refused(capsys, "measure", "run", "--budget", "0")
     Path("tiny.txt").write_text("tiny")
-    few = refused(capsys, "measure", "run", "--corpus", "tiny.txt")
-    assert "needs at least 32" in few
-    assert "--split all" in few
-    assert "--split" not in refused(
-        capsys, "measure", "run", "--corpus", "tiny.txt", "--split", "all"
-    )
-    assert "no-run" in refused(capsys, "measure", "no-run")
-    assert "--out text.txt is not a folder" in refused(
-        capsys, "measure", "run", "--out", "text.txt"
-    )
-    Path("text.txt").rename("moved.txt")
-    assert "--corpus PATH" in refused(capsys, "measure", "run")
+    Path("empty").mkdir()
+    for arguments, says in [
+        ("run --budget 1e-9", "too small to measure anything of run"),
+        ("run --budget 0", "budget must be more than 0"),
+        ("run --corpus tiny.txt", "needs at least 32"),
+        ("no-run", "no-run"),
+        ("empty", "neither a run"),
+        ("run --out text.txt", "--out text.txt is not a folder"),
+        ("run --tokenizer bytes", "has its own tokeniser"),
+    ]:
+        assert says in refused(capsys, "measure", *arguments.split())
 
 
 def test_a_short_text_is_measured_as_far_as_it_goes(
@@ -116,43 +100,23 @@ def test_a_short_text_is_measured_as_far_as_it_goes(
     assert "distances over 128" in caplog.text
 
 
-def test_what_the_budget_shortens_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time stands still for a number of looks at the clock, and is over then."""
-    looks = iter([0.0] * 9)
-    monkeypatch.setattr(subject.time, "process_time", lambda: next(looks, 100.0))
-    found = memspan.measure("run", longest=64, budget=10)
-    assert found.span is not None
-    reached = found.span.points[-1].history
-    assert reached < 64
-    small = "its share of the budget of 10 s is too small"
-    assert f"span, distances over {reached}: {small}" in found.left_out
-    assert f"repeats: {small}" in found.left_out
-
-
 def test_memories_that_were_not_full_are_said(run: Path) -> None:
     found = memspan.measure("run", longest=16, budget=1000)
     (sizes,) = found.memory_lengths
     assert [p.slots for p in sizes.points if not p.full] == [32]
     assert any(line.startswith("memory_length 32: not full") for line in found.left_out)
     assert "32, not full" in printed(Report([found]))
-    full = memspan.measure("run", longest=64, budget=1000)
-    assert all(point.full for point in full.memory_lengths[0].points)
-    Path("short.txt").write_text(TEXT[:40])
-    train("wide", "--model.n-heads", "2", "--model.d-ff", "8", "--train.segment-length", "64")
-    short = memspan.measure("wide", "short.txt", split="all", budget=1000)
-    assert not short.memory_lengths
-    assert "memory length: the text has too few segments" in short.left_out
 
 
 def test_a_run_that_fails_loses_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy("text.txt", "gone.txt")
-    train("second", "--model", "lstm", "--data.corpus", "gone.txt")
+    train("second", "--data.corpus", "gone.txt")
     Path("gone.txt").unlink()
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         cli.main(["measure", "run", "second", "--longest", "16", "--budget", "1000"])
     assert stop.value.code == 2
-    assert "gone.txt" in capsys.readouterr().err.splitlines()[-1]
+    assert "gone.txt: say where it is with --corpus PATH" in capsys.readouterr().err
     (found,) = json.loads(Path("run/measure.json").read_text())["runs"]
     assert found["span"] is not None
 
@@ -166,39 +130,12 @@ def test_runs_with_different_longest_histories_are_not_compared(run: Path) -> No
     assert {row.longest for row in report.effective_context} <= {32}
 
 
-def test_all_runs_are_measured_on_a_text_from_standard_input(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree("run", "other")
-    pipe(monkeypatch, TEXT.encode())
-    quick = ["--longest", "16", "--budget", "1000"]
-    cli.main(["measure", "run", "other", "--corpus", "-", "--out", "report", *quick])
-    found = json.loads(Path("report/measure.json").read_text())
-    read = [(each["corpus"], each["split"]) for each in found["runs"]]
-    assert read == [("standard input", "all")] * 2
-    assert found["effective_context"]
-
-
-def interrupt(*arguments: object) -> Iterator[None]:
-    """A measurement during which Ctrl-C comes."""
-    raise KeyboardInterrupt
-    yield
-
-
-def test_nothing_is_written_where_nothing_was_measured(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(span, "measured", interrupt)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["measure", "run", "--budget", "1000"])
-    assert stop.value.code == 130
-    assert "Traceback" not in capsys.readouterr().err
-    assert not Path("run/measure.json").exists()
-
-
 def test_what_is_done_is_kept_after_an_interrupt(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr(repeats, "measured", interrupt)
     with pytest.raises(SystemExit) as stop:
         cli.main(["measure", "run", "--longest", "16", "--budget", "1000"])
@@ -210,11 +147,10 @@ def test_what_is_done_is_kept_after_an_interrupt(
 
 
 @pytest.mark.plots
-@pytest.mark.parametrize("name", ["cost $x^$", "_{run} [red]"])
-def test_a_name_is_drawn_as_it_is(run: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_drawn_as_it_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = pytest.importorskip("matplotlib.figure")
     drawn: list[str] = []
-    savefig = figure.Figure.savefig
+    savefig, name = figure.Figure.savefig, "cost $x^$"
 
     def watched(self: Any, *arguments: Any, **options: Any) -> None:
         savefig(self, *arguments, **options)
@@ -222,19 +158,15 @@ def test_a_name_is_drawn_as_it_is(run: Path, name: str, monkeypatch: pytest.Monk
             drawn.extend((axes.get_title(), *(t.get_text() for t in axes.get_legend().get_texts())))
 
     monkeypatch.setattr(figure.Figure, "savefig", watched)
-    monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0)
     run.rename(name)
-    cli.main(["train", "--resume", name, "--train.steps", "3"])
-    assert name in drawn
     cli.main(["measure", name, "--longest", "16", "--budget", "1000"])
     # In a legend, and in a title.
-    assert {text.strip() for text in drawn[1:]} >= {name, f"{name}: attention by distance"}
+    assert {text.strip() for text in drawn} >= {name, f"{name}: attention by distance"}
 
 
 @pytest.mark.plots
-@pytest.mark.parametrize("missing", [False, True])
 def test_a_picture_that_fails_loses_nothing_else(
-    run: Path, missing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = pytest.importorskip("matplotlib.figure")
 
@@ -242,15 +174,9 @@ def test_a_picture_that_fails_loses_nothing_else(
         raise ValueError("a font\nis broken")
 
     monkeypatch.setattr(figure.Figure, "savefig", fail)
-    says = "matplotlib cannot draw it (a font is broken)"
-    if missing:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        says = "matplotlib is not installed: pip install matplotlib"
-    cli.main(["train", "--resume", "run", "--train.steps", "3"])
-    assert f"no picture: {says}\n" in capsys.readouterr().out
     cli.main(["measure", "run", "--longest", "16", "--budget", "1000"])
     said = capsys.readouterr()
-    assert f"memspan: no picture: {says}\n" in said.err
+    assert "no picture: matplotlib cannot draw it (a font is broken)\n" in said.err
     assert "written: run/measure.html\n" in said.out
     assert json.loads(Path("run/measure.json").read_text())["runs"]
     assert not Path("run/measure.png").exists()
@@ -284,25 +210,14 @@ def made(size=256, name="forward"):
 
 
 def few():
-    return made(size=65)
+    return made(size=64)
 
 
 def headless():
     return made(name="hidden")
 
 
-def stops():
-    model = made()
-    model.function = lambda tokens, state: 1 / 0
-    return model
-
-
-def vectors():
-    return torch.nn.GRU(8, 8)
-
-
-def stateless():
-    return torch.nn.Linear(8, 8)
+vectors = torch.nn.GRU(8, 8)
 """
 
 
@@ -329,7 +244,7 @@ def test_a_model_that_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
     """The run's own tokeniser for a model of the same characters."""
     train("words", "--data.tokenizer", "characters")
-    Path("models.py").write_text(MODELS.replace("size=65", "size=64"))
+    Path("models.py").write_text(MODELS)
     options = {"corpus": "text.txt", "longest": 64, "budget": 1000}
     of_name = memspan.measure("models.py:few", tokenizer="words/tokenizer.json", **options)
     assert of_name.tokenizer == "characters"
@@ -347,30 +262,20 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("few", "has 65 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
+        ("few", "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
         (
             "few --tokenizer bytes",
-            "has 65 tokens, but this tokeniser gives the text others",
+            "has 64 tokens, but this tokeniser gives the text others",
         ),
         ("headless", "where logits are [B, T, 256]: give one with a language model's head"),
-        ("stops", "the model stopped with ZeroDivisionError: division by zero"),
         ("vectors", "reads vectors, and a text is tokens: give a language model"),
-        ("stateless", "Linear has no state that is known here"),
-        ("missing", "models.py has no missing"),
         ("made --precision bfloat16", "is not a run: drop --precision"),
         ("made --field body --corpus text.txt", "drop it"),
         ("made --tokenizer missing.json", "cannot read missing.json"),
     ],
 )
 def test_models_that_cannot_be_measured(
-    own_folders: Path, capsys: pytest.CaptureFixture[str], name: str, line: str
+    capsys: pytest.CaptureFixture[str], name: str, line: str
 ) -> None:
     Path("models.py").write_text(MODELS)
-    Path("text.txt").write_text(TEXT)
     assert line in refused(capsys, "measure", *f"models.py:{name}".split())
-
-
-def test_a_run_keeps_its_tokeniser(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "has its own tokeniser" in refused(capsys, "measure", "run", "--tokenizer", "bytes")
-    Path("empty").mkdir()
-    assert "neither a run" in refused(capsys, "measure", "empty")

@@ -38,9 +38,3 @@ def test_updates_repeat_keys_in_twice_as_many_pairs() -> None:
     assert (batch.values.gather(1, first)[:, 0] != batch.answer).any()
     every = task.every_query(generator())
     assert every.query.tolist() == sorted(set(every.keys[0].tolist()))
-
-
-def test_draws_repeat_with_the_seed() -> None:
-    one, two = (Retrieval(5).batch(4, generator(3)) for _ in range(2))
-    assert torch.equal(one.keys, two.keys)
-    assert torch.equal(one.answer, two.answer)

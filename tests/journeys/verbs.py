@@ -6,7 +6,6 @@ where that line is expected says :func:`refusal_of`. All else is a fault.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -14,17 +13,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from texts import TEXTS, corpus, prose
+from texts import TEXTS, corpus
 from twins import CONVERTED, OF_WORDS, options_of
 
 import memspan
 from memspan import cli
 from memspan.runs.folder import SHIPPED
 
-LEARNS = {"train", "resume", "plans"}
+LEARNS = {"train", "resume"}
 SHORT = {"60-characters", "107-characters"}
 
 
@@ -34,7 +32,7 @@ def refusal_of(run: str, verb: str, text: str) -> str | None:
         return "is never changed: train a run of your own"
     if text == "no-text" and run in OF_WORDS:
         return "not UTF-8"
-    if verb not in {"generate", "memory", "python"} and text == "0-characters":
+    if verb not in {"generate", "memory"} and text == "0-characters":
         return r"is empty|no text to score|has no text|needs at least"
     if verb == "measure" and text == "1-characters":
         return r"needs at least \d+"
@@ -119,10 +117,11 @@ def memory(journey: Journey) -> None:
     assert int(run.model.load_memory(saved).tokens_seen) == 2 * n
 
 
-def _evaluate(journey: Journey, *options: object) -> None:
-    path = journey.corpus()
+def evaluate(journey: Journey) -> None:
+    """Score a text; a model without memory with a sliding window."""
+    window = ["--window", 16] if journey.name == "tiny-shakespeare-transformer" else []
     said = journey.calls(
-        "evaluate", journey.run, "--corpus", path, "--split", "all", "--json", *options
+        "evaluate", journey.run, "--corpus", journey.corpus(), "--split", "all", "--json", *window
     )
     scores = json.loads(said)
     tokenizer = memspan.load(journey.run).tokenizer
@@ -132,12 +131,6 @@ def _evaluate(journey: Journey, *options: object) -> None:
     assert math.isfinite(scores["nats_per_token"])
 
 
-def evaluate(journey: Journey) -> None:
-    """Score a text; a model without memory with a sliding window."""
-    without = journey.name == "tiny-shakespeare-transformer"
-    _evaluate(journey, *(["--window", 16] if without else []))
-
-
 def measure(journey: Journey) -> None:
     journey.calls(
         "measure", journey.run, "--corpus", journey.corpus(), "--split", "all",
@@ -145,26 +138,6 @@ def measure(journey: Journey) -> None:
     )  # fmt: skip
     (found,) = json.loads((journey.folder / "report" / "measure.json").read_text())["runs"]
     assert found["left_out"] or found["span"]
-
-
-def python(journey: Journey) -> None:
-    run = memspan.load(journey.run)
-    prompt: Any = TEXTS[journey.text]
-    if len(prompt) == 1 and journey.text != "no-text":
-        prompt = prompt[0].decode()
-    read = memspan.generate(run, prompt, tokens=0)
-    written = memspan.generate(run, "", memory=read.memory, tokens=5, samples=2)
-    opening = sum(len(ids) for ids in run.tokenizer.encode_stream([run.tokenizer.opening]))
-    n = journey.n_tokens(run) + opening + 5
-    assert written.memory.tokens_seen.tolist() == [n, n]
-    assert [len(tokens) for tokens in written.tokens] == [5, 5]
-    ended = memspan.generate(
-        run, "", memory=read.memory, tokens=5, stop="e", log_probabilities=True
-    )
-    assert "e" not in ended.text
-    (of_tokens,) = ended.log_probabilities or []
-    assert len(of_tokens) == len(ended.tokens[0]) <= 5
-    assert all(math.isfinite(one) and one <= 0 for one in of_tokens)
 
 
 SMALL = ["--train.batch-size", "2", "--train.sample-tokens", "2", "--train.device", "cpu"]
@@ -194,65 +167,20 @@ def resume(journey: Journey) -> None:
     assert "best weights in" in journey.calls("export", folder)
 
 
-FIRST = [
-    "--train.epochs", 0.01, "--optim.schedule", "warmup-stable-decay", "--optim.decay-steps", 1,
-    "--train.recompute", "--train.keep", 1, "--train.save-every", 1, "--train.evaluate-every", 1,
-    "--train.early-stopping-patience", 1, "--train.early-stopping-threshold", 0.1,
-]  # fmt: skip
-THEN = [
-    "--train.max-tokens", 320, "--optim.schedule", "linear", "--optim.decay-steps", "None",
-    "--train.no-recompute", "--train.early-stopping-patience", "None",
-]  # fmt: skip
-
-
-def plans(journey: Journey) -> None:
-    """Trained by epochs, and on by tokens: budgets, schedules, early stopping, what is kept."""
-    own, out = options_of(journey.name, journey.run, journey.folder), journey.folder / "new"
-    journey.calls(
-        "train", "--preset", own, "--data.corpus", journey.corpus(), "--out", out, *SMALL,
-        "--train.evaluate-tokens", 32, "--train.segment-length", 16, *FIRST,
-    )  # fmt: skip
-    before = memspan.load(out).step
-    journey.calls("train", "--resume", out, *THEN)
-    # The newest and the best.
-    kept = sorted((out / "checkpoints").glob("step-*"))
-    assert len(kept) <= 2
-    assert memspan.load(kept[-1]).step > before > 0
-
-
-def own_files(journey: Journey) -> None:
-    """Trained on one column of a table, validated with this text."""
-    options, out = options_of(journey.name, journey.run, journey.folder), journey.folder / "new"
-    with open(journey.folder / "table.csv", "w", newline="") as file:
-        csv.writer(file).writerows([("id", "body"), *enumerate(prose(3000).splitlines(True))])
-    journey.calls(
-        "train", "--preset", options, "--data.train", journey.folder / "table.csv", "--data.field",
-        "body", "--data.validation", journey.corpus(), "--out", out, *SMALL,
-        "--train.evaluate-tokens", 32, "--train.segment-length", 16, "--train.steps", 2,
-    )  # fmt: skip
-    scores = json.loads(journey.calls("evaluate", out, "--json"))
-    tokenizer = memspan.load(out).tokenizer
-    n = sum(len(ids) for part in TEXTS[journey.text] for ids in tokenizer.encode_stream([part]))
-    assert scores["tokens"] == n
-
-
 VERBS: dict[str, Callable[[Journey], None]] = {
-    verb.__name__: verb
-    for verb in (generate, evaluate, memory, python, train, plans, own_files, resume, measure)
+    verb.__name__: verb for verb in (generate, evaluate, memory, train, resume, measure)
 }
 
 
-def travel(
-    verb: str, journey: Journey, verbs: dict[str, Callable[[Journey], None]] = VERBS
-) -> None:
+def travel(verb: str, journey: Journey) -> None:
     """Run the journey; it must end as the table says."""
     line = refusal_of(journey.name, verb, journey.text)
     if line is not None:
         with pytest.raises(memspan.MemspanError, match=line):
-            verbs[verb](journey)
+            VERBS[verb](journey)
         return
     try:
-        verbs[verb](journey)
+        VERBS[verb](journey)
     except memspan.MemspanError as error:
         if not too_few(verb, journey.text, str(error)):
             raise

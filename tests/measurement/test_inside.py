@@ -80,13 +80,3 @@ def test_what_is_kept_of_a_value_is_what_its_write_still_adds(name: str) -> None
                 left = left * (by_query[0] / by_query[1])[..., None]
             share = (left * written).sum(-1) / (written * written).sum(-1)
             assert torch.allclose(found[:, :, n], share, atol=1e-5)
-
-
-def test_a_matrix_of_one_value_has_rank_one() -> None:
-    backbone = CASES["fast-delta"].model().backbone
-    found = backbone.write_retention(
-        torch.randn(1, 1, backbone.config.d_model, dtype=torch.double), backbone.initial_memory(1)
-    )
-    assert found is not None
-    assert torch.allclose(found.effective_rank, torch.ones((), dtype=torch.double), atol=1e-3)
-    assert (found.kept == 1).all()

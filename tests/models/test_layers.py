@@ -126,7 +126,7 @@ def test_inputs_that_do_not_fit_are_one_line(name: str, x: Any, message: str) ->
 def test_memories_that_do_not_fit_are_one_line(name: str) -> None:
     layer, x = MAKERS[name](), torch.zeros(2, 3, 8)
     memory: Any = layer.initial_memory(2)  # type: ignore[operator]
-    rows = r"the memory's \w+ is float32 \[3, .* not \[2, .* use this layer's memory of these rows"
+    rows = r"the memory's \w+ is float32 \[3, .* not float32 \[2, .* use a memory of this model"
     of_a_model = FastWeightsConfig(**SIZES, n_layers=1).build().initial_memory(2)
     for wrong, message in (
         (memory[[0, 0, 1]], rows),

@@ -11,9 +11,7 @@ from typing import Annotated
 import tyro
 
 from memspan.checks import check_types
-from memspan.commands.parsing import Modules, parsed
-from memspan.commands.shared import TARGET_HELP
-from memspan.errors import MemspanError
+from memspan.commands.parsing import TARGET_HELP, Modules, parsed
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,6 @@ class CheckArguments:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.scripts is not None and self.scripts.exists() and not self.scripts.is_dir():
-            raise MemspanError(
-                f"--scripts {self.scripts} is not a folder: name one, new or existing"
-            )
 
 
 def check(arguments: list[str]) -> None:

@@ -6,17 +6,16 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memspan.checks import at_least
-from memspan.commands.parsing import parsed
-from memspan.commands.shared import (
+from memspan.commands.parsing import (
+    Field,
     ReadingArguments,
-    given_to,
-    memory_and_reader,
+    Split,
+    parsed,
     with_architectures,
 )
-from memspan.commands.standard_streams import STDIN, Split, readable, split_to_read
+from memspan.commands.standard_streams import STDIN, readable, split_to_read
 from memspan.errors import counted
 from memspan.runs.options import load_config
 
@@ -31,11 +30,8 @@ class EvaluateArguments(ReadingArguments):
 
     corpus: str | None = None
     """A named corpus, file, folder or glob; -: standard input (None: the run's own)."""
-    field: str | None = None
-    """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
-    as in training)."""
+    field: Field = None
     split: Split = "auto"
-    """Part of the corpus; all: the whole text in order. auto: validation; for standard input all."""
     tokens: int = 0
     """Score only the first N tokens (0: all)."""
     batch_size: int = 1
@@ -51,18 +47,13 @@ class EvaluateArguments(ReadingArguments):
     json: bool = False
     """Print the scores as one JSON object."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, self, "batch_size", "segment_length")
-        at_least(0, self, "tokens")
-
 
 def evaluate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    kind = with_architectures(EvaluateArguments, memory_and_reader)
+    kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
     options = parsed(kind, arguments, "memspan evaluate")
-    trained = load_config(options.run).model
-    own: dict[str, Any] = given_to(trained, options, EvaluateArguments, memory_and_reader)
+    # Before torch is imported, which takes seconds.
+    load_config(options.run)
     with readable(options.corpus) as corpus:
         import memspan
         from memspan.training.terminal import counting_on
@@ -72,16 +63,10 @@ def evaluate(arguments: list[str]) -> None:
             scores = memspan.evaluate(
                 run,
                 corpus,
-                field=options.field,
                 split=split_to_read(options.split, options.corpus),
-                tokens=options.tokens,
-                batch_size=options.batch_size,
-                segment_length=options.segment_length,
-                memory=options.memory,
-                per_token=options.per_token,
                 precision=precision,
                 progress=progress,
-                **own,
+                **options.others("corpus", "split", "json"),
             )
     if options.corpus == STDIN:
         scores = dataclasses.replace(scores, corpus="standard input")

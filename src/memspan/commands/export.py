@@ -38,22 +38,18 @@ class ExportArguments:
 def export(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(ExportArguments, arguments, "memspan export")
-    config = load_config(options.run)
-    if options.folder is None:
-        _plain_checkpoints(options.run, config.train.keep)
+    config, run = load_config(options.run), options.run
+    if options.folder is not None:
+        from memspan.integrations import transformers
+
+        transformers.export(run, options.folder)
+        print(f"{run}: exported to {options.folder}, whose README.md says how to load it")
         return
-    from memspan.integrations import transformers
-
-    transformers.export(options.run, options.folder)
-    print(f"{options.run}: exported to {options.folder}, whose README.md says how to load it")
-
-
-def _plain_checkpoints(run: Path, keep: int) -> None:
     from memspan.runs import checkpoints
     from memspan.runs.folder import lock_run
 
     folder = run_alone(run, "without --to all of a run's are merged")
     with lock_run(folder):
-        steps = checkpoints.export(folder, keep)
+        steps = checkpoints.export(folder, config.train.keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"
     print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

@@ -11,13 +11,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import tyro
 
-from memspan.checks import at_least
-from memspan.commands.parsing import parsed
-from memspan.commands.shared import ReadingArguments, given_to, reader_only, with_architectures
+from memspan.commands.parsing import ReadingArguments, parsed, with_architectures
 from memspan.errors import MemspanError, counted
 from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 14
 """Bytes of --prompt-file held in memory at once."""
-
-MOST_SAMPLES = 1 << 20
-"""Maximum number of continuations of one prompt."""
 
 
 @dataclass(frozen=True)
@@ -60,37 +55,14 @@ class GenerateArguments(ReadingArguments):
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, self, "samples")
-        # Refuses absurd numbers before torch is imported; later the free memory decides.
-        if self.samples > MOST_SAMPLES:
-            raise MemspanError(
-                f"samples must be at most {MOST_SAMPLES:,}, not {self.samples:,}: lower it"
-            )
-        at_least(0, self, "tokens")
-        if "" in self.stop:
-            raise MemspanError(
-                "--stop is an empty text: leave it out, or give the text that ends a sample"
-            )
-        filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
-        if self.greedy and filters != (None, None, None):
-            raise MemspanError(
-                "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
-            )
-        if self.force and self.save_memory is None:
-            raise MemspanError(
-                "--force has no effect without --save-memory: add that, or drop --force"
-            )
-
 
 def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
-    kind = with_architectures(GenerateArguments, reader_only)
-    options = parsed(kind, arguments, "memspan generate")
-    trained = load_config(options.run).model
-    own: dict[str, Any] = given_to(trained, options, GenerateArguments, reader_only)
-    # After the cheap checks: torch takes seconds to import.
+    options = parsed(
+        with_architectures(GenerateArguments, "reader_options"), arguments, "memspan generate"
+    )
+    # Before torch is imported, which takes seconds.
+    load_config(options.run)
     from memspan.generation.writer import Writer
     from memspan.memory import refuse_to_overwrite
 
@@ -103,21 +75,16 @@ def generate(arguments: list[str]) -> None:
         writer = Writer(
             run,
             _prompt(file, options.prompt),
-            tokens=options.tokens,
-            samples=options.samples,
             sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
-            memory=options.memory,
-            stop=options.stop,
             log_probabilities=options.json,
             precision=precision,
-            **own,
+            **options.others(
+                "prompt", "prompt_file", "sampling", "greedy", "save_memory", "json", "force"
+            ),
         )
     output_error = None
     try:
-        if options.json:
-            _print_json(writer, options)
-        else:
-            _print(writer, options.prompt or "")
+        _print(writer, options)
     except OSError as error:
         # The memory of a long text is worth saving even if nobody reads the output.
         output_error = error
@@ -133,9 +100,9 @@ def generate(arguments: list[str]) -> None:
         raise output_error
 
 
-def _print(writer: Writer, prompt: str) -> None:
-    """One sample as it is written; several one after the other at the end."""
-    alone = len(writer.texts) == 1
+def _print(writer: Writer, options: GenerateArguments) -> None:
+    """One sample as it is written; several, or JSON, at the end."""
+    prompt, alone = options.prompt or "", not options.json and len(writer.texts) == 1
     if alone:
         print(prompt, end="", flush=True)
     # Ctrl-C keeps what was written so far, and its memory.
@@ -143,29 +110,22 @@ def _print(writer: Writer, prompt: str) -> None:
         for pieces in writer:
             if alone:
                 print(pieces[0], end="", flush=True)
-    if alone:
+    if options.json:
+        columns = zip(writer.texts, writer.tokens, writer.log_probabilities or [], strict=True)
+        names = ("text", "tokens", "log_probabilities")
+        samples = [dict(zip(names, sample, strict=True)) for sample in columns]
+        found = {"run": str(options.run), "prompt": prompt, "samples": samples}
+        print(json.dumps(found), flush=True)
+    elif alone:
         print(flush=True)
-        return
-    for n, text in enumerate(writer.texts, 1):
-        print(f"--- sample {n} ---\n{prompt}{text}", flush=True)
-
-
-def _print_json(writer: Writer, options: GenerateArguments) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        for _ in writer:
-            pass
-    columns = zip(writer.texts, writer.tokens, writer.log_probabilities or [], strict=True)
-    names = ("text", "tokens", "log_probabilities")
-    samples = [dict(zip(names, sample, strict=True)) for sample in columns]
-    found = {"run": str(options.run), "prompt": options.prompt or "", "samples": samples}
-    print(json.dumps(found), flush=True)
+    else:
+        for n, text in enumerate(writer.texts, 1):
+            print(f"--- sample {n} ---\n{prompt}{text}", flush=True)
 
 
 def _opened(path: Path | None) -> BinaryIO:
     """The file to read before the prompt: standard input for -, an empty one for None."""
     if path == Path("-"):
-        if sys.stdin is None:
-            raise MemspanError("standard input is closed: give a file with --prompt-file")
         return sys.stdin.buffer
     try:
         return open(path or os.devnull, "rb")

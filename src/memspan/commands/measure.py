@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from memspan.checks import at_least
-from memspan.commands.parsing import parsed
-from memspan.commands.shared import TARGET_HELP, DeviceArguments
-from memspan.commands.standard_streams import STDIN, Split, readable, split_to_read
+from memspan.commands.parsing import TARGET_HELP, DeviceArguments, Field, Split, parsed
+from memspan.commands.standard_streams import STDIN, readable, split_to_read
 from memspan.errors import MemspanError
 from memspan.runs.folder import is_shipped, place_of
+
+if TYPE_CHECKING:
+    from memspan.measurement.measure import Measurement
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,8 @@ class MeasureArguments(DeviceArguments):
     corpus: str | None = None
     """A named corpus, file, folder or glob; -: standard input (None: each run's own; for other models
     tiny-shakespeare-held-out, which comes with memspan)."""
-    field: str | None = None
-    """Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets (None:
-    as in training)."""
+    field: Field = None
     split: Split = "auto"
-    """Part of the corpus; all: the whole text in order. auto: validation; for standard input all."""
     longest: int = 2048
     """Longest distance to measure, in tokens."""
     budget: float = 45.0
@@ -54,11 +52,8 @@ class MeasureArguments(DeviceArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(2, self, "longest")
         if not self.run:
             raise MemspanError("no run to measure: give one or more")
-        if not self.budget > 0:
-            raise MemspanError(f"budget must be more than 0 seconds, not {self.budget:g}")
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise MemspanError(f"--out {self.out} is not a folder: name one, new or existing")
 
@@ -66,68 +61,55 @@ class MeasureArguments(DeviceArguments):
 def measure(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(MeasureArguments, arguments, "memspan measure")
+    found: list[Measurement] = []
     with readable(options.corpus) as corpus:
-        _measure(options, corpus)
+        try:
+            for name in dict.fromkeys(options.run):
+                found.append(_measured(name, corpus, options))
+                if found[-1].interrupted:
+                    raise KeyboardInterrupt
+        finally:
+            # Whatever stops it, the results so far are kept.
+            if done := [measurement for measurement in found if not measurement.is_empty()]:
+                _report(done, options)
 
 
-def _measure(options: MeasureArguments, corpus: str | None) -> None:
-    """Measure the runs on ``corpus``, and write the report."""
+def _measured(name: str, corpus: str | None, options: MeasureArguments) -> Measurement:
     import memspan
     from memspan.devices import device_for
-    from memspan.measurement.measure import Measurement
-    from memspan.measurement.report import Report, printed, written
     from memspan.runs.run import Run, precision_for
     from memspan.targets import is_run
     from memspan.training.terminal import counting_on
 
-    found: list[Measurement] = []
-    stopped: BaseException | None = None
-    for name in dict.fromkeys(options.run):
-        try:
-            model: Run | str = name
-            precision = None
-            if is_run(name):
-                model = memspan.load(name, str(device_for(options.device)))
-                precision = precision_for(model, options.precision, options.matmul_precision)
-            elif (options.precision, options.matmul_precision) != ("auto", "auto"):
-                raise MemspanError(f"{name} is not a run: drop --precision and --matmul-precision")
-            with counting_on(f"measuring {name}", "CPU s") as progress:
-                found.append(
-                    memspan.measure(
-                        model,
-                        corpus,
-                        field=options.field,
-                        split=split_to_read(options.split, options.corpus),
-                        longest=options.longest,
-                        budget=options.budget,
-                        precision=precision,
-                        tokenizer=options.tokenizer,
-                        trust_remote_code=options.trust_remote_code,
-                        device=options.device,
-                        progress=progress,
-                    )
-                )
-        except (MemspanError, KeyboardInterrupt) as error:
-            stopped = error
-            break
-        if found[-1].interrupted:
-            stopped = KeyboardInterrupt()
-            break
-    # Whatever stopped it, the results so far are kept.
-    done = [measurement for measurement in found if not measurement.is_empty()]
+    model: Run | str = name
+    precision = None
+    if is_run(name):
+        model = memspan.load(name, str(device_for(options.device)))
+        precision = precision_for(model, options.precision, options.matmul_precision)
+    elif (options.precision, options.matmul_precision) != ("auto", "auto"):
+        raise MemspanError(f"{name} is not a run: drop --precision and --matmul-precision")
+    with counting_on(f"measuring {name}", "CPU s") as progress:
+        measured = memspan.measure(
+            model,
+            corpus,
+            split=split_to_read(options.split, options.corpus),
+            precision=precision,
+            device=options.device,
+            progress=progress,
+            **options.others("corpus", "split", "out"),
+        )
     if options.corpus == STDIN:
-        done = [dataclasses.replace(measurement, corpus="standard input") for measurement in done]
-    if done:
-        report = Report(done)
-        print(printed(report))
-        for path in written(report, options.out or _own_folder(options.run[0])):
-            print(f"written: {path}")
-    if stopped is not None:
-        raise stopped
+        measured = dataclasses.replace(measured, corpus="standard input")
+    return measured
 
 
-def _own_folder(run: str) -> Path:
-    """Where a report on the run, or on another model, belongs."""
-    place = place_of(run)
+def _report(found: list[Measurement], options: MeasureArguments) -> None:
+    from memspan.measurement.report import Report, printed, written
+
+    report = Report(found)
+    print(printed(report))
+    place = place_of(options.run[0])
     own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
-    return (place.checkpoint or place.run) if own else Path.cwd()
+    folder = (place.checkpoint or place.run) if own else Path.cwd()
+    for path in written(report, options.out or folder):
+        print(f"written: {path}")

@@ -1,22 +1,35 @@
-"""Command lines as dataclasses: the string under a field is the flag's help. Parsed by tyro."""
+"""Command lines as dataclasses: the string under a field is the flag's help. Parsed by tyro.
+
+Only a run's folder says which architecture it has, so the verbs that read one take the options of all
+architectures; those that the run's own does not have are refused when it is read.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import importlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar, get_type_hints
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tyro
 from tyro import _errors as events
 
+from memspan.checks import MatmulPrecision, Products, check_types, refuse_contradictory_precision
 from memspan.errors import MemspanError
-from memspan.models.registry import load_plugins
+from memspan.models.registry import MODELS, load_plugins
+from memspan.runs.folder import SHIPPED
+
+if TYPE_CHECKING:
+    from memspan.precision import Precision
+    from memspan.runs.run import Run
 
 T = TypeVar("T")
 Modules = Annotated[
@@ -29,38 +42,83 @@ Modules = Annotated[
     tyro.conf.UseAppendAction,
 ]
 """The option ``--import``, for the verbs that build models. :func:`import_modules` acts on it."""
+Split = Annotated[
+    Literal["auto", "train", "validation", "test", "all"],
+    tyro.conf.arg(
+        help="Part of the corpus; all: the whole text in order. auto: validation; for standard input "
+        "all."
+    ),
+]
+Field = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets "
+        "(None: as in training)."
+    ),
+]
+RUN_HELP = (
+    "Run folder, for its best weights; one of its checkpoints, such as RUN/checkpoints/step-750; or, "
+    f"if there is no such folder, a run that comes with memspan: {', '.join(SHIPPED)}."
+)
+TARGET_HELP = (
+    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
+    "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
+    "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function that "
+    "makes one."
+)
+PRECISION_HELP = (
+    "Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except "
+    f"for single tokens of {' and '.join(n for n, kind in MODELS.items() if kind.bfloat16_tokens)}, "
+    "which are faster if the model is large."
+)
 
 
-def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:
-    """The command line as a ``kind``; exits after ``--help``.
+@dataclass(frozen=True)
+class DeviceArguments:
+    """Device and precision for reading trained models."""
 
-    Args:
-        kind: a dataclass.
-        arguments: without the verb.
-        program: the verb, for messages.
-        default: values of the options that are not given (None: those of ``kind``).
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    precision: Annotated[Products, tyro.conf.arg(help=PRECISION_HELP)] = "auto"
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed (auto: as in training). See memspan train --help."""
 
-    Raises:
-        MemspanError: an unknown option, or a value of the wrong type or out of range.
-    """
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    with _refusals(kind, program, options):
-        return tyro.cli(kind, args=arguments, prog=program, **options)
+    modules: Modules = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        refuse_contradictory_precision(self.precision, self.matmul_precision)
+
+    def others(self, *but: str) -> dict[str, Any]:
+        """All options but these and those of how a run is opened: for the function of that name."""
+        opening = {each.name for each in dataclasses.fields(ReadingArguments)}
+        return {name: v for name, v in vars(self).items() if name not in {*opening, *but}}
+
+
+@dataclass(frozen=True)
+class ReadingArguments(DeviceArguments):
+    """A run and how it is read."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help=RUN_HELP)] = field(kw_only=True)
+
+    def opened(self) -> tuple[Run, Precision]:
+        """The run, and the precision to read in. Imports torch."""
+        from memspan.devices import device_for
+        from memspan.runs.run import load, precision_for
+
+        run = load(self.run, str(device_for(self.device)))
+        return run, precision_for(run, self.precision, self.matmul_precision)
 
 
 class _RefusedError(Exception):
     """The parser's event. Not a ValueError, which tyro would take for a mistake in a value."""
 
-    def __init__(self, event: events.ParseErrorEvent) -> None:
-        self.event = event
 
+def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:
+    """The command line, without the verb, as a ``kind``; exits after ``--help``.
 
-@contextlib.contextmanager
-def _refusals(kind: Any, program: str, options: dict[str, Any]) -> Iterator[None]:
-    """Raise the parser's errors as :class:`MemspanError` instead of drawing them in a box.
-
-    The events are not part of tyro's public interface: pyproject.toml bounds its version, and
-    test_parsing.py fails if they change. An event unknown here is drawn by tyro, which then exits.
+    Errors are raised instead of drawn in a box. The parser's events are not part of tyro's public
+    interface: pyproject.toml bounds its version, and test_parsing.py fails if they change.
     """
 
     def refuse(event: events.ParseErrorEvent) -> None:
@@ -68,11 +126,12 @@ def _refusals(kind: Any, program: str, options: dict[str, Any]) -> Iterator[None
 
     try:
         with events.on_parse_error(refuse):
-            yield
+            options: dict[str, Any] = {} if default is None else {"default": default}
+            return tyro.cli(kind, args=arguments, prog=program, **options)
     except _RefusedError as error:
-        event = error.event
+        (event,) = error.args
         if isinstance(event, events.UnrecognizedArgs):
-            line = _unknown(event.tokens, list(_flags(options.get("default", kind))))
+            line = _unknown(event.tokens, list(_flags(default or kind)))
         else:
             line = _line(event)
         raise MemspanError(f"{line}; {program} --help explains every option") from None
@@ -117,10 +176,10 @@ def _flags(options: Any, prefix: str = "") -> Iterator[str]:
     """The flags of a dataclass or, where its sections have no defaults, of an instance."""
     kind = options if isinstance(options, type) else type(options)
     hints = get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        renamed = [getattr(m, "name", None) for m in getattr(hints[field.name], "__metadata__", ())]
-        name = next((n for n in renamed if n is not None), field.name)
-        part = getattr(options, field.name, None)
+    for each in dataclasses.fields(kind):
+        renamed = [getattr(m, "name", None) for m in getattr(hints[each.name], "__metadata__", ())]
+        name = next((n for n in renamed if n is not None), each.name)
+        part = getattr(options, each.name, None)
         if dataclasses.is_dataclass(part):
             yield from _flags(part, f"{prefix}{name}." if name else prefix)
         else:
@@ -128,13 +187,8 @@ def _flags(options: Any, prefix: str = "") -> Iterator[str]:
 
 
 def peek_flags(arguments: list[str]) -> argparse.Namespace:
-    """The options that decide which others there are, and their defaults.
-
-    Mistakes in them are left to :func:`parsed`.
-
-    Returns:
-        ``model``, ``preset`` and ``resume``, each None if it is not given; ``modules``, a list.
-    """
+    """The options that decide which others there are, and their defaults: ``model``, ``preset``,
+    ``resume`` and the list ``modules``. Mistakes in them are left to :func:`parsed`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--preset", "--resume"):
         parser.add_argument(name, nargs="?")
@@ -143,11 +197,7 @@ def peek_flags(arguments: list[str]) -> argparse.Namespace:
 
 
 def import_modules(arguments: list[str]) -> None:
-    """Import the modules of ``--import``, which register architectures of their own.
-
-    Raises:
-        MemspanError: there is no such module.
-    """
+    """Import the modules of ``--import``, which register architectures of their own."""
     load_plugins()
     for name in filter(None, peek_flags(arguments).modules):
         # Last: a file in the current folder must not stand in for an installed library.
@@ -159,3 +209,30 @@ def import_modules(arguments: list[str]) -> None:
             raise MemspanError(
                 f"--import {name}: there is no module {error.name}: check the name, or install it"
             ) from None
+
+
+def with_architectures(verb: type[T], *kinds: str) -> type[T]:
+    """The dataclass ``verb`` with options of all architectures, ``memory_options``, ``reader_options``
+    or both, as further fields."""
+    found: dict[str, tuple[Any, str]] = {}
+    owners: dict[str, list[str]] = {}
+    for architecture, model in MODELS.items():
+        for kind in (getattr(model, each) for each in kinds):
+            for name, hint in get_type_hints(kind).items():
+                found.setdefault(name, (hint, _help(kind, name)))
+                owners.setdefault(name, []).append(architecture)
+    fields: list[tuple[str, Any, None]] = []
+    for name, (hint, text) in found.items():
+        help_text = f"{text} For {', '.join(owners[name])}."
+        fields.append((name, Annotated[hint, tyro.conf.arg(help=help_text)], None))
+    return dataclasses.make_dataclass(
+        verb.__name__, fields, bases=(verb,), frozen=True, namespace={"__doc__": verb.__doc__}
+    )
+
+
+def _help(kind: type, name: str) -> str:
+    """The string under a field, which Python itself does not keep."""
+    sources = map(inspect.getsource, kind.__mro__[:-1])
+    below = re.compile(rf'^ +{name}: [^\n]*\n +"""(.*?)"""', re.MULTILINE | re.DOTALL)
+    text = next((found[1] for source in sources if (found := below.search(source))), "")
+    return " ".join(text.split())

@@ -7,17 +7,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from memspan.errors import MemspanError
 
 STDIN = "-"
 """The corpus that comes from standard input."""
-Split = Literal["auto", "train", "validation", "test", "all"]
-"""The option of a part of a corpus."""
 
 
-def split_to_read(split: Split, corpus: str | None) -> str:
+def split_to_read(split: str, corpus: str | None) -> str:
     """The part that is read: piped text is read whole unless a part is named."""
     if split != "auto":
         return split
@@ -25,15 +22,7 @@ def split_to_read(split: Split, corpus: str | None) -> str:
 
 
 def keep_input(path: Path, option: str) -> None:
-    """Write standard input into a new file.
-
-    Args:
-        path: of the file.
-        option: the one that asked for it, for messages.
-
-    Raises:
-        MemspanError: standard input is closed or empty, or the file cannot be written.
-    """
+    """Write standard input into a new file; ``option``: the one that asked for it, for messages."""
     # Not above: the command line imports this module first.
     from memspan.data.texts import CHUNK
     from memspan.files.disk import write_atomically
@@ -49,11 +38,8 @@ def keep_input(path: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def readable(corpus: str | None) -> Iterator[str | None]:
-    """A corpus to read; standard input is kept in a file while the block lasts.
-
-    Raises:
-        MemspanError: there is no such corpus; raised before torch is imported.
-    """
+    """A corpus to read, refused before torch is imported if there is none; standard input is kept in a
+    file while the block lasts."""
     import tempfile
 
     from memspan.data.corpora import load_corpus, missing

@@ -70,18 +70,14 @@ class TrainArguments(Generic[M]):
 
     def __post_init__(self) -> None:
         at_least(1, self, "nproc")
-        if self.dry_run and self.resume is not None:
-            raise MemspanError(
-                "--dry-run is for a new run: drop --resume, or give the run's config.toml as --preset"
-            )
         if self.dry_run and self.config.data.corpus == STDIN:
             raise MemspanError("--dry-run does not read a text: drop --data.corpus -, or --dry-run")
-        if self.out == Path():
-            raise MemspanError("--out names the current folder: give a folder for this run alone")
         if self.out is not None and not self.out.name:
-            raise MemspanError("--out names the root folder: give a folder for this run alone")
-        for name in ("preset", "out", "init_from"):
-            if self.resume is not None and getattr(self, name) is not None:
+            raise MemspanError(
+                "--out names the current or the root folder: give a folder for this run alone"
+            )
+        for name in ("preset", "out", "init_from", "dry_run"):
+            if self.resume is not None and getattr(self, name):
                 raise MemspanError(
                     f"--resume continues a run in its own folder: drop --{name.replace('_', '-')}, "
                     "or start a new run without --resume"
@@ -97,20 +93,24 @@ def train(arguments: list[str]) -> None:
         _launch(arguments, options.nproc)
         return
     with _joined(options) as (console, processes):
+        from memspan.training import start
+
+        shared: dict[str, Any] = {"console": console, "processes": processes}
         if options.dry_run:
             _dry_run(options, console, processes)
         elif options.resume is not None:
-            _resume(options, begun, console, processes)
+            changed = options.config if options.config != begun else None
+            start.resume(options.resume, config=changed, **shared)
         else:
-            _start(options, console, processes)
+            folder = processes.of_first(options.out or new_folder(options.config))
+            start.train(options.config, folder, init_from=options.init_from, **shared)
     settle_output()
 
 
 def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], list[str]]:
     """The options; what they began with, a preset or the run to resume; the arguments for them."""
     begun = begin_with(arguments)
-    for settle in (with_one_budget, with_one_text, with_one_patience):
-        arguments = settle(arguments)
+    arguments = [*arguments, *replacing(arguments)]
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     if options.config.data.corpus == STDIN and not _is_launched():
@@ -151,24 +151,6 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
             # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
             # lines, so that files and pipes get them unbroken.
             yield Console(quiet=not processes.first, markup=False, soft_wrap=True), processes
-
-
-def _start(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
-    from memspan.training import start
-
-    folder = processes.of_first(options.out or new_folder(options.config))
-    config, init_from = options.config, options.init_from
-    start.train(config, folder, init_from=init_from, console=console, processes=processes)
-
-
-def _resume(
-    options: TrainArguments[Any], begun: RunConfig[Any], console: Console, processes: Processes
-) -> None:
-    from memspan.training import start
-
-    assert options.resume is not None
-    changed = options.config if options.config != begun else None
-    start.resume(options.resume, config=changed, console=console, processes=processes)
 
 
 def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
@@ -219,40 +201,24 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
     return RunConfig(MODELS[architecture](), architecture)
 
 
-def with_one_budget(arguments: list[str]) -> list[str]:
-    """``arguments``; if they give a budget, it replaces that of the preset or of the run to resume."""
-    given = _flags(arguments)
-    flags = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
-    others = [flag for flag in flags if flag not in given]
-    if len(others) == len(flags):
-        return arguments
-    return [*arguments, *_none(others)]
-
-
-def with_one_text(arguments: list[str]) -> list[str]:
-    """The same for the corpus if they give a text for each split, and the reverse."""
-    given = _flags(arguments)
-    own = [f"--data.{split}" for split in SPLITS]
+def replacing(arguments: list[str]) -> list[str]:
+    """Flags that turn off what ``arguments`` replace in a preset or the run to resume: another budget,
+    the corpus for a text of each split or the reverse, a threshold without early stopping."""
+    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    budgets = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
+    own, off = [f"--data.{split}" for split in SPLITS], []
+    if given.intersection(budgets):
+        off += [flag for flag in budgets if flag not in given]
     if "--data.train" in given and "--data.corpus" not in given:
-        return [*arguments, *_none(["--data.corpus"])]
+        off.append("--data.corpus")
     if "--data.corpus" in given and not given.intersection(own):
-        return [*arguments, *_none(own)]
-    return arguments
-
-
-def with_one_patience(arguments: list[str]) -> list[str]:
-    """The same for the threshold of early stopping if they turn that off."""
+        off += own
+    flags = [word for flag in off for word in (flag, "None")]
     threshold = "--train.early-stopping-threshold"
-    off = re.search(r"--train\.early.stopping.patience[= ]None\b", " ".join(arguments))
-    return [*arguments, threshold, "0"] if off and threshold not in _flags(arguments) else arguments
-
-
-def _flags(arguments: list[str]) -> set[str]:
-    return {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-
-
-def _none(flags: list[str]) -> Iterator[str]:
-    return (word for flag in flags for word in (flag, "None"))
+    no_patience = r"--train\.early.stopping.patience[= ]None\b"
+    if threshold not in given and re.search(no_patience, " ".join(arguments)):
+        flags += [threshold, "0"]
+    return flags
 
 
 def new_folder(config: RunConfig[BackboneConfig]) -> Path:
@@ -269,11 +235,7 @@ def new_folder(config: RunConfig[BackboneConfig]) -> Path:
 
 
 def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path | None) -> Path:
-    """Write the text of standard input beside the run's folder, so that the run can be resumed.
-
-    Raises:
-        MemspanError: there is no text, or this is not a new run in a single process.
-    """
+    """Write the text of standard input beside the run's folder, so that the run can be resumed."""
     if resume is not None or reports.is_worker():
         raise MemspanError(
             "a text from standard input is for a new run without torchrun: give --data.corpus a file"

@@ -49,18 +49,9 @@ def draw_tokens(
     reader: TokenReader, logits: Tensor, n_tokens: int, sampling: Sampling
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Draw ``n_tokens`` tokens for every row, and yield each step's ids and the logits ``[B, V]`` that
-    they were drawn from, on the CPU.
+    they were drawn from, on the CPU. ``logits``: ``[B, V]`` after the prompt.
 
     Every token is read before it is yielded, so that ``reader.memory`` covers all that was yielded.
-
-    Args:
-        reader: B rows, after the prompt.
-        logits: ``[B, V]`` after the prompt, from :func:`read_prompt`.
-        n_tokens: tokens per row.
-        sampling: how tokens are drawn.
-
-    Raises:
-        NonFiniteError: the model's logits are NaN or infinite.
     """
     generator = torch.Generator()
     if sampling.seed is None:

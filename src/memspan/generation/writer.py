@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from torch import Tensor
 from memspan.data.tokenizers.base import StreamDecoder, Tokenizer, bytes_of
 from memspan.errors import MemspanError, counted
 from memspan.generation.drawing import draw_tokens
-from memspan.generation.prompts import read_prompt, read_prompts
 from memspan.memory import Memory, concatenate
 from memspan.models.protocol import TokenReader
 from memspan.models.sizes import refuse_oversized
@@ -254,38 +254,89 @@ def _read(
     """Logits ``[P, V]`` and memory after P prompts, and the last token of each."""
     if len(prompts) == 1:
         # As it comes, in constant memory.
-        one, last = reader(memory), [0]
-        ids = _noting_the_last(_encoded(tokenizer, prompts[0]), last)
-        return read_prompt(one, ids, segment_length), one.memory, last
+        one = reader(memory)
+        logits, last = read_prompt(one, _encoded(tokenizer, prompts[0]), segment_length)
+        return logits, one.memory, [last]
     nothing = np.empty(0, tokenizer.dtype)
     all_ids = [np.concatenate([nothing, *_encoded(tokenizer, each)]) for each in prompts]
     if not all(map(len, all_ids)):
         raise MemspanError("a prompt is empty: give each at least one token")
-    logits, memory = read_prompts(reader, memory, all_ids, segment_length)
+    logits, memory = _read_together(reader, memory, all_ids, segment_length)
     return logits, memory, [int(ids[-1]) for ids in all_ids]
 
 
 def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
     """The prompt's ids, in pieces; those of the tokenizer's opening if it is empty."""
-    chunks = [bytes_of(prompt)] if isinstance(prompt, str) else prompt
-    return tokenizer.encode_stream(_or_opening(chunks, tokenizer.opening))
+
+    def chunks() -> Iterator[bytes]:
+        empty = True
+        for chunk in [bytes_of(prompt)] if isinstance(prompt, str) else prompt:
+            empty = empty and not chunk
+            yield chunk
+        if empty:
+            yield tokenizer.opening
+
+    return tokenizer.encode_stream(chunks())
 
 
-def _or_opening(chunks: Iterable[bytes], opening: bytes) -> Iterator[bytes]:
-    empty = True
-    for chunk in chunks:
-        empty = empty and not chunk
-        yield chunk
-    if empty:
-        yield opening
+def read_prompt(
+    reader: TokenReader, prompt: Iterable[np.ndarray], segment_length: int
+) -> tuple[Tensor, int]:
+    """Read a prompt of any length in segments of ``segment_length`` tokens, into the one row of
+    ``reader``; returns the logits ``[1, V]`` after its last token, and that token.
+
+    ``prompt``: ids, 1-D, in pieces of any length.
+    """
+    logits, last = None, 0
+    for segment in _segments(prompt, segment_length):
+        tokens = torch.from_numpy(segment.astype(np.int64))[None]
+        logits, last = reader.read(tokens.to(reader.device)), int(segment[-1])
+    if logits is None:
+        raise MemspanError("the prompt is empty: give at least one token with --prompt")
+    return logits[:, -1], last
 
 
-def _noting_the_last(pieces: Iterable[np.ndarray], last: list[int]) -> Iterator[np.ndarray]:
-    """The same pieces of tokens; ``last`` then holds the last token of all, if there is any."""
+def _segments(pieces: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]:
+    """The ids in segments of ``length``, wherever pieces are cut; the last may be shorter."""
+    rest = np.empty(0, np.uint8)
     for piece in pieces:
-        if piece.size:
-            last[0] = int(piece[-1])
-        yield piece
+        rest = np.concatenate([rest, piece])
+        end = len(rest) // length * length
+        yield from rest[:end].reshape(-1, length)
+        rest = rest[end:]
+    if len(rest):
+        yield rest
+
+
+def _read_together(
+    reader_of: Callable[[Memory], TokenReader],
+    memory: Memory,
+    prompts: list[np.ndarray],
+    length: int,
+) -> tuple[Tensor, Memory]:
+    """Logits ``[P, V]`` and memory after P prompts, each in the same segments as alone; rows whose
+    segments are equally long are read side by side."""
+    memories = [memory[row] for row in range(len(prompts))]
+    logits = {}
+    whole, rests = zip(*(divmod(len(ids), length) for ids in prompts), strict=True)
+    # Rows, and the segments that they all have.
+    parts = [
+        (
+            [row for row, n in enumerate(whole) if n > first],
+            [slice(n * length, (n + 1) * length) for n in range(first, last)],
+        )
+        for first, last in pairwise(sorted({0, *whole}))
+    ]
+    for rest in sorted({*rests} - {0}):
+        parts.append(([row for row, n in enumerate(rests) if n == rest], [slice(-rest, None)]))
+    for rows, segments in parts:
+        reader = reader_of(concatenate(memories[row] for row in rows))
+        for segment in segments:
+            ids = np.stack([prompts[row][segment] for row in rows]).astype(np.int64)
+            found = reader.read(torch.from_numpy(ids).to(reader.device))[:, -1]
+        for i, row in enumerate(rows):
+            logits[row], memories[row] = found[i], reader.select([i])
+    return torch.stack([logits[row] for row in range(len(prompts))]), concatenate(memories)
 
 
 class Sample:

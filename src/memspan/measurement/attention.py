@@ -46,20 +46,26 @@ def exists(subject: RunSubject) -> bool:
 def measured(subject: RunSubject, history: int, budget: Budget) -> Iterator[Attention]:
     """The attention of more and more segments after ``history`` tokens."""
     draws = np.random.default_rng(SEED)
-    total: list[_Sums] = []
+    sums: list[Tensor] = []
     seconds, tokens = 0.0, 0
     n_tokens = min(subject.segment_length, len(subject.tokens) - history - 1)
     while tokens < MOST_TOKENS and budget.left() > seconds:
         before = budget.spent()
         found = _weights(subject, draws, history, n_tokens)
         assert found is not None
-        new = [_Sums.of(weights, found) for weights in found.layers]
-        total = [a + b for a, b in zip(total, new, strict=True)] if total else new
+        new = _sums(found)
+        sums = [a + b for a, b in zip(sums, new, strict=True)] if sums else new
         tokens += len(found.layers[0]) * n_tokens
         seconds = budget.spent() - before
-        n_bins = max(int(sums.by_distance.nonzero().max()) for sums in total) + 1
-        scale = tuple(0 if i == 0 else 1 << (i - 1) for i in range(n_bins))
-        yield Attention(tokens, scale, tuple(sums.layer(n_bins) for sums in total))
+        by_distance, by_kind, distance = (each / sums[-1] for each in sums[:-1])
+        n_bins = int(by_distance.sum(0).nonzero().max()) + 1
+        layers = tuple(
+            AttentionLayer(tuple(bins), dict(zip(found.kinds, kinds, strict=True)), mean)
+            for bins, kinds, (mean,) in zip(
+                by_distance[:, :n_bins].tolist(), by_kind.tolist(), distance.tolist(), strict=True
+            )
+        )
+        yield Attention(tokens, (0, *(1 << i for i in range(n_bins - 1))), layers)
 
 
 def _weights(
@@ -69,39 +75,15 @@ def _weights(
     return subject.model.backbone.attention_weights(x, memory)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Attention added up over rows, heads and tokens."""
-
-    by_distance: Tensor
-    by_kind: dict[str, float]
-    distance: float
-    total: float
-
-    @classmethod
-    def of(cls, weights: Tensor, found: AttentionWeights) -> _Sums:
-        mean = weights.double().mean(1).cpu()
-        distances = found.distances.cpu().clamp(min=0).expand_as(mean)
-        # 0, 1, 2 to 3, 4 to 7, ...: the number of binary digits.
-        bins = distances.clamp(min=0.5).log2().floor().long() + 1
-        return cls(
-            torch.zeros(64, dtype=torch.double).index_add(0, bins.flatten(), mean.flatten()),
-            {name: float((mean * keys.cpu()[:, None]).sum()) for name, keys in found.kinds.items()},
-            float((mean * distances).sum()),
-            float(mean.sum()),
-        )
-
-    def __add__(self, other: _Sums) -> _Sums:
-        return _Sums(
-            self.by_distance + other.by_distance,
-            {name: value + other.by_kind[name] for name, value in self.by_kind.items()},
-            self.distance + other.distance,
-            self.total + other.total,
-        )
-
-    def layer(self, n_bins: int) -> AttentionLayer:
-        return AttentionLayer(
-            tuple((self.by_distance[:n_bins] / self.total).tolist()),
-            {name: value / self.total for name, value in self.by_kind.items()},
-            self.distance / self.total,
-        )
+def _sums(found: AttentionWeights) -> list[Tensor]:
+    """Attention by distance ``[L, 64]`` and by kind ``[L, kinds]``, its distances and all of it
+    ``[L, 1]``, added up over rows and tokens."""
+    mean = torch.stack([weights.double().mean(1).cpu() for weights in found.layers])
+    distances = found.distances.cpu().clamp(min=0).expand_as(mean[0])
+    # 0, 1, 2 to 3, 4 to 7, ...: the number of binary digits.
+    bins = distances.clamp(min=0.5).log2().floor().long() + 1
+    by_distance = torch.zeros(len(mean), 64, dtype=torch.double)
+    by_distance.index_add_(1, bins.flatten(), mean.flatten(1))
+    by_kind = [(mean * keys.cpu()[:, None]).flatten(1).sum(1) for keys in found.kinds.values()]
+    total = mean.flatten(1).sum(1, keepdim=True)
+    return [by_distance, torch.stack(by_kind, 1), (mean * distances).flatten(1).sum(1, True), total]

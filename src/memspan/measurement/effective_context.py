@@ -46,18 +46,15 @@ def effective_context(spans: dict[str, Span]) -> list[EffectiveContext]:
     if not shared or len({span.losses.shape[1] for span in spans.values()}) > 1:
         return []
     scale = [point.history for point in next(iter(spans.values())).points[:n_points]]
-    losses = np.stack([_of_blocks(span, sorted(shared), n_points) for span in spans.values()])
+    of_blocks = []
+    for span in spans.values():
+        rows = span.losses[[span.first.tolist().index(first) for first in sorted(shared)]]
+        of_blocks.append(rows[..., :n_points].reshape(-1, n_points))
+    losses = np.stack(of_blocks)
     return [
         EffectiveContext(run, {r: scale[_length(losses, i, r)] for r in SHARES}, scale[-1])
         for i, run in enumerate(spans)
     ]
-
-
-def _of_blocks(span: Span, blocks: list[int], n_points: int) -> np.ndarray:
-    """Nats ``[targets, n_points]`` of the blocks, in their order."""
-    place = {int(first): i for i, first in enumerate(span.first)}
-    rows = span.losses[[place[block] for block in blocks], :, :n_points]
-    return rows.reshape(-1, n_points)
 
 
 def _length(losses: np.ndarray, i: int, share: float) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from memspan.errors import MemspanError
@@ -72,18 +73,10 @@ class Measurement:
 
     def as_dict(self) -> dict[str, object]:
         """All numbers, plain JSON values; only means of the span's losses."""
-        found = _plain(self)
-        assert isinstance(found, dict)
+        found = asdict(self)
+        for name in ("first", "losses") if self.span is not None else ():
+            del found["span"][name]
         return found
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value) and not isinstance(value, type):
-        # Fields without a repr are arrays, from which the numbers beside them are computed.
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.repr}
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def measure(
@@ -150,8 +143,7 @@ def measure(
             document_starts=text.document_starts,
             precision=precision or precision_for(run),
         )
-        name, corpus = str(run.folder), text.corpus
-        architecture, window = run.config.architecture, None
+        name, corpus, architecture = str(run.folder), text.corpus, run.config.architecture
     else:
         if precision is not None:
             raise MemspanError("a precision is for runs: other models are read as they are")
@@ -159,20 +151,19 @@ def measure(
         subject, left_out = subject_of(
             run, corpus, field, split, tokenizer, trust_remote_code, device, progress is not None
         )
-        architecture, window = type(subject.model.module).__name__, subject.window
-    module = subject.model if isinstance(subject, RunSubject) else subject.model.module
+        architecture = type(subject.module).__name__
     fits, too_long = _fitting(len(subject.tokens), longest, split)
     measuring = _Measuring(subject, fits, budget, progress, left_out + too_long)
     found = Measurement(
         run=name,
         architecture=architecture,
-        parameters=sum(p.numel() for p in module.parameters()),
+        parameters=sum(p.numel() for p in subject.module.parameters()),
         corpus=corpus,
         split=split,
         tokenizer=subject.tokenizer.kind,
         vocabulary=subject.tokenizer.vocabulary_hash,
         segment_length=subject.segment_length,
-        window=window,
+        window=subject.window,
         state_bytes=subject.state_bytes(fits),
         longest=fits,
         budget=budget,
@@ -202,78 +193,82 @@ def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
     return fits, [f"distances over {fits:,}: the text ({split}) has only {n_tokens:,} tokens"]
 
 
-@dataclass
 class _Measuring:
     """One measurement after the other, until the budget is spent or Ctrl-C comes."""
 
-    subject: Subject
-    longest: int
-    seconds: float
-    progress: Callable[[float, float], None] | None
-    left_out: list[str]
-    interrupted: bool = False
-    budget: Budget = field(init=False)
+    def __init__(
+        self,
+        subject: Subject,
+        longest: int,
+        seconds: float,
+        progress: Callable[[float, float], None] | None,
+        left_out: list[str],
+    ) -> None:
+        self.subject, self.longest, self.left_out = subject, longest, left_out
+        self.interrupted = False
+        self.too_small = f"its share of the budget of {seconds:g} s is too small"
 
-    def __post_init__(self) -> None:
-        self.budget = Budget(self.seconds, self._tell)
+        def tell() -> None:
+            if progress is not None:
+                progress(min(self.budget.spent(), seconds), seconds)
 
-    def _tell(self) -> None:
-        if self.progress is not None:
-            self.progress(min(self.budget.spent(), self.seconds), self.seconds)
+        self.budget = Budget(seconds, tell)
 
     def all(self) -> dict[str, Any]:
         """The fields of a :class:`Measurement`."""
-        own = self.subject if isinstance(self.subject, RunSubject) else None
-        found: dict[str, Any] = {"span": self._span()}
-        if own is not None:
-            found["memory_lengths"] = tuple(self._memory_lengths(own))
-        found["repeats"] = self._repeats()
-        if own is not None:
-            found |= self._inside(own)
+        subject, longest = self.subject, self.longest
+        found: dict[str, Any] = {}
+        found["span"] = self._last("span", 0.5, partial(span.measured, subject, longest))
+        if isinstance(subject, RunSubject):
+            found["memory_lengths"] = tuple(self._memory_lengths(subject))
+        if longest < repeats.LENGTH:
+            self.left_out.append(
+                f"repeats: a string has {repeats.LENGTH} tokens, and the text allows no longer "
+                f"distance than {longest}"
+            )
+        elif (subject.tokens == subject.tokenizer.unknown).all():
+            self.left_out.append("repeats: all tokens of the text are unknown to the run")
         else:
+            found["repeats"] = self._last(
+                "repeats", 0.7, partial(repeats.measured, subject, longest)
+            )
+        for name, part in found.items():
+            if isinstance(part, Span | Repeats) and part.longest < longest:
+                self.left_out.append(f"{name}, distances over {part.longest:,}: {self.too_small}")
+        if not isinstance(subject, RunSubject):
             self.left_out.append("memory length, attention, values: for runs of memspan")
+        else:
+            if attention.exists(subject):
+                found["attention"] = self._last(
+                    "attention", 0.6, partial(attention.measured, subject, longest)
+                )
+            if retention.exists(subject):
+                # History, a value, and as many tokens after it.
+                most = min(longest, len(subject.tokens) // 2 - 2)
+                found["retention"] = self._last(
+                    "values", 1.0, partial(retention.measured, subject, most)
+                )
         return found | {
             "left_out": tuple(self.left_out),
             "interrupted": self.interrupted,
             "seconds": round(self.budget.spent(), 2),
         }
 
-    def _last(self, name: str, share: float, start: Callable[[Budget], Iterator[T]]) -> T | None:
-        """The last result of a measurement; each has more tokens than the one before.
+    def _last(self, name: str, share: float, measured: Callable[[Budget], Iterator[T]]) -> T | None:
+        """The last result of a measurement, each of which has more tokens than the one before.
 
-        Args:
-            name: what is measured.
-            share: of the remaining budget, for this measurement.
-            start: the measurement.
+        ``share``: of the remaining budget, for this measurement.
         """
         found = None
-        if not self.interrupted:
-            try:
-                if self.budget.left() > 0:
-                    for result in start(self.budget.share(share)):
-                        found = result
-            except KeyboardInterrupt:
-                self.interrupted = True
+        try:
+            if not self.interrupted and self.budget.left() > 0:
+                for result in measured(self.budget.share(share)):
+                    found = result
+        except KeyboardInterrupt:
+            self.interrupted = True
         if found is None:
-            self.left_out.append(
-                f"{name}: {'interrupted' if self.interrupted else self._too_small()}"
-            )
-        return found
-
-    def _too_small(self) -> str:
-        return f"its share of the budget of {self.seconds:g} s is too small"
-
-    def _shortened(self, name: str, reached: int) -> None:
-        """Note if the budget allowed no longer distance than ``reached``."""
-        if reached < self.longest:
-            self.left_out.append(f"{name}, distances over {reached:,}: {self._too_small()}")
-
-    def _span(self) -> Span | None:
-        found = self._last(
-            "span", 0.5, lambda budget: span.measured(self.subject, self.longest, budget)
-        )
-        if found is not None:
-            self._shortened("span", found.points[-1].history)
+            why = "interrupted" if self.interrupted else self.too_small
+            self.left_out.append(f"{name}: {why}")
         return found
 
     def _memory_lengths(self, subject: RunSubject) -> Iterator[MemoryLength]:
@@ -284,13 +279,8 @@ class _Measuring:
             self.left_out.append("memory length: the text has too few segments")
             return
         for option, trained in options.items():
-
-            def start(
-                budget: Budget, option: str = option, trained: int = trained
-            ) -> Iterator[MemoryLength]:
-                return memory_length.measured(subject, option, trained, self.longest, budget)
-
-            found = self._last(option.replace("_", " "), 0.4 / len(options), start)
+            measured = partial(memory_length.measured, subject, option, trained, self.longest)
+            found = self._last(option.replace("_", " "), 0.4 / len(options), measured)
             if found is not None:
                 self.left_out += [f"{option} {n}: {why}" for n, why in found.impossible.items()]
                 if not_full := [f"{point.slots:,}" for point in found.points if not point.full]:
@@ -299,35 +289,3 @@ class _Measuring:
                         "which the text, --longest or the budget is too small"
                     )
                 yield found
-
-    def _repeats(self) -> Repeats | None:
-        if self.longest < repeats.LENGTH:
-            self.left_out.append(
-                f"repeats: a string has {repeats.LENGTH} tokens, and the text allows no longer "
-                f"distance than {self.longest}"
-            )
-            return None
-        subject = self.subject
-        if (subject.tokens == subject.tokenizer.unknown).all():
-            self.left_out.append("repeats: all tokens of the text are unknown to the run")
-            return None
-        found = self._last(
-            "repeats", 0.7, lambda budget: repeats.measured(self.subject, self.longest, budget)
-        )
-        if found is not None:
-            self._shortened("repeats", found.points[-1].distance)
-        return found
-
-    def _inside(self, subject: RunSubject) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if attention.exists(subject):
-            found["attention"] = self._last(
-                "attention", 0.6, lambda budget: attention.measured(subject, self.longest, budget)
-            )
-        if retention.exists(subject):
-            # History, a value, and as many tokens after it.
-            longest = min(self.longest, len(subject.tokens) // 2 - 2)
-            found["retention"] = self._last(
-                "values", 1.0, lambda budget: retention.measured(subject, longest, budget)
-            )
-        return found

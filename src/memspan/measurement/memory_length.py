@@ -79,21 +79,19 @@ def measured(
     """The loss with 0, 1/4, 1/2, 1, 2 and 4 times the slots of training, on more and more tokens.
 
     All sizes read the same streams segment by segment, so that they are compared on the same tokens
-    whenever the budget ends.
-
-    Args:
-        subject: what is measured.
-        option: a name from :func:`sizes`.
-        trained: its value in training.
-        warm_up: tokens of each stream that are read before any is scored, to fill the memories; half of
-            those read if the budget ends early.
-        budget: time to spend.
+    whenever the budget ends. ``warm_up``: tokens of each stream that are read before any is scored, to
+    fill the memories; half of those read if the budget ends early.
     """
     rows = _n_streams(subject)
-    least = _least_segments(rows)
-    length = len(subject.tokens) // rows
-    wanted = sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained})
-    readers, impossible = _readers(subject, option, wanted, rows)
+    least, length = _least_segments(rows), len(subject.tokens) // rows
+    readers: dict[int, Reader] = {}
+    impossible: dict[int, str] = {}
+    for slots in sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained}):
+        try:
+            memory = subject.model.initial_memory(rows, **{option: slots})
+            readers[slots] = subject.reader(rows, memory)
+        except MemspanError as error:
+            impossible[slots] = str(error)
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
     targets: list[int] = []
@@ -101,23 +99,27 @@ def measured(
     full_after: dict[int, int] = {}
     """Number of segments that filled the memory, by slots."""
 
-    def points() -> MemoryLength:
+    def so_far() -> MemoryLength:
         # With few segments only half, so that some are left to score.
         unscored = min(most_unscored, len(nats) // 2)
         blocks = Blocks(np.concatenate(nats[unscored:]), np.concatenate(n_bytes[unscored:]))
         own = list(readers).index(trained)
-        found = tuple(
+        points = tuple(
             MemoryLengthPoint(
-                n,
+                slots,
                 float(blocks.bits_per_byte[i]),
                 blocks.difference(i, own),
-                full=n in full_after and full_after[n] <= unscored,
+                full=full_after.get(slots, len(nats)) <= unscored,
             )
-            for i, n in enumerate(readers)
+            for i, slots in enumerate(readers)
         )
-        scored, n_blocks = sum(targets[unscored:]), rows * (len(nats) - unscored)
         return MemoryLength(
-            option, trained, scored, n_blocks, found, dict(sorted(impossible.items()))
+            option,
+            trained,
+            targets=sum(targets[unscored:]),
+            blocks=rows * (len(nats) - unscored),
+            points=points,
+            impossible=dict(sorted(impossible.items())),
         )
 
     for start in range(0, length, subject.segment_length):
@@ -142,32 +144,17 @@ def measured(
         waiting = readers.keys() - full_after.keys() if len(nats) <= most_unscored else ()
         full_after |= {n: len(nats) for n in waiting if _is_full(readers[n].memory)}
         if len(nats) >= least and len(nats).bit_count() == 1:
-            yield points()
+            yield so_far()
         if budget.left() < 0:
             break
     if len(nats) >= least:
-        yield points()
+        yield so_far()
 
 
 def _is_full(memory: Memory) -> bool:
     """Whether one row's slots are all in use, or the architecture counts none."""
-    full = torch.ones(memory.batch_size, dtype=torch.bool)
     counts = memory.counts()
+    full = torch.ones(memory.batch_size, dtype=torch.bool)
     for name, slots in memory.slots().items():
         full &= counts[name] == slots
     return bool(full.any())
-
-
-def _readers(
-    subject: RunSubject, option: str, wanted: list[int], rows: int
-) -> tuple[dict[int, Reader], dict[int, str]]:
-    """A reader for each number of slots, and why the others cannot have one."""
-    readers: dict[int, Reader] = {}
-    impossible: dict[int, str] = {}
-    for slots in wanted:
-        try:
-            memory = subject.model.initial_memory(rows, **{option: slots})
-            readers[slots] = subject.reader(rows, memory)
-        except MemspanError as error:
-            impossible[slots] = str(error)
-    return readers, impossible

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memspan.errors import MemspanError
@@ -15,25 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class Line:
-    """Points, some with intervals."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float | Estimate]
-
-
+Line = tuple[str, Sequence[float], Sequence[float | Estimate]]
+"""A label, x and y."""
 Panels = dict[tuple[str, str, str], list[Line]]
 """Lines over a logarithmic scale of tokens or slots, by the panel's title and the axes' labels."""
 
 
 def picture(measurements: list[Measurement], names: list[str]) -> bytes:
-    """A PNG.
-
-    Raises:
-        MemspanError: there is nothing to draw; matplotlib is not installed, or fails.
-    """
+    """A PNG, if there is anything to draw and matplotlib to draw it."""
     panels = _panels(measurements, names)
     if not panels:
         raise MemspanError("there is nothing to draw")
@@ -43,13 +31,12 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes:
     def draw(figure: Figure) -> None:
         for number, ((title, xlabel, ylabel), lines) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(rows, columns, number)
-            for line in lines:
-                middle = [y.value if isinstance(y, Estimate) else y for y in line.y]
-                (drawn,) = axes.plot(line.x, middle, marker=".", label=label(line.label))
-                estimates = [y for y in line.y if isinstance(y, Estimate)]
-                if estimates:
-                    low, high = [y.low for y in estimates], [y.high for y in estimates]
-                    axes.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.15)
+            for text, x, y in lines:
+                middle = [v.value if isinstance(v, Estimate) else v for v in y]
+                (drawn,) = axes.plot(x, middle, marker=".", label=label(text))
+                if bounds := [(v.low, v.high) for v in y if isinstance(v, Estimate)]:
+                    low, high = zip(*bounds, strict=True)
+                    axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15)
             # The scale has a place for zero.
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.xaxis.set_major_formatter("{x:.0f}")
@@ -62,28 +49,24 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes:
 
 def _panels(measurements: list[Measurement], names: list[str]) -> Panels:
     panels: Panels = {}
-    named = list(zip(names, measurements, strict=True))
 
     def add(title: str, xlabel: str, ylabel: str, *lines: Line) -> None:
         panels.setdefault((title, xlabel, ylabel), []).extend(lines)
 
     more = "bits per byte"
-    for name, m in named:
+    for name, m in zip(names, measurements, strict=True):
         if m.span is not None:
             x, y = zip(*((p.history, p.difference) for p in m.span.points), strict=True)
             ylabel = f"{more} more than with the longest"
-            add("Loss against history", "tokens of history", ylabel, Line(name, x, y))
-    for name, m in named:
+            add("Loss against history", "tokens of history", ylabel, (name, x, y))
         if m.repeats is not None:
             x, y = zip(*((p.distance, p.gain) for p in m.repeats.points), strict=True)
             title = "Random strings that appear twice"
-            add(title, "tokens apart", f"{more} saved", Line(name, x, y))
-    for name, m in named:
+            add(title, "tokens apart", f"{more} saved", (name, x, y))
         for size in m.memory_lengths:
             x, y = zip(*((p.slots, p.difference) for p in size.points), strict=True)
             title = f"Loss against {size.option.replace('_', ' ')}"
-            add(title, "slots at evaluation", f"{more} more than trained", Line(name, x, y))
-    for name, m in named:
+            add(title, "slots at evaluation", f"{more} more than trained", (name, x, y))
         if m.attention is not None:
             x, layers = m.attention.distances, [each.by_distance for each in m.attention.layers]
             title = f"{name}: attention by distance"
@@ -96,4 +79,4 @@ def _panels(measurements: list[Measurement], names: list[str]) -> Panels:
 
 
 def _layers(x: Sequence[int], values: Sequence[Sequence[float]]) -> list[Line]:
-    return [Line(f"layer {n}", x, y) for n, y in enumerate(values, 1)]
+    return [(f"layer {n}", x, y) for n, y in enumerate(values, 1)]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from memspan.data.streams import Segment
+from memspan.measurement.span import histories
 from memspan.measurement.statistics import Blocks, Estimate
 from memspan.measurement.subject import SEED, Budget, Subject
 
@@ -46,16 +47,17 @@ class Repeats:
     """Number of strings at every distance."""
     points: tuple[RepeatPoint, ...]
 
-
-def distances(longest: int) -> list[int]:
-    """Powers of two from a string's length to ``longest``."""
-    return [1 << i for i in range(longest.bit_length()) if LENGTH <= 1 << i <= longest]
+    @property
+    def longest(self) -> int:
+        """Longest distance in tokens."""
+        return self.points[-1].distance
 
 
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats]:
     """Results from more and more strings, as long as the budget lasts."""
     draws = np.random.default_rng(SEED)
-    scale, rows, seconds = distances(longest), 8, 0.0
+    scale = [n for n in histories(longest) if n >= LENGTH]
+    rows, seconds = 8, 0.0
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
     while sum(len(n) for n in nats) < MOST_STRINGS:

@@ -36,26 +36,21 @@ class Report:
         self.measurements = measurements
         self.names = _names(measurements)
         """Short, distinct names."""
-        self.notes: list[str] = []
         self.effective_context: list[EffectiveContext] = []
-        self._warn()
+        self.notes = [
+            f"{name} does worse with a long history: its loss is lowest with "
+            f"{counted(best.history, 'token')}, so measure its span with --longest {best.history}"
+            for name, m in zip(self.names, measurements, strict=True)
+            if m.span is not None
+            and (best := min(m.span.points, key=lambda point: point.bits_per_byte))
+            and best.difference.high < -TOLERANCE
+        ]
         if len(measurements) > 1:
             self._compare()
 
-    def _warn(self) -> None:
-        for name, m in zip(self.names, self.measurements, strict=True):
-            if m.span is None:
-                continue
-            best = min(m.span.points, key=lambda point: point.bits_per_byte)
-            if best.difference.high < -TOLERANCE:
-                self.notes.append(
-                    f"{name} does worse with a long history: its loss is lowest with "
-                    f"{counted(best.history, 'token')}, so measure its span with --longest "
-                    f"{best.history}"
-                )
-
     def _compare(self) -> None:
         first = self.measurements[0]
+        spans = {m.run: m.span for m in self.measurements if m.span is not None}
         if any(m.vocabulary != first.vocabulary for m in self.measurements):
             self.notes.append(
                 "the runs have different tokenisers: their bits per byte can be compared, their "
@@ -66,10 +61,9 @@ class Report:
                 "the runs were measured on different texts, so their losses cannot be compared: "
                 "give one with --corpus"
             )
-        elif all(m.span is not None for m in self.measurements):
-            spans = {m.run: m.span for m in self.measurements if m.span is not None}
+        elif len(spans) == len(self.measurements):
             self.effective_context = effective_context(spans)
-            reached = sorted({span.points[-1].history for span in spans.values()})
+            reached = sorted({span.longest for span in spans.values()})
             if len(reached) > 1:
                 self.notes.append(
                     f"the runs' longest histories differ ({', '.join(f'{n:,}' for n in reached)} "
@@ -235,23 +229,19 @@ def printed(report: Report) -> str:
 
 
 def written(report: Report, folder: Path) -> list[Path]:
-    """Write the report's files into ``folder``, the numbers first, and return their paths.
-
-    Raises:
-        MemspanError: the folder cannot be written.
-    """
+    """Write the report's files into ``folder``, the numbers first, and return their paths."""
     numbers, page, image = (folder / f"measure.{kind}" for kind in ("json", "html", "png"))
-    content = json.dumps(report.as_dict(), indent=2, allow_nan=False)
-    write_atomically(numbers, f"{content}\n".encode())
+    found = json.dumps(report.as_dict(), indent=2, allow_nan=False)
+    files = {numbers: f"{found}\n".encode()}
     try:
         drawn = picture(report.measurements, report.names)
+        files |= {page: _page(report, drawn).encode(), image: drawn}
     except MemspanError as error:
         logging.getLogger("memspan").warning(f"no picture: {error}")
-        write_atomically(page, _page(report, None).encode())
-        return [numbers, page]
-    write_atomically(page, _page(report, drawn).encode())
-    write_atomically(image, drawn)
-    return [numbers, page, image]
+        files[page] = _page(report, None).encode()
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
 
 
 STYLE = """

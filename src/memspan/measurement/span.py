@@ -60,6 +60,11 @@ class Span:
     losses: np.ndarray = field(repr=False, compare=False)
     """Nats ``[N, W, len(points)]``."""
 
+    @property
+    def longest(self) -> int:
+        """Longest history in tokens."""
+        return self.points[-1].history
+
 
 def histories(longest: int) -> list[int]:
     """1, 2, 4, ... up to ``longest``."""
@@ -67,15 +72,14 @@ def histories(longest: int) -> list[int]:
 
 
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
-    """The span from more and more targets, as long as the budget lasts.
-
-    Args:
-        subject: its text has at least ``longest`` tokens and a block of targets.
-        longest: maximum history in tokens.
-        budget: if it does not last for one round, the longest history is shorter.
-    """
-    width = block_width(len(subject.tokens))
-    waiting = _blocks(len(subject.tokens), longest, width)
+    """The span from more and more targets of a text with at least ``longest`` tokens and a block. If
+    the budget does not last for one round, the longest history is shorter."""
+    n_tokens = len(subject.tokens)
+    # Fewer targets in a short text.
+    width = min(BLOCK, 1 << (max(1, n_tokens // 16).bit_length() - 1))
+    # Each block's first target, in random order, the same for every run.
+    blocks = np.arange(longest, n_tokens - width + 1, width)
+    waiting = np.random.default_rng(SEED).permutation(blocks)
     scale, rows, seconds = histories(longest), 8, 0.0
     first: list[np.ndarray] = []
     nats: list[np.ndarray] = []
@@ -103,17 +107,6 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
         rows *= 2
 
 
-def block_width(n_tokens: int) -> int:
-    """Targets of a block: :data:`BLOCK`, fewer in a short text."""
-    return min(BLOCK, 1 << (max(1, n_tokens // 16).bit_length() - 1))
-
-
-def _blocks(n_tokens: int, longest: int, width: int) -> np.ndarray:
-    """Positions of the blocks' first targets, in random order, the same for every run."""
-    blocks = np.arange(longest, n_tokens - width + 1, width)
-    return np.random.default_rng(SEED).permutation(blocks)
-
-
 def _round(
     subject: Subject,
     first: np.ndarray,
@@ -122,12 +115,10 @@ def _round(
     scale: Sequence[int],
     budget: Budget | None,
 ) -> Iterator[np.ndarray]:
-    """Nats ``[B, W]`` of the blocks from ``first [B]`` on, for each history.
+    """Nats ``[B, W]`` of the blocks from ``first [B]`` on, for each history that the budget lasts for.
 
-    Args:
-        place: position of the blocks' first input in its segment. The text has the same segments for
-            all histories, or a history's loss would depend on where it puts a target.
-        budget: stop before a history for which it does not last (None: never stop).
+    ``place``: position of the blocks' first input in its segment. The text has the same segments for
+    all histories, or a history's loss would depend on where it puts a target.
     """
     last = 0.0
     for n in scale:

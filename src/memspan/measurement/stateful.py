@@ -41,18 +41,15 @@ class StatefulSubject(Subject):
 
     model: Stateful[Any]
     """The model, in evaluation mode."""
-    window: int | None = None
-    """Tokens that it can see: with more history, this many are read anew (None: any number)."""
     prefix: tuple[int, ...] = ()
     """Ids that its tokeniser puts before every text, which do not count as history."""
 
+    @property
+    def module(self) -> nn.Module:
+        return self.model.module
+
     @torch.no_grad()
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
-        """See :meth:`Subject.losses`.
-
-        Raises:
-            MemspanError: the model stops, or returns no logits.
-        """
         assert self.model.inputs.vocab_size is not None
         rows = max(1, MOST_SCORES // (self.segment_length * self.model.inputs.vocab_size))
         parts = zip(segment.inputs.split(rows), segment.targets.split(rows), strict=True)
@@ -130,12 +127,7 @@ def subject_of(
     device: str,
     progress: bool,
 ) -> tuple[StatefulSubject, list[str]]:
-    """A model other than a run, with a text, and what reading it leaves out.
-
-    Raises:
-        MemspanError: there is no such model, text, field or split, or the model cannot be read or has
-            no tokeniser.
-    """
+    """A model other than a run, with a text, and what reading it leaves out."""
     if isinstance(target, str | Path):
         model = named(str(target), trust_remote_code, vocab_size=256)
     else:
@@ -192,30 +184,23 @@ def window_of(module: nn.Module) -> int | None:
 def tokenizer_for(
     target: str, vocab_size: int, given: str | None, trust_remote_code: bool
 ) -> Tokenizer:
-    """The tokeniser of a model other than a run.
+    """The tokeniser of the model ``target``, which is not a run.
 
-    Args:
-        target: the model's name.
-        vocab_size: the model's.
-        given: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the one in
-            the model's own folder, or bytes).
-
-    Raises:
-        MemspanError: the model's tokeniser is missing.
+    ``given``: ``bytes``, a ``tokenizer.json``, or a folder in transformers' format (None: the one in
+    the model's own folder, or bytes).
     """
-    folder = Path(given) if given is not None else run_folder(target)
-    tokenizer: Tokenizer
-    has_none = not any((folder / name).is_file() for name in FILES)
-    if given == "bytes" or (given is None and has_none):
-        # Some have a few special tokens more; many more mean another tokeniser.
-        if given is None and not 256 <= vocab_size < 512:
-            raise MemspanError(
-                f"{target} has {vocab_size:,} tokens and no tokeniser, and bytes are 256: give its "
-                "tokeniser (--tokenizer FOLDER, or a tokenizer.json)"
-            )
-        tokenizer = ByteTokenizer()
-    elif folder.is_dir():
-        tokenizer = PretrainedTokenizer(folder, trust_remote_code)
-    else:
-        tokenizer = read_tokenizer(folder)
-    return tokenizer
+    folder = run_folder(target) if given is None else Path(given)
+    has_one = any((folder / name).is_file() for name in FILES)
+    if given is None and not has_one and not 256 <= vocab_size < 512:
+        # Some have a few special tokens more than bytes; many more mean another tokeniser.
+        raise MemspanError(
+            f"{target} has {vocab_size:,} tokens and no tokeniser, and bytes are 256: give its "
+            "tokeniser (--tokenizer FOLDER, or a tokenizer.json)"
+        )
+    if given == "bytes" or (given is None and not has_one):
+        return ByteTokenizer()
+    return (
+        PretrainedTokenizer(folder, trust_remote_code)
+        if folder.is_dir()
+        else read_tokenizer(folder)
+    )

@@ -25,13 +25,8 @@ class Estimate:
 
 
 class Blocks:
-    """Losses of the same blocks under several conditions, compared block by block.
-
-    Args:
-        nats: the sum of the losses of each block's targets, ``[N, conditions]``; N is at least
-            :data:`LEAST_BLOCKS`.
-        n_bytes: bytes of those targets, ``[N]``.
-    """
+    """Losses of the same blocks under several conditions, compared block by block: their sums ``nats
+    [N, conditions]``, N at least :data:`LEAST_BLOCKS`, of targets of ``n_bytes [N]``."""
 
     def __init__(self, nats: np.ndarray, n_bytes: np.ndarray) -> None:
         self._bits, self._n_bytes = nats / math.log(2), n_bytes
@@ -60,14 +55,11 @@ def _interval(x: np.ndarray) -> tuple[float, float]:
     if deviation == 0:
         return 0.0, 0.0
     skewness = ((x / deviation) ** 3).mean() / math.sqrt(n)
+    # The 97.5 % quantile of Student's t; Wallace's approximation (1959), a little wide below five.
+    z = NormalDist().inv_cdf(0.975) * (8 * n - 5) / (8 * n - 7)
+    student = math.sqrt((n - 1) * math.expm1(z * z / (n - 1)))
     # Solves q = t + skewness t^2 / 3 + skewness^2 t^3 / 27 + skewness / 6.
-    q = np.array([-1, 1]) * _student(n - 1)
+    q = np.array([-1, 1]) * student
     t = (np.cbrt(1 + skewness * (q - skewness / 6)) - 1) * 3 / skewness if skewness else q
     error = deviation / math.sqrt(n)
     return float(-t[1] * error), float(-t[0] * error)
-
-
-def _student(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t; Wallace's approximation (1959), a little wide below five."""
-    z = NormalDist().inv_cdf(0.975) * (8 * degrees + 3) / (8 * degrees + 1)
-    return math.sqrt(degrees * math.expm1(z * z / degrees))

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memspan.data.streams import Segment, segment_at
 from memspan.data.tokenizers.base import Tokenizer
@@ -58,6 +58,13 @@ class Subject(ABC):
     """Tokens per step, T."""
     document_starts: np.ndarray | None = None
     """Index of each document's first token if documents are read apart (None: they are not)."""
+    window: int | None = None
+    """Tokens that it can see: with more history, this many are read anew (None: any number)."""
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The model's parameters."""
 
     def segment(self, first: np.ndarray, n_tokens: int) -> Segment:
         """The targets from the positions ``first [B]`` on, ``n_tokens`` in each row, and their inputs.
@@ -79,27 +86,15 @@ class Subject(ABC):
     @abstractmethod
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
         """Nats of the ``last`` targets after an empty memory, float64 ``[B, last]``, 0 where one is not
-        scored.
-
-        Args:
-            segment: of any length.
-            cuts: the parts that are read one after the other, from :meth:`cuts`.
-
-        Raises:
-            NonFiniteError: a loss is NaN or infinite.
-        """
+        scored. ``cuts``: the parts that are read one after the other."""
 
     @abstractmethod
     def state_bytes(self, n_tokens: int) -> int:
         """Size of what one row carries after this many tokens."""
 
     def cuts(self, n_tokens: int, line: int) -> Cuts:
-        """``n_tokens`` inputs cut as the run reads, into ``(start, end)``.
-
-        Args:
-            line: index of an input that begins a segment; the others begin whole segments away from it.
-                It may lie outside.
-        """
+        """``n_tokens`` inputs cut as the run reads, into ``(start, end)``. ``line``: index of an input
+        that begins a segment, maybe outside; the others begin whole segments away from it."""
         inside = range(1 + (line - 1) % self.segment_length, n_tokens, self.segment_length)
         return tuple(pairwise([0, *inside, n_tokens]))
 
@@ -112,6 +107,10 @@ class RunSubject(Subject):
     """The model, in evaluation mode."""
     precision: Precision | None = None
     """Precision of matrix products (None: as torch is set)."""
+
+    @property
+    def module(self) -> nn.Module:
+        return self.model
 
     def reader(self, batch_size: int, memory: Memory | None = None) -> Reader:
         """A reader at the start of a text, or after ``memory``."""
@@ -151,11 +150,7 @@ def after_history(
 
 
 def finite(nats: Tensor) -> np.ndarray:
-    """Losses as float64.
-
-    Raises:
-        NonFiniteError: one is NaN or infinite.
-    """
+    """Losses as float64, all of them finite."""
     losses: np.ndarray = nats.cpu().double().numpy()
     if not np.isfinite(losses).all():
         raise NonFiniteError(

@@ -40,27 +40,4 @@ if TYPE_CHECKING:
     from memspan.models.transformer_xl.model import TransformerXL as TransformerXL
     from memspan.models.transformer_xl.model import TransformerXLMemory as TransformerXLMemory
 
-_HOMES = {
-    "compressive.config": ("CompressiveConfig",),
-    "compressive.model": ("Compressive", "CompressiveMemory"),
-    "fast_weights.config": ("FastWeightsConfig",),
-    "fast_weights.model": ("FastWeights", "FastWeightsMemory"),
-    "feedback.config": ("FeedbackConfig",),
-    "feedback.model": ("Feedback", "FeedbackMemory"),
-    "gated_delta_net.config": ("GatedDeltaNetConfig",),
-    "gated_delta_net.model": ("GatedDeltaNet", "GatedDeltaNetMemory"),
-    "language_model": ("LanguageModel", "Reader"),
-    "lstm.config": ("LSTMConfig",),
-    "lstm.model": ("LSTM", "LSTMMemory"),
-    "options": ("BackboneConfig", "EmbeddingConfig", "Plot"),
-    "output": ("BackboneOutput", "Output"),
-    "protocol": ("Backbone", "BackboneReader"),
-    "registry": ("MODELS", "register"),
-    "segments": ("read_in_pieces",),
-    "transformer.config": ("TransformerConfig",),
-    "transformer.model": ("Transformer",),
-    "transformer_xl.config": ("TransformerXLConfig",),
-    "transformer_xl.model": ("TransformerXL", "TransformerXLMemory"),
-}
-"""Module -> its public names."""
-__all__, __getattr__, __dir__ = lazily(__name__, __package__, _HOMES)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from memspan.devices import can_look
 from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
-from memspan.memory import Memory, check_field
+from memspan.memory import Memory
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
-from memspan.trees import named, suits
+from memspan.trees import check_field, named, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:

@@ -33,21 +33,4 @@ if TYPE_CHECKING:
     from memspan.ops.relative import attention_weights as attention_weights
     from memspan.ops.relative import relative_attention as relative_attention
 
-_HOMES = {
-    "convolution": ("short_convolution",),
-    "fast_weights.feature_maps": (
-        "DPFP",
-        "dpfp",
-        "elu_plus_one",
-        "favor",
-        "orthogonal_projection",
-        "sum_to_one",
-    ),
-    "fast_weights.rules": ("Chunking", "delta_rule", "outer_product_rule", "sum_rule"),
-    "feedback.attention": ("Distances", "feedback_attention", "span_mask"),
-    "feedback.buffers": ("FoldedWeights",),
-    "feedback.recurrence": ("feedback_recurrence",),
-    "relative": ("Positions", "attention_weights", "relative_attention"),
-}
-"""Module -> its public names."""
-__all__, __getattr__, __dir__ = lazily(__name__, __package__, _HOMES)
+__all__, __getattr__, __dir__ = lazily(__name__, __file__)

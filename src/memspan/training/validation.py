@@ -15,7 +15,7 @@ from memspan.data.streams import evaluation_segments
 from memspan.distributed.processes import ALONE
 from memspan.evaluation import Scores, score_tokens
 from memspan.generation.drawing import draw_tokens
-from memspan.generation.prompts import read_prompt
+from memspan.generation.writer import read_prompt
 from memspan.models.language_model import LanguageModel
 from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
@@ -92,7 +92,7 @@ class Validation:
         reader = scored.reader(batch_size=1, precision=self.precision, **writing)
         tokenizer = state.prepared.tokenizer
         decoder = tokenizer.stream_decoder()
-        logits = read_prompt(reader, [tokenizer.encode(self.prompt())], options.segment_length)
+        logits, _ = read_prompt(reader, [tokenizer.encode(self.prompt())], options.segment_length)
         drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
         return "".join(decoder.push(ids[0]) for ids, _ in drawn)
 
