@@ -118,8 +118,6 @@ def resolve(
     return chosen
 
 
-
-
 def multiplies_bfloat16() -> bool:
     """Whether PyTorch has fast bfloat16 products for this processor; otherwise it uses slow loops."""
     known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from memspan.data.corpora import is_local
+from memspan.data.corpora import Corpus, is_local
 from memspan.data.options import title
 from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import TokenFile
@@ -145,11 +145,11 @@ class Plan:
         # As frequent as words sorted by frequency: like 1 / (id + 1).
         rank = np.random.default_rng(1).random(4 * n * n_rows * options.segment_length)
         tokens = np.expm1(rank * np.log1p(self.vocab_size)).clip(max=self.vocab_size - 1)
-        starts, size = np.zeros(1, np.int64), self.vocab_size
-        text = TokenFile(tokens.astype(np.uint32), starts, len(tokens), "words", size, "", "")
+        starts = np.zeros(1, np.int64)
+        text = TokenFile(tokens.astype(np.uint32), starts, len(tokens), "", "")
         # Only the number of words matters.
-        words = WordTokenizer([str(number) for number in range(size)])
-        prepared = TokenizedCorpus(words, {"train": text}, {})
+        words = WordTokenizer([str(number) for number in range(self.vocab_size)])
+        prepared = TokenizedCorpus(words, {"train": text}, Corpus({}, {}))
         state = TrainingState(config, prepared, self.device, processes, optimiser=self.optimiser)
         # Segments have their full length by then.
         state.step = options.curriculum_steps
