@@ -308,7 +308,7 @@ class Reader:
             self._refuse_changes(whole=True)
         except StaleReaderError:
             return True
-        return isinstance(self._backbone, WatchedReader) and self._backbone.watch.is_stale()
+        return isinstance(self._backbone, WatchedReader) and self._backbone.watch.has_changed(True)
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """A backbone whose reader watches it is not looked at here."""
