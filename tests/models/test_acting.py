@@ -131,9 +131,7 @@ def test_a_window_longer_than_the_learned_positions() -> None:
     reader = backbone.reader(None, 2)
     for x in torch.randn(12, 2, 8).double():
         reader.step(x)
-    with pytest.raises(
-        MemspanError, match="table of 9 rows: read segments of at most 4, or read with"
-    ):
+    with pytest.raises(MemspanError, match="table of 9 rows: read shorter segments"):
         backbone(torch.randn(2, 5, 8).double(), reader.memory)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
-from memspan.models.protocol import Backbone, M, PassReader, WatchedReader, without_gradients
+from memspan.models.protocol import Backbone, M, WatchedReader, without_gradients
 from memspan.models.segments import cuts
 from memspan.trees import to_device
 
@@ -114,30 +114,13 @@ class InPlaceReader(BufferedReader[M]):
                 tensor.index_fill_(0, at, 0)
 
     def _put(self, rows: Tensor, at: Tensor, memory: M) -> None:
-        tensors = self._taken(memory.map(lambda t: to_device(t, self._device))).tensors()
+        tensors = memory.map(lambda t: to_device(t, self._device)).tensors()
         for name, parts in self._layers.items():
             for own, new in zip(parts, tensors.pop(name).unbind(1), strict=True):
                 own.index_copy_(0, at, new.to(self._dtype))
         self._counts = {
             name: own.index_copy(0, at, tensors[name]) for name, own in self._counts.items()
         }
-
-    def _taken(self, memory: M) -> M:
-        """``memory`` as it may take rows' places, on this device.
-
-        Raises:
-            MemspanError: it may not.
-        """
-        return memory
-
-
-class FinitePassReader(PassReader[M]):
-    """Reads a backbone whose modules have been changed; what is not finite is refused here, too."""
-
-    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        output = super()._read_vectors(x, starts)
-        refuse_non_finite(output)
-        return output
 
 
 def refuse_non_finite(output: Tensor) -> None:

@@ -295,8 +295,8 @@ class Watch(WeightsWatch):
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Some numbers of a tensor, evenly spread: to compare all of them would take a good part of the time
-    that it takes to compute with them. None on a GPU, for which looking would wait."""
+    """Some numbers of a tensor, evenly spread: to compare all of them would take a good part of what it
+    takes to compute with them. None of one on a GPU, since looking would wait."""
     if tensor.device.type != "cpu" or not tensor.numel():
         return torch.empty(0)
     size = 1 + sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))

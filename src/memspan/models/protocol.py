@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
@@ -25,8 +25,9 @@ from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Schema, Watch, is_exactly
 from memspan.models.recomputation import recomputed
-from memspan.models.segments import Padding
+from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
+from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.precision import Precision
 from memspan.trees import constant
 
@@ -303,16 +304,31 @@ class Backbone(nn.Module, Generic[M]):
             MemspanError: an argument is not as described here; the implementation does not exist or
                 cannot run.
         """
+        refuse_unknown_implementation(implementation, self.implementations)
+        memory = self.initial_memory(len(x)) if memory is None else memory
+        read = partial(self.read_piece, implementation=implementation)
+        return read_in_pieces(read, x, memory, starts, lengths, padding)
+
+    def read_piece(self, x: Tensor, memory: M, implementation: str | None) -> BackboneOutput[M]:
+        """Read a segment ``x [B, T, D]``, ``T >= 1``, in which no document begins and no row is padded.
+        An architecture whose results depend on the cuts has a ``forward`` of its own instead."""
         raise NotImplementedError
 
-    def reader(self, memory: M | None, batch_size: int) -> BackboneReader[M]:
+    def reader(self, memory: M | None, batch_size: int, **options: Any) -> BackboneReader[M]:
         """Read on without gradients, as fast as can be, in evaluation mode.
 
         Args:
             memory: what was read before (None: nothing, in ``batch_size`` rows).
             batch_size: rows, B, where there is no memory to take them from.
+            options: more arguments of ``forward``.
         """
-        return PassReader(self, self.own_memory(memory, batch_size))
+        memory = self.own_memory(memory, batch_size)
+        kind = self.reader_type() if self.is_as_made() else PassReader
+        return kind(self, memory, **options)
+
+    def reader_type(self) -> Callable[..., BackboneReader[M]]:
+        """The reader of the modules that the backbone was made with."""
+        return PassReader
 
     def longest_segment(self, memory: M, **options: Any) -> int | None:
         """The most tokens that can be read at once after ``memory`` (None: any number). The options

@@ -172,6 +172,8 @@ def read_in_pieces(
         lengths: int64 ``[B]``, or None.
         padding: the side where rows shorter than the segment are padded.
     """
+    if not x.numel():
+        return BackboneOutput(x, memory, x.new_zeros(()))
     if starts is None and lengths is None:
         return read(x, memory)
     rows, n_tokens = x.shape[:2]

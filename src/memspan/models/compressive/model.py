@@ -315,12 +315,10 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             },
         )
 
-    def _cached_reader(
-        self, memory: CompressiveMemory, span: Span
-    ) -> BackboneReader[CompressiveMemory]:
+    def reader_type(self) -> type[BackboneReader[CompressiveMemory]]:
         from memspan.models.compressive.reader import CompressiveReader
 
-        return CompressiveReader(self, memory, span)
+        return CompressiveReader
 
     @property
     def needs_received(self) -> bool:

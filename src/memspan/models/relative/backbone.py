@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
 from memspan.models.packing import STACK
-from memspan.models.protocol import Backbone, BackboneReader, M, PassReader, TransferableWeights
+from memspan.models.protocol import Backbone, BackboneReader, M, TransferableWeights
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.relative.self_attention import (
     AttentionPass,
@@ -100,7 +100,7 @@ class RelativeBackbone(Backbone[M]):
             return None
         return max(rows - slots, 0)
 
-    def reader(
+    def reader(  # type: ignore[override]
         self,
         memory: M | None,
         batch_size: int,
@@ -120,13 +120,7 @@ class RelativeBackbone(Backbone[M]):
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
         span.check_slots(sum(memory.slots().values()))
-        if self.is_as_made():
-            return self._cached_reader(memory, span)
-        return PassReader(self, memory, span=span)
-
-    def _cached_reader(self, memory: M, span: Span) -> BackboneReader[M]:
-        """The reader of the modules that the backbone was made with."""
-        raise NotImplementedError
+        return super().reader(memory, batch_size, span=span)
 
     def attention_pass(
         self,

@@ -313,14 +313,9 @@ def _check_table(config: RelativeConfig, needed: int, slots: int) -> None:
     rows = learned_rows(config)
     if rows is None or needed <= rows:
         return
-    if slots < rows:
-        remedy = f"read segments of at most {rows - slots}"
-    else:
-        remedy = f"set memory_length so that memory has at most {rows - 1} slots"
-    fixed = "attention_span fixed or " if slots <= rows else ""
     raise MemspanError(
         f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
-        f"{rows} rows: {remedy}, or read with {fixed}clamp_length {rows - 1}"
+        f"{rows} rows: read shorter segments, lower memory_length or set clamp_length to {rows - 1}"
     )
 
 
