@@ -30,7 +30,6 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
         return self._memory(slice(None), slice(None))
 
     def select(self, rows: Tensor | list[int]) -> M:
-        """See :meth:`memspan.models.Reader.select`."""
         numbers = self._rows.numbers(rows)
         return self._memory(numbers, to_device(numbers, self._device))
 
@@ -54,7 +53,6 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
 
     @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
         rows = self._rows.mask(mask).nonzero()
         if len(rows):
             self.watch.refuse_changes(whole=False)
@@ -67,7 +65,6 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
 
     @torch.no_grad()
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         self._put(numbers, to_device(numbers, self._device), given)

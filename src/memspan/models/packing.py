@@ -76,14 +76,11 @@ class Schema:
 
 
 def schema_of(module: nn.Module, names: str) -> Schema | None:
-    """The schema of ``module``, which has just been made.
+    """The schema of ``module``, which has just been made. None if kernels cannot know it: a class in it
+    is not :func:`memspan.nn.known`, or a part of it has a name that is not among ``names``.
 
-    None if kernels cannot know it: a class in it is not :func:`memspan.nn.known`, or a part of it has a
-    name that is not among ``names``.
-
-    Args:
-        names: those of all parameters and buffers that kernels know, and of modules without either: a
-            regular expression, in which spaces do not count.
+    ``names``: those of all parameters and buffers that kernels know, and of modules without either: a
+    regular expression, in which spaces do not count.
     """
     parts = dict(module.named_modules())
     if not {type(part) for part in parts.values()} <= METHODS.keys():

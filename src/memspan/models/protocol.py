@@ -1,9 +1,8 @@
 """The interface of a backbone: what an architecture implements, and what it may leave as it is.
 
-:class:`Backbone` is a base class, since a :class:`typing.Protocol` cannot ask for an ``nn.Module``.
-Required are ``memory_type``, its ``row_sizes`` and ``forward``; ``initial_memory`` where sizes are the
-memory's own. Everything else has a default, the reader included: an architecture needs one of its own
-only to stream faster than by whole passes.
+Required are ``memory_type``, its ``row_sizes``, and ``read_piece`` or, where results depend on the
+cuts, ``forward``; ``initial_memory`` where sizes are the memory's own. Everything else has a default,
+the reader included: an architecture needs one of its own only to stream faster than by whole passes.
 """
 
 from __future__ import annotations
@@ -45,17 +44,11 @@ class Streams(Protocol[M_co]):
         """The memory after all that was read: a value, which reading on does not change."""
         ...
 
-    def select(self, rows: Tensor | list[int]) -> M_co:
-        """See :meth:`memspan.models.Reader.select`."""
-        ...
+    def select(self, rows: Tensor | list[int]) -> M_co: ...
 
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
-        ...
+    def reset(self, mask: Tensor | list[bool]) -> None: ...
 
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
-        ...
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None: ...
 
 
 @runtime_checkable
@@ -104,8 +97,7 @@ class TokenReader(Streams[Memory], Protocol):
 
 @runtime_checkable
 class TokenModel(Protocol):
-    """What evaluation and generation ask of a :class:`memspan.models.LanguageModel`, or of one whose
-    parameters several processes share."""
+    """A :class:`memspan.models.LanguageModel`, or one whose parameters several processes share."""
 
     def __call__(
         self,
@@ -197,7 +189,7 @@ class Backbone(nn.Module, Generic[M]):
     (activation checkpointing): less memory for more time, and the same numbers bit for bit."""
 
     def __init__(self, config: BackboneConfig) -> None:
-        """Keep the options, and refuse sizes that no machine holds before any layer is made."""
+        """Keep the options, and refuse sizes that no machine holds."""
         super().__init__()
         refuse_oversized_model(config)
         constant(type(config))
@@ -336,8 +328,7 @@ class Backbone(nn.Module, Generic[M]):
         return None
 
     def load_memory(self, path: Path, fingerprint: str, like: Memory) -> Memory:
-        """A memory of this backbone's that ``memory.save(path, fingerprint)`` wrote; ``like``: an empty
-        one."""
+        """What ``memory.save(path, fingerprint)`` wrote; ``like``: an empty memory of this backbone."""
         return type(like).load(path, fingerprint, like=like)
 
     def context(self, segment_length: int, **options: Any) -> tuple[int, int] | None:
@@ -469,17 +460,14 @@ class MemoryReader(Generic[M]):
         self.memory = memory
 
     def select(self, rows: Tensor | list[int]) -> M:
-        """See :meth:`memspan.models.Reader.select`."""
         return self.memory.select(rows)
 
     @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
         self.memory = self.memory.reset(mask)
 
     @without_gradients
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
         self.memory = self.memory.replace(rows, memory)
 
 

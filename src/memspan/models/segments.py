@@ -24,10 +24,7 @@ Padding = Literal["right", "left"]
 
 
 def move_left(x: Tensor, lengths: Tensor) -> Tensor:
-    """Turn left padding into right padding: ``[B, T, ...] -> [B, T, ...]``.
-
-    Each row is rotated, so that :func:`move_right` undoes it.
-    """
+    """Turn left padding into right padding, ``[B, T, ...] -> [B, T, ...]``, by rotating each row."""
     return _rotate(x, x.shape[1] - lengths)
 
 

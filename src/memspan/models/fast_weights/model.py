@@ -152,7 +152,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
     def read_piece(
         self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
     ) -> BackboneOutput[FastWeightsMemory]:
-        """See :meth:`Backbone.read_piece`."""
         if self.config.rule == "outer-product" and implementation not in (None, "reference"):
             raise MemspanError(
                 f"the outer-product rule has no {implementation} implementation: use the reference"

@@ -119,19 +119,11 @@ class FeedbackLayer(nn.Module):
         x = x + drop(attended, factors.attention)
         if not self.pre:
             x = self.attention_norm(x)
-        fed = self._feed_forward(self.feed_forward_norm(x) if self.pre else x, factors.activated)
-        x = x + drop(fed, factors.feed_forward)
+        z = self.feed_forward_norm(x) if self.pre else x
+        # Another module in its place may take no factors.
+        given = (z,) if factors.activated is None else (z, factors.activated)
+        x = x + drop(self.feed_forward(*given), factors.feed_forward)
         return x if self.pre else self.feed_forward_norm(x)
-
-    def _feed_forward(self, z: Tensor, factor: Tensor | None) -> Tensor:
-        if factor is None:
-            return self.feed_forward(z)  # type: ignore[no-any-return]
-        if not isinstance(self.feed_forward, FeedForward):
-            raise MemspanError(
-                "dropout inside the feed-forward sub-layer needs memspan's own: replace its parts "
-                "inner and outer, or train with dropout 0"
-            )
-        return self.feed_forward(z, factor)  # type: ignore[no-any-return]
 
 
 @known("config")
@@ -268,7 +260,6 @@ class Feedback(Backbone[FeedbackMemory]):
     def read_piece(
         self, x: Tensor, memory: FeedbackMemory, implementation: str | None
     ) -> BackboneOutput[FeedbackMemory]:
-        """See :meth:`Backbone.read_piece`."""
         fuses = self.can_fuse() and self.is_as_made()
         if implementation in IMPLEMENTATIONS and not fuses:
             raise MemspanError(

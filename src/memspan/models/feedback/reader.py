@@ -13,11 +13,8 @@ from memspan.trees import to_device
 
 
 class FeedbackReader(BufferedReader[FeedbackMemory]):
-    """Reads a stream without gradients. Each token's keys and values are computed once.
-
-    They are appended to a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a
-    new one, so the cost per token is constant.
-    """
+    """Reads a stream without gradients. Each token's keys and values are computed once, and appended to
+    a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a new one."""
 
     @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:

@@ -56,7 +56,6 @@ class LSTM(Backbone[LSTMMemory]):
     def read_piece(
         self, x: Tensor, memory: LSTMMemory, implementation: str | None
     ) -> BackboneOutput[LSTMMemory]:
-        """See :meth:`Backbone.read_piece`."""
         by_token = implementation == "reference" and self.is_as_made()
         with torch.autocast(x.device.type, enabled=False):
             return self._read(x.to(next(self.parameters()).dtype), memory, by_token)

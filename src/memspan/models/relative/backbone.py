@@ -15,6 +15,7 @@ from memspan.models.packing import STACK
 from memspan.models.protocol import Backbone, BackboneReader, M, TransferableWeights
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.relative.self_attention import (
+    GATE_BIAS,
     AttentionPass,
     AttentionSpan,
     GRUGate,
@@ -65,7 +66,7 @@ class RelativeBackbone(Backbone[M]):
         initialise(self, config.initialisation, config.n_layers)
         for module in self.modules():
             if isinstance(module, GRUGate):
-                module.initialise()
+                nn.init.constant_(module.bias, GATE_BIAS)
 
     def stack(self) -> Iterator[RelativeLayer]:
         """The layers, first to last."""

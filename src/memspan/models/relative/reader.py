@@ -23,13 +23,10 @@ from memspan.trees import to_device
 class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
     """Reads a stream without gradients; keys and values of memory are projected once and cached.
 
-    With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
-    the model's. Hidden states, keys and values are appended to buffers ``[memory | room]``, in which
-    each row's slots end at the same column. When a buffer is full its last slots move to a new one, so
-    the cost per token is constant.
-
-    A single token takes one call to the step in C where that can run (``ops/relative_step/README.md``),
-    otherwise a few tensor operations per layer.
+    Hidden states, keys and values are appended to buffers ``[memory | room]``, in which each row's
+    slots end at the same column. When a buffer is full its last slots move to a new one, so the cost
+    per token is constant. A single token takes one call to the step in C where that can run
+    (``ops/relative_step/README.md``).
     """
 
     counts_attention = False

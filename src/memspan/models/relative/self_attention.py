@@ -219,10 +219,6 @@ class GRUGate(nn.Module):
         z = (update + own_update - self.bias).sigmoid()
         return x + z * ((candidate + self.of_reset_stream(r * x)).tanh() - x)  # type: ignore[no-any-return]
 
-    def initialise(self) -> None:
-        """Begin near the identity."""
-        nn.init.constant_(self.bias, GATE_BIAS)
-
 
 class RelativeLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
