@@ -104,7 +104,7 @@ def test_mistakes_are_one_line_and_change_nothing(name: str) -> None:
     for mistake, said in (
         (
             lambda: reader.step(x[0, :3]),
-            "tensor [4, 8] on cpu, one vector for each row of the reader",
+            "x must be a float64 tensor [4, 8] on cpu, not a",
         ),
         (lambda: reader.step(x[0, :, 1:]), "not a tensor of float64 [4, 7] on cpu"),
         (lambda: reader.step(x[0][:, None]), "not a tensor of float64 [4, 1, 8] on cpu"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -12,16 +12,22 @@ from torch import Tensor
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
-from memspan.models.protocol import Backbone, M, WatchedReader, without_gradients
+from memspan.models.packing import Watch
+from memspan.models.protocol import Backbone, M, VectorReader, not_copied, without_gradients
 from memspan.models.segments import cuts
 from memspan.trees import to_device
 
 
-class BufferedReader(WatchedReader, ABC, Generic[M]):
-    """Keeps the memory of its rows in tensors that it writes to."""
+class BufferedReader(VectorReader, Generic[M]):
+    """Keeps the memory of its rows in tensors that it writes to. It computes with weights past their
+    modules, and refuses to read on after weights or modules have changed."""
+
+    __reduce_ex__ = not_copied
 
     def __init__(self, backbone: Backbone[M], memory: M) -> None:
         super().__init__(backbone, memory.batch_size)
+        assert backbone.schema is not None
+        self.watch = Watch(backbone, backbone.schema)
         self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
 
     @property
@@ -39,7 +45,7 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         self.watch.refuse_changes(x.shape[1] > 1)
-        if starts is None or not starts.numel():
+        if starts is None:
             return self._read(x)
         parts, starts = [], starts.cpu()
         for start, end in cuts(starts):
@@ -84,7 +90,6 @@ class InPlaceReader(BufferedReader[M]):
     def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
         super().__init__(backbone, memory)
         self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
-        self._final_norm: Any = backbone.final_norm
         self._kind, tensors = type(memory), memory.tensors()
         # Copies, since they are changed in place.
         self._layers = {
@@ -98,11 +103,6 @@ class InPlaceReader(BufferedReader[M]):
             name: torch.stack([t[at] for t in parts], 1) for name, parts in self._layers.items()
         }
         return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
-
-    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        """Refuses an output that is not finite. On a GPU, where checking would wait for the device, it
-        is returned as it is."""
-        return super()._read_vectors(x, starts) if x.shape[1] else self._final_norm(x)
 
     def _empty(self, rows: Tensor, at: Tensor) -> None:
         self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
@@ -122,7 +122,7 @@ class InPlaceReader(BufferedReader[M]):
 
 def refuse_non_finite(output: Tensor) -> None:
     """Raise :class:`NonFiniteError` where ``output [B, T, D]`` is not finite: one such key or value has
-    spoilt its row's matrices, and with them every later output."""
+    spoilt its row's matrices, and with them every later output. On a GPU checking would wait."""
     if rows := rows_not_finite(output):
         raise NonFiniteError(
             f"keys or values of rows {rows} are not finite, nor is what they wrote to memory: "

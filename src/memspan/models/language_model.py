@@ -16,6 +16,7 @@ from memspan.files.tensors import digest
 from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, tie, tied_names
 from memspan.models.fingerprints import fingerprint
+from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
@@ -24,7 +25,6 @@ from memspan.models.packing import WeightsWatch, is_itself
 from memspan.models.protocol import (
     Backbone,
     MemoryReader,
-    WatchedReader,
     not_copied,
 )
 from memspan.models.segments import Padding, padding_mask
@@ -130,19 +130,14 @@ class LanguageModel(nn.Module):
                 cannot run with this model here.
         """
         check_tokens(tokens, targets)
-        x = self._embed(tokens)
-        if tokens.numel():
-            out = self.backbone(
-                x,
-                memory,
-                starts=starts,
-                lengths=lengths,
-                padding=padding,
-                implementation=implementation,
-            )
-        else:
-            memory = self.backbone.own_memory(memory, len(x))
-            out = BackboneOutput(x, memory, x.new_zeros(()))
+        out: BackboneOutput[Memory] = self.backbone(
+            self._embed(tokens),
+            memory,
+            starts=starts,
+            lengths=lengths,
+            padding=padding,
+            implementation=implementation,
+        )
         if targets is not None and lengths is not None:
             own = padding_mask(lengths, tokens.shape[1], padding)
             targets = targets.masked_fill(~own, NOT_SCORED)
@@ -265,7 +260,7 @@ class Reader:
             with self._inference():
                 self._backbone = model.backbone.reader(memory, self._rows, **options)
         # What watches itself is not looked at twice.
-        watches = isinstance(self._backbone, WatchedReader)
+        watches = isinstance(self._backbone, BufferedReader)
         self._watch = WeightsWatch(*((model.embedding, model.head) if watches else (model,)))
 
     @property
@@ -284,7 +279,7 @@ class Reader:
             self._refuse_changes(whole=True)
         except StaleReaderError:
             return True
-        return isinstance(self._backbone, WatchedReader) and self._backbone.watch.has_changed(True)
+        return isinstance(self._backbone, BufferedReader) and self._backbone.watch.has_changed(True)
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """A backbone whose reader watches it is not looked at here."""
@@ -316,9 +311,7 @@ class Reader:
         with self._inference():
             if self._by_call:
                 return self._read_by_call(tokens, targets, starts)
-            hidden = self._model._embed(tokens)
-            if tokens.numel():
-                hidden = self._backbone.read(hidden, starts)
+            hidden = self._backbone.read(self._model._embed(tokens), starts)
             hidden = self._model.output_dropout(hidden)
             if targets is None:
                 return self._model.head(hidden)

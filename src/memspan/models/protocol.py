@@ -22,7 +22,7 @@ from memspan.memory import Memory
 from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.packing import Schema, Watch, is_exactly
+from memspan.models.packing import Schema, is_exactly
 from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
@@ -426,7 +426,7 @@ class VectorReader(ABC):
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
         check_vectors(x, *self._expected, starts)
-        return self._read_vectors(x, starts)
+        return self._read_vectors(x, starts) if x.numel() else x
 
     @without_gradients
     def step(self, x: Tensor) -> Tensor:
@@ -437,18 +437,6 @@ class VectorReader(ABC):
     def _step_on(self, x: Tensor) -> Tensor:
         # Indexing takes longer.
         return self._read_vectors(x.unsqueeze(1), None).squeeze(1)
-
-
-class WatchedReader(VectorReader):
-    """What readers share that compute with weights past their modules: they refuse to read on after
-    weights or modules have changed."""
-
-    __reduce_ex__ = not_copied
-
-    def __init__(self, backbone: Backbone[Any], rows: int) -> None:
-        VectorReader.__init__(self, backbone, rows)
-        assert backbone.schema is not None
-        self.watch = Watch(backbone, backbone.schema)
 
 
 class MemoryReader(Generic[M]):

@@ -213,16 +213,13 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         attention_weights: list[Tensor] | None = None,
         span: Span | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
-
-        Of several documents in a row only the last is compressed and has an auxiliary loss, since
-        nothing of the others is kept.
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`. Of several documents in a row
+        only the last, of which something is kept, is compressed and has an auxiliary loss.
 
         Args:
-            attention_weights: a list that receives each layer's weights, ``[B, H, T, C + M + T]``,
-                before dropout and without gradient; for inspection. Valid slots stand right-most before
-                the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Padding
-                counts as on the right.
+            attention_weights: receives each layer's weights, ``[B, H, T, C + M + T]``, as in
+                :class:`~memspan.models.TransformerXL`. Valid slots stand right-most before the segment:
+                ``compressed_length`` compressed ones, then ``length`` of memory.
             span: the keys and distances that are told apart (None: as configured).
 
         Returns:
@@ -302,8 +299,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
     def _counted(
         self, layer: StackedLayer, x: Tensor, memory: Tensor, *others: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What ``layer`` returns, and the attention that each slot received, ``[B, C+M+T]``, or None:
-        counted anew where a layer is recomputed."""
+        """What ``layer`` returns, and the attention that each slot received, if it is counted."""
         counts_shares = not self.training and others[-2].implementation != "sdpa"
         wanted = self.needs_received or counts_shares
         received = x.new_zeros(len(x), memory.shape[1] + x.shape[1]) if wanted else None

@@ -85,7 +85,7 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        if self._loop is not None and x.shape[1]:
+        if self._loop is not None:
             return self._read_segment(self._loop, x)
         with torch.autocast(x.device.type, enabled=False):
             h = torch.empty_like(x)

@@ -57,19 +57,16 @@ class LSTM(Backbone[LSTMMemory]):
         self, x: Tensor, memory: LSTMMemory, implementation: str | None
     ) -> BackboneOutput[LSTMMemory]:
         by_token = implementation == "reference" and self.is_as_made()
+        h, states = self.dropout(x.to(next(self.parameters()).dtype)), []
         with torch.autocast(x.device.type, enabled=False):
-            return self._read(x.to(next(self.parameters()).dtype), memory, by_token)
-
-    def _read(self, x: Tensor, memory: LSTMMemory, by_token: bool) -> BackboneOutput[LSTMMemory]:
-        h, states = self.dropout(x), []
-        for n, layer in enumerate(self.layers):
-            before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
-            if by_token:
-                h, state = self.through(step_by_step, layer, h, *before)
-            else:
-                h, state = self.through(layer, h, tuple(t[None].contiguous() for t in before))
-            states.append(state)
-            h = self.dropout(h)
+            for n, layer in enumerate(self.layers):
+                before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
+                if by_token:
+                    h, state = self.through(step_by_step, layer, h, *before)
+                else:
+                    h, state = self.through(layer, h, tuple(t[None].contiguous() for t in before))
+                states.append(state)
+                h = self.dropout(h)
         output, cell = (torch.stack([t[0] for t in ts], 1) for ts in zip(*states, strict=True))
         memory = LSTMMemory(memory.tokens_seen + x.shape[1], output, cell)
         return BackboneOutput(h, memory, h.new_zeros(()))

@@ -109,14 +109,9 @@ class RelativeBackbone(Backbone[M]):
         attention_span: str | None = None,
         clamp_length: int | None = None,
     ) -> BackboneReader[M]:
-        """A reader that caches the keys and values of memory.
-
-        Args:
-            memory: what was read before (None: nothing, in ``batch_size`` rows).
-            batch_size: rows, B.
-            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
-            clamp_length: read with this clamp (None: as configured). The models of Transformer-XL's
-                paper were trained with span ``segment`` and scored with ``fixed`` and a clamp.
+        """A reader that caches the keys and values of memory, with another span or clamp than the
+        model's (None: as configured). The models of Transformer-XL's paper were trained with span
+        ``segment`` and scored with ``fixed`` and a clamp.
         """
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)

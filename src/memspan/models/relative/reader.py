@@ -60,8 +60,6 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self._count(**counts)
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        if not x.numel():
-            return self.backbone.final_norm(x)
         self.watch.refuse_changes(x.shape[1] > 1)
         return self._read(x, starts)
 
