@@ -347,9 +347,7 @@ def test_implementations_that_take_the_weights_alone_refuse() -> None:
     backbone(x, implementation="fused")
     backbone.layers[0].query = LowRank(backbone.layers[0].query)
     backbone(x, implementation="reference")
-    with pytest.raises(
-        MemspanError, match="a hook, an adapter or is another one: remove it, merge"
-    ):
+    with pytest.raises(MemspanError, match="neither adaptive spans nor changed modules"):
         backbone(x, implementation="fused")
 
 
@@ -434,5 +432,5 @@ def test_dropout_is_within_the_feed_forward_module() -> None:
     assert len(calls) == 3
     handle.remove()
     layer.feed_forward = Doubled(layer.feed_forward)
-    with pytest.raises(MemspanError, match="replace its parts inner and outer, or train with"):
+    with pytest.raises(TypeError, match="positional arguments"):
         model(text(1, 3))

@@ -25,7 +25,7 @@ from architectures import (
 from golden import assert_same
 from memspan.errors import MemspanError, StaleReaderError
 from memspan.models import LanguageModel
-from memspan.models.protocol import WatchedReader
+from memspan.models.in_place import BufferedReader
 from readings import text
 
 pytestmark = pytest.mark.hardening
@@ -103,7 +103,7 @@ def test_changed_weights_are_refused_at_once(case: Case, change: str) -> None:
             reader.read(text(2, length))
         with pytest.raises(MemspanError, match=REFUSED):
             reader.reset([True, False])
-        if isinstance(backbone, WatchedReader):
+        if isinstance(backbone, BufferedReader):
             # Whoever converts the model converts the vectors, too.
             x = x.to(next(model.parameters()).dtype)
             with torch.no_grad(), pytest.raises(MemspanError, match=REFUSED):
@@ -169,7 +169,7 @@ def test_inference_mode(case: Case) -> None:
     with torch.inference_mode():
         for parameter in made.backbone.parameters():
             parameter.mul_(1.5)
-    if isinstance(outside._backbone, WatchedReader):
+    if isinstance(outside._backbone, BufferedReader):
         with pytest.raises(StaleReaderError, match=REFUSED):
             outside.read(text(1, 1))
 
@@ -311,7 +311,7 @@ def test_modules_that_are_put_in_between_single_tokens(case: Case) -> None:
     nn.Sequential(nn.Linear(2, 2))
     reader.read(text(1, 1))
     swap(model)
-    if isinstance(reader._backbone, WatchedReader):
+    if isinstance(reader._backbone, BufferedReader):
         with pytest.raises(StaleReaderError, match=REFUSED):
             reader.read(text(1, 1))
 
@@ -365,7 +365,7 @@ def test_hooks_that_come_and_go(case: Case) -> None:
     reader.read(text(1, 1))
     handle = layer.register_forward_hook(lambda *_: calls.append(1))
     memory = reader.memory
-    if isinstance(reader._backbone, WatchedReader):
+    if isinstance(reader._backbone, BufferedReader):
         with pytest.raises(MemspanError, match=REFUSED):
             reader.read(text(1, 1))
     again = model.reader(memory)

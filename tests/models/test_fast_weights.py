@@ -402,12 +402,6 @@ def test_what_overflows_within_a_pass_comes_out_as_nan(training: bool) -> None:
     assert losses.isnan().any(1).tolist() == [False, True, False]
 
 
-def test_what_does_not_fit_memory_is_refused_before_it_is_made() -> None:
-    config = FastWeightsConfig(feature_map="favor", favor_features=10**12)
-    with pytest.raises(MemspanError, match=r"GB, and this machine.*lower nu"):
-        FastWeights(config)
-
-
 def test_memory_length_is_refused() -> None:
     with pytest.raises(MemspanError, match="memory_length is not an option"):
         fast_weights().model().initial_memory(1, memory_length=5)

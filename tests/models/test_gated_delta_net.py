@@ -215,12 +215,9 @@ def test_autocast_rounds_the_weights_of_products_alone(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("length", [1, 3])
-@pytest.mark.parametrize("changed", [False, True])
-def test_readers_refuse_what_is_not_finite(value: float, length: int, changed: bool) -> None:
-    """In the input, in memory, or in a weight; by the reader of changed modules, too."""
+def test_readers_refuse_what_is_not_finite(value: float, length: int) -> None:
+    """In the input, in memory, or in a weight."""
     model = gated_delta_net().model()
-    if changed:
-        model.backbone.layers[0].register_forward_hook(lambda *_: None)
     x = torch.randn(3, length, 8, dtype=torch.float64)
     broken = x.clone()
     broken[1, 0, 0] = value

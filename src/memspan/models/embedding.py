@@ -145,22 +145,20 @@ class Head(nn.Module):
         if not is_itself(self, Head):
             return losses_of(self(hidden), targets)
         x, words = hidden.flatten(0, -2), targets.flatten()
+        loss = partial(nats, recompute=self.recompute)
         if len(self.edges) == 2:
-            return self._nats(partial(self._cluster, i=0), x, words).view_as(targets)
+            return loss(partial(self._cluster, i=0), x, words).view_as(targets)
         cluster = torch.bucketize(
             words.contiguous(), torch.tensor(self.edges[1:-1], device=x.device), right=True
         )
         column = torch.where(cluster == 0, words, self.edges[1] + cluster - 1)
-        losses = self._nats(self._head, x, column)
+        losses = loss(self._head, x, column)
         for i in range(1, len(self.edges) - 1):
             rows = (cluster == i).nonzero().squeeze(1)
             tail = partial(self._cluster, i=i)
-            tail_nats = self._nats(tail, x.index_select(0, rows), words[rows] - self.edges[i])
+            tail_nats = loss(tail, x.index_select(0, rows), words[rows] - self.edges[i])
             losses = losses.index_add(0, rows, tail_nats)
         return losses.view_as(targets)
-
-    def _nats(self, logits: Callable[[Tensor], Tensor], x: Tensor, words: Tensor) -> Tensor:
-        return nats(logits, x, words, self.recompute)
 
     def _head(self, x: Tensor) -> Tensor:
         weight, bias = self._table(0)

@@ -41,11 +41,7 @@ def fingerprint(backbone: BackboneConfig, embedding: EmbeddingConfig, weights: s
 
     An option counts by name, and only where it differs from its default, so that one more leaves all
     fingerprints as they are; a default must never change. Options in ``same_function`` do not count.
-
-    Args:
-        backbone: the architecture's options.
-        embedding: those of embedding and head.
-        weights: the digest of the weights.
+    ``weights``: their digest.
     """
     options = _counted("model", backbone) | _counted("embedding", embedding)
     named = [f"{name}={value!r}" for name, value in sorted(options.items())]

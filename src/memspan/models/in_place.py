@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -12,16 +12,22 @@ from torch import Tensor
 from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
-from memspan.models.protocol import Backbone, M, PassReader, WatchedReader, without_gradients
+from memspan.models.packing import Watch
+from memspan.models.protocol import Backbone, M, VectorReader, not_copied, without_gradients
 from memspan.models.segments import cuts
 from memspan.trees import to_device
 
 
-class BufferedReader(WatchedReader, ABC, Generic[M]):
-    """Keeps the memory of its rows in tensors that it writes to."""
+class BufferedReader(VectorReader, Generic[M]):
+    """Keeps the memory of its rows in tensors that it writes to. It computes with weights past their
+    modules, and refuses to read on after weights or modules have changed."""
+
+    __reduce_ex__ = not_copied
 
     def __init__(self, backbone: Backbone[M], memory: M) -> None:
         super().__init__(backbone, memory.batch_size)
+        assert backbone.schema is not None
+        self.watch = Watch(backbone, backbone.schema)
         self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
 
     @property
@@ -30,7 +36,6 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
         return self._memory(slice(None), slice(None))
 
     def select(self, rows: Tensor | list[int]) -> M:
-        """See :meth:`memspan.models.Reader.select`."""
         numbers = self._rows.numbers(rows)
         return self._memory(numbers, to_device(numbers, self._device))
 
@@ -40,7 +45,7 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         self.watch.refuse_changes(x.shape[1] > 1)
-        if starts is None or not starts.numel():
+        if starts is None:
             return self._read(x)
         parts, starts = [], starts.cpu()
         for start, end in cuts(starts):
@@ -54,7 +59,6 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
 
     @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
         rows = self._rows.mask(mask).nonzero()
         if len(rows):
             self.watch.refuse_changes(whole=False)
@@ -67,7 +71,6 @@ class BufferedReader(WatchedReader, ABC, Generic[M]):
 
     @torch.no_grad()
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)
         self._put(numbers, to_device(numbers, self._device), given)
@@ -87,7 +90,6 @@ class InPlaceReader(BufferedReader[M]):
     def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
         super().__init__(backbone, memory)
         self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
-        self._final_norm: Any = backbone.final_norm
         self._kind, tensors = type(memory), memory.tensors()
         # Copies, since they are changed in place.
         self._layers = {
@@ -102,11 +104,6 @@ class InPlaceReader(BufferedReader[M]):
         }
         return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
 
-    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        """Refuses an output that is not finite. On a GPU, where checking would wait for the device, it
-        is returned as it is."""
-        return super()._read_vectors(x, starts) if x.shape[1] else self._final_norm(x)
-
     def _empty(self, rows: Tensor, at: Tensor) -> None:
         self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
         for parts in self._layers.values():
@@ -114,7 +111,7 @@ class InPlaceReader(BufferedReader[M]):
                 tensor.index_fill_(0, at, 0)
 
     def _put(self, rows: Tensor, at: Tensor, memory: M) -> None:
-        tensors = self._taken(memory.map(lambda t: to_device(t, self._device))).tensors()
+        tensors = memory.map(lambda t: to_device(t, self._device)).tensors()
         for name, parts in self._layers.items():
             for own, new in zip(parts, tensors.pop(name).unbind(1), strict=True):
                 own.index_copy_(0, at, new.to(self._dtype))
@@ -122,27 +119,10 @@ class InPlaceReader(BufferedReader[M]):
             name: own.index_copy(0, at, tensors[name]) for name, own in self._counts.items()
         }
 
-    def _taken(self, memory: M) -> M:
-        """``memory`` as it may take rows' places, on this device.
-
-        Raises:
-            MemspanError: it may not.
-        """
-        return memory
-
-
-class FinitePassReader(PassReader[M]):
-    """Reads a backbone whose modules have been changed; what is not finite is refused here, too."""
-
-    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        output = super()._read_vectors(x, starts)
-        refuse_non_finite(output)
-        return output
-
 
 def refuse_non_finite(output: Tensor) -> None:
     """Raise :class:`NonFiniteError` where ``output [B, T, D]`` is not finite: one such key or value has
-    spoilt its row's matrices, and with them every later output."""
+    spoilt its row's matrices, and with them every later output. On a GPU checking would wait."""
     if rows := rows_not_finite(output):
         raise NonFiniteError(
             f"keys or values of rows {rows} are not finite, nor is what they wrote to memory: "

@@ -55,8 +55,6 @@ def initialise(
     """Draw the parameters of ``module`` from torch's global generator, in their order.
 
     Args:
-        module: a backbone, or an embedding and its head.
-        scheme: see above.
         n_layers: of the backbone. What its 2 ``n_layers`` branches add to the residual stream then has
             a variance of about 1 together (as in GPT-2, Radford et al. 2019).
         factors: those that differ from :data:`FACTORS`.

@@ -23,10 +23,7 @@ from memspan.trees import check_field, named, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
-    """Refuse tokens that are not int64 ``[B, T]``, and targets that are not like them.
-
-    On which device they should be the embedding knows.
-    """
+    """Refuse tokens that are not int64 ``[B, T]``, and targets that are not like them."""
     if not (isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.dim() == 2):
         raise MemspanError(
             f"tokens must be an int64 tensor [rows, length], not {_described(tokens)}"
@@ -43,17 +40,10 @@ def check_vectors(
     lengths: Tensor | None = None,
     padding: Padding = "right",
 ) -> None:
-    """Refuse what a backbone of this ``width`` D cannot read, or its reader of so many rows B (None:
-    any), and what does not go with it.
+    """Refuse what a backbone of this ``width`` D cannot read, or its reader of so many ``rows`` (None:
+    any), and what does not go with it. Arguments are as in :meth:`memspan.models.Backbone.forward`.
 
-    Args:
-        x: ``[B, T, D]``.
-        width: D.
-        weight: one of the backbone's: its device is where everything must be, see also :func:`suits`.
-        rows: B.
-        starts: bool ``[B, T]``.
-        lengths: int64 ``[B]``, in 0 .. T, which is not looked at where that would wait for the device.
-        padding: the side that it is on.
+    ``weight``: one of the backbone's: its device is where everything must be, see also :func:`suits`.
     """
     if not (
         isinstance(x, Tensor)
@@ -63,10 +53,7 @@ def check_vectors(
         and x.device == weight.device
         and suits(x, weight)
     ):
-        raise MemspanError(
-            f"x must be a {_kind(weight)} tensor [{'rows' if rows is None else rows}, length, {width}] "
-            f"on {weight.device}, not {_described(x)}"
-        )
+        raise _unreadable(x, f"[{'rows' if rows is None else rows}, length, {width}]", weight)
     _check("starts", starts, torch.bool, shape[:2], x.device)
     if lengths is not None:
         _check("lengths", lengths, torch.int64, shape[:1], x.device)
@@ -87,10 +74,7 @@ def check_step(x: Tensor, width: int, weight: Tensor, rows: int) -> None:
         and x.device == weight.device
         and suits(x, weight)
     ):
-        raise MemspanError(
-            f"a step needs a {_kind(weight)} tensor [{rows}, {width}] on {weight.device}, one vector "
-            f"for each row of the reader, not {_described(x)}"
-        )
+        raise _unreadable(x, f"[{rows}, {width}]", weight)
     if spoilt := rows_not_finite(x):
         raise NonFiniteError(
             f"the vectors of rows {spoilt} are not finite, so no row was read: put zeros there, reset "
@@ -129,8 +113,11 @@ def _check(
         )
 
 
-def _kind(weight: Tensor) -> str:
-    return named(weight.dtype) if weight.is_floating_point() else "floating-point"
+def _unreadable(x: object, shape: str, weight: Tensor) -> MemspanError:
+    kind = named(weight.dtype) if weight.is_floating_point() else "floating-point"
+    return MemspanError(
+        f"x must be a {kind} tensor {shape} on {weight.device}, not {_described(x)}"
+    )
 
 
 def _described(value: object) -> str:
@@ -146,15 +133,10 @@ def check_memory(
     sizes: Mapping[str, tuple[int | None, ...]],
     device: torch.device,
 ) -> None:
-    """Refuse a memory of another architecture, of other sizes or types, or on another device.
+    """Refuse a memory of another ``kind``, of other sizes or types, or on another device than the
+    model's. Counts are looked at where that does not wait for the device.
 
-    Args:
-        memory: what was given as one.
-        kind: the architecture's memory.
-        sizes: of one row of its fields, see :meth:`memspan.models.Backbone.row_sizes`.
-        device: the model's.
-
-    Counts are looked at where that does not wait for the device.
+    ``sizes``: of one row of its fields, see :meth:`memspan.models.Backbone.row_sizes`.
     """
     if type(memory) is not kind:
         raise MemspanError(

@@ -16,6 +16,7 @@ from memspan.files.tensors import digest
 from memspan.memory import Memory
 from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, tie, tied_names
 from memspan.models.fingerprints import fingerprint
+from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_batch_size, check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
@@ -23,9 +24,7 @@ from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import WeightsWatch, is_itself
 from memspan.models.protocol import (
     Backbone,
-    BackboneReader,
     MemoryReader,
-    WatchedReader,
     not_copied,
 )
 from memspan.models.segments import Padding, padding_mask
@@ -71,24 +70,19 @@ class LanguageModel(nn.Module):
     def initial_memory(self, batch_size: int, **options: object) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
         check_batch_size(batch_size)
-        self._refuse_unknown("memory", self.backbone.initial_memory, options)
         make: Callable[..., Memory] = self.backbone.initial_memory
+        _refuse_unknown("memory", make, options)
         with refuse_impossible("the memory"):
-            row = make(1, **options)
+            needed = batch_size * make(1, **options).nbytes
+        remedy = "lower the number of rows, or memory_length"
         refuse_oversized(
-            f"the memory of {counted(batch_size, 'row')}",
-            batch_size * row.nbytes,
-            row.tokens_seen.device,
-            "lower the number of rows, or memory_length",
+            f"the memory of {counted(batch_size, 'row')}", needed, self.backbone.device, remedy
         )
         return make(batch_size, **options)
 
     def load_memory(self, path: str | Path, batch_size: int = 1) -> Memory:
-        """A memory of this model that ``memory.save(path, model.fingerprint())`` wrote.
-
-        Args:
-            path: the file.
-            batch_size: rows that it must have.
+        """A memory of this model's, of ``batch_size`` rows, that
+        ``memory.save(path, model.fingerprint())`` wrote.
 
         Raises:
             MemspanError: the file is missing, damaged or not a memory; it belongs to another model; it
@@ -102,15 +96,6 @@ class LanguageModel(nn.Module):
         like = self.initial_memory(batch_size)
         memory = self.backbone.load_memory(Path(path), self.fingerprint(), like)
         return memory.to(like.tokens_seen.device)
-
-    def _refuse_unknown(
-        self, what: str, method: Callable[..., object], options: dict[str, object]
-    ) -> None:
-        if unknown := set(options) - set(inspect.signature(method).parameters):
-            raise MemspanError(
-                f"{', '.join(sorted(unknown))} is not an option of a "
-                f"{type(self.backbone).__name__}'s {what}: leave it out"
-            )
 
     def forward(
         self,
@@ -145,26 +130,17 @@ class LanguageModel(nn.Module):
                 cannot run with this model here.
         """
         check_tokens(tokens, targets)
-        x = self._embed(tokens)
-        if tokens.numel():
-            out = self.backbone(
-                x,
-                memory,
-                starts=starts,
-                lengths=lengths,
-                padding=padding,
-                implementation=implementation,
-            )
-        else:
-            memory = self.backbone.own_memory(memory, len(x))
-            out = BackboneOutput(x, memory, x.new_zeros(()))
+        out: BackboneOutput[Memory] = self.backbone(
+            self._embed(tokens),
+            memory,
+            starts=starts,
+            lengths=lengths,
+            padding=padding,
+            implementation=implementation,
+        )
         if targets is not None and lengths is not None:
             own = padding_mask(lengths, tokens.shape[1], padding)
             targets = targets.masked_fill(~own, NOT_SCORED)
-        return self._output(out, targets)
-
-    def _output(self, out: BackboneOutput[Memory], targets: Tensor | None) -> Output:
-        """The backbone's output with logits or, where there are targets, losses."""
         logits = losses = n_scored = None
         hidden = self.output_dropout(out.hidden)
         if targets is None:
@@ -208,15 +184,14 @@ class LanguageModel(nn.Module):
                 ``clamp_length``: how this reader reads, where that differs from training. The model
                 and its fingerprint stay as they are.
         """
-        self._refuse_unknown("reader", self.backbone.reader, options)
+        _refuse_unknown("reader", self.backbone.reader, options)
         return Reader(self, memory, batch_size, options, precision)
 
     @property
     def recompute(self) -> bool:
         """Activation checkpointing: layers, and chunks of the logits that losses need, keep only what
         they are given for backward, and are computed again there. It may be set at any time, and
-        changes no number, neither losses nor gradients nor what dropout draws; ``docs/scaling.md`` has
-        what it saves and costs in each architecture."""
+        changes no number; ``docs/scaling.md`` has what it saves and costs."""
         return self.backbone.recompute
 
     @recompute.setter
@@ -234,8 +209,7 @@ class LanguageModel(nn.Module):
         return [group for group in groups if group]
 
     def units(self) -> list[nn.Module]:
-        """Modules whose parameters are used in their own forward pass and nowhere else, so that they
-        may be collected for it and dropped again, where processes share the parameters."""
+        """See :meth:`memspan.models.Backbone.units`."""
         return self.backbone.units()
 
     def float32_part(self) -> str | None:
@@ -281,16 +255,13 @@ class Reader:
             raise MemspanError(
                 f"{', '.join(sorted(options))}: only a LanguageModel without hooks reads with these"
             )
-        make: Callable[..., BackboneReader[Memory]] = model.backbone.reader
-        with self._inference():
-            self._backbone: Any = (
-                MemoryReader(memory) if self._by_call else make(memory, self._rows, **options)
-            )
+        self._backbone: Any = MemoryReader(memory)
+        if not self._by_call:
+            with self._inference():
+                self._backbone = model.backbone.reader(memory, self._rows, **options)
         # What watches itself is not looked at twice.
-        rest = (
-            (model.embedding, model.head) if isinstance(self._backbone, WatchedReader) else (model,)
-        )
-        self._watch = WeightsWatch(*rest)
+        watches = isinstance(self._backbone, BufferedReader)
+        self._watch = WeightsWatch(*((model.embedding, model.head) if watches else (model,)))
 
     @property
     def device(self) -> torch.device:
@@ -308,7 +279,7 @@ class Reader:
             self._refuse_changes(whole=True)
         except StaleReaderError:
             return True
-        return isinstance(self._backbone, WatchedReader) and self._backbone.watch.is_stale()
+        return isinstance(self._backbone, BufferedReader) and self._backbone.watch.has_changed(True)
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """A backbone whose reader watches it is not looked at here."""
@@ -340,9 +311,7 @@ class Reader:
         with self._inference():
             if self._by_call:
                 return self._read_by_call(tokens, targets, starts)
-            hidden = self._model._embed(tokens)
-            if tokens.numel():
-                hidden = self._backbone.read(hidden, starts)
+            hidden = self._backbone.read(self._model._embed(tokens), starts)
             hidden = self._model.output_dropout(hidden)
             if targets is None:
                 return self._model.head(hidden)
@@ -419,6 +388,14 @@ class Reader:
         # What inference mode makes could be changed there alone, and what is kept is changed in place.
         with torch.inference_mode(False), torch.no_grad(), applied:
             yield
+
+
+def _refuse_unknown(what: str, method: Any, options: dict[str, object]) -> None:
+    if unknown := set(options) - set(inspect.signature(method).parameters):
+        raise MemspanError(
+            f"{', '.join(sorted(unknown))} is not an option of a "
+            f"{type(method.__self__).__name__}'s {what}: leave it out"
+        )
 
 
 def _by_call(model: LanguageModel) -> bool:

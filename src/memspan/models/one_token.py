@@ -62,11 +62,8 @@ def packed_stack(
 ) -> PackedStack:
     """The stack's weights for a step of the C file ``source``; ``bf16_weights``: matrices in bfloat16.
 
-    A layer has two norms, of which the first may be an identity, and two sub-layers: ``feed_forward``
-    and ``mixer``, whose last product is its ``output``. The second norm's epsilon is that of all.
-
-    ``projections``: per layer the tensors ``projections`` and, if there is one, ``projections_bias``,
-    of which the architecture says what they are.
+    ``projections``: per layer the tensors ``projections`` and, if there is one, ``projections_bias``.
+    ``mixer``: the sub-layer beside ``feed_forward``, whose last product is its ``output``.
     """
     tensors = []
     for layer, own in zip(layers, projections, strict=True):

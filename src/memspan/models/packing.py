@@ -8,16 +8,14 @@ an adapter, a hook, a parametrisation. Then modules are called one by one, as th
 
 from __future__ import annotations
 
-import ctypes
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, product
+from itertools import product
 from operator import attrgetter, is_not
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
@@ -32,8 +30,8 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
 
-SAMPLED_WORDS, LOOKS = 256, 32
-"""Words of each tensor whose values a reader compares, about; and in how many looks."""
+SAMPLES = 256
+"""Numbers of each tensor that a reader compares, about."""
 
 for _kind, _attributes in {
     nn.Linear: (),
@@ -78,14 +76,11 @@ class Schema:
 
 
 def schema_of(module: nn.Module, names: str) -> Schema | None:
-    """The schema of ``module``, which has just been made.
+    """The schema of ``module``, which has just been made. None if kernels cannot know it: a class in it
+    is not :func:`memspan.nn.known`, or a part of it has a name that is not among ``names``.
 
-    None if kernels cannot know it: a class in it is not :func:`memspan.nn.known`, or a part of it has a
-    name that is not among ``names``.
-
-    Args:
-        names: those of all parameters and buffers that kernels know, and of modules without either: a
-            regular expression, in which spaces do not count.
+    ``names``: those of all parameters and buffers that kernels know, and of modules without either: a
+    regular expression, in which spaces do not count.
     """
     parts = dict(module.named_modules())
     if not {type(part) for part in parts.values()} <= METHODS.keys():
@@ -194,11 +189,12 @@ class WeightsWatch:
         self._homes = _columns(
             (members, name)
             for part in self.modules
-            for members in (part._parameters, part._buffers)
+            for members in (part._parameters, part._buffers, part._modules)
             for name in _present(members)
         )
         # Held, so that no other tensor gets their addresses or ids.
-        self._tensors = self._at_home()
+        self._members = self._at_home()
+        self._tensors = [member for member in self._members if isinstance(member, Tensor)]
         self.ids, self.changed = set(map(id, self._tensors)), False
         # What was made in inference mode has no versions.
         self._versioned = [tensor for tensor in self._tensors if not tensor.is_inference()]
@@ -236,7 +232,7 @@ class WeightsWatch:
     def _has_strayed(self) -> bool:
         """Looks for what torch does not count."""
         return (
-            any(map(is_not, self._at_home(), self._tensors))
+            any(map(is_not, self._at_home(), self._members))
             or list(map(Tensor.stride, self._tensors)) != self._strides
         )
 
@@ -259,25 +255,18 @@ class Watch(WeightsWatch):
 
     def __init__(self, root: nn.Module, schema: Schema) -> None:
         super().__init__(root)
-        self._own = list(map(vars, self.modules))
-        self._kinds = list(map(type, self.modules))
+        self._kinds, self._own = list(map(type, self.modules)), list(map(vars, self.modules))
         self._n_attributes = list(map(len, self._own))
-        self._tables = [part._modules for part in self.modules if part._modules]
-        self._n_children = list(map(len, self._tables))
-        self._children = _columns((table, name) for table in self._tables for name in table)
         self._attributes = _columns(
             [
-                *product(self.modules, ("training", "_parameters")),
-                *((part, "_modules") for part in self.modules if part._modules),
+                *product(self.modules, ("__class__", "training", "_parameters", "_modules")),
                 *_assumed(root, schema),
                 *((kind, name) for kind in schema.kinds for name in METHODS[kind]),
             ]
         )
-        self._found = self._in_places()
-        self._values = _Values(self._tensors)
-
-    def _in_places(self) -> list[Any]:
-        return [*map(getattr, *self._attributes), *map(dict.get, *self._children)]
+        self._found = list(map(getattr, *self._attributes))
+        self._samples = [torch.empty(0), *map(_sample, self._tensors)]
+        self._values = self._sampled()
 
     def _has_hooks(self) -> bool:
         return any(GLOBAL_HOOKS) or any(own[name] for own in self._own for name in HOOKS[:2])
@@ -285,17 +274,10 @@ class Watch(WeightsWatch):
     def _has_strayed(self) -> bool:
         return (
             super()._has_strayed()
-            or list(map(type, self.modules)) != self._kinds
-            or list(map(len, self._tables)) != self._n_children
-            or any(map(is_not, self._in_places(), self._found))
+            or any(map(is_not, map(getattr, *self._attributes), self._found))
             or self._have_methods()
-            or self._values.have_changed()
+            or not torch.equal(self._sampled(), self._values)
         )
-
-    def is_stale(self) -> bool:
-        """Whether something has changed: the longest look of all."""
-        self.changed = self.has_changed(whole=True) or self._values.have_changed(whole=True)
-        return self.changed
 
     def _have_methods(self) -> bool:
         """Whether a module has got a method of its own; other new attributes do not count."""
@@ -303,6 +285,21 @@ class Watch(WeightsWatch):
         return before != self._n_attributes and not all(
             map(_is_untouched, self.modules, self._kinds)
         )
+
+    def _sampled(self) -> Tensor:
+        # As bytes: a NaN is not equal to itself.
+        return torch.cat(self._samples).view(torch.uint8)
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Some numbers of a tensor, evenly spread: to compare all of them would take a good part of what it
+    takes to compute with them. None of one on a GPU, since looking would wait."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return torch.empty(0)
+    size = 1 + sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
+    # An odd step meets all columns of a matrix in turn.
+    step = (size // SAMPLES) | 1
+    return tensor.detach().as_strided((-(-size // step),), (step,))
 
 
 def _columns(places: Iterable[tuple[Any, str]]) -> tuple[list[Any], list[str]]:
@@ -316,36 +313,6 @@ def _assumed(module: nn.Module, schema: Schema) -> Iterator[tuple[nn.Module, str
     yield from ((module, name) for name in schema.attributes)
     for name, each in schema.modules.items():
         yield from _assumed(getattr(module, name), each)
-
-
-class _Values:
-    """Some numbers of each tensor on a CPU, evenly spread: they are read in microseconds, while all of
-    them would take a good part of the time that it takes to compute with them."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        places = []
-        for tensor in tensors:
-            if tensor.device.type == "cpu" and tensor.numel():
-                ends = [(n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True)]
-                # In words of 8 bytes; an odd step meets all columns of a matrix in turn.
-                n_words = -(-(sum(ends) + 1) * tensor.element_size() // 8)
-                step = (n_words // SAMPLED_WORDS) | 1
-                places.append(tensor.data_ptr() // 8 + np.arange(0, n_words, step))
-        at = np.concatenate([*places, np.zeros(0, np.int64)])
-        self._memory = np.zeros(0, np.int64)
-        if places:
-            first, last = int(at.min()), int(at.max())
-            words = (ctypes.c_int64 * (last - first + 1)).from_address(8 * first)
-            self._memory = np.ctypeslib.as_array(words)
-            at -= first
-        self._at, self._before = at, self._memory.take(at)
-        self._turns = cycle(range(LOOKS))
-
-    def have_changed(self, whole: bool = False) -> bool:
-        """Only while the tensors are where they were. Each look is at some of the places in turn, so
-        that it costs little; a ``whole`` one is at all of them."""
-        looked_at = slice(None) if whole else slice(next(self._turns), None, LOOKS)
-        return not np.array_equal(self._memory.take(self._at[looked_at]), self._before[looked_at])
 
 
 _WATCHES: weakref.WeakSet[WeightsWatch] = weakref.WeakSet()

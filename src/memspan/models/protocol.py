@@ -1,9 +1,8 @@
 """The interface of a backbone: what an architecture implements, and what it may leave as it is.
 
-:class:`Backbone` is a base class, since a :class:`typing.Protocol` cannot ask for an ``nn.Module``.
-Required are ``memory_type``, its ``row_sizes`` and ``forward``; ``initial_memory`` where sizes are the
-memory's own. Everything else has a default, the reader included: an architecture needs one of its own
-only to stream faster than by whole passes.
+Required are ``memory_type``, its ``row_sizes``, and ``read_piece`` or, where results depend on the
+cuts, ``forward``; ``initial_memory`` where sizes are the memory's own. Everything else has a default,
+the reader included: an architecture needs one of its own only to stream faster than by whole passes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
@@ -23,10 +22,11 @@ from memspan.memory import Memory
 from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.packing import Schema, Watch, is_exactly
+from memspan.models.packing import Schema, is_exactly
 from memspan.models.recomputation import recomputed
-from memspan.models.segments import Padding
+from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
+from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.precision import Precision
 from memspan.trees import constant
 
@@ -44,17 +44,11 @@ class Streams(Protocol[M_co]):
         """The memory after all that was read: a value, which reading on does not change."""
         ...
 
-    def select(self, rows: Tensor | list[int]) -> M_co:
-        """See :meth:`memspan.models.Reader.select`."""
-        ...
+    def select(self, rows: Tensor | list[int]) -> M_co: ...
 
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
-        ...
+    def reset(self, mask: Tensor | list[bool]) -> None: ...
 
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
-        ...
+    def replace(self, rows: Tensor | list[int], memory: Memory) -> None: ...
 
 
 @runtime_checkable
@@ -103,8 +97,7 @@ class TokenReader(Streams[Memory], Protocol):
 
 @runtime_checkable
 class TokenModel(Protocol):
-    """What evaluation and generation ask of a :class:`memspan.models.LanguageModel`, or of one whose
-    parameters several processes share."""
+    """A :class:`memspan.models.LanguageModel`, or one whose parameters several processes share."""
 
     def __call__(
         self,
@@ -196,7 +189,7 @@ class Backbone(nn.Module, Generic[M]):
     (activation checkpointing): less memory for more time, and the same numbers bit for bit."""
 
     def __init__(self, config: BackboneConfig) -> None:
-        """Keep the options, and refuse sizes that no machine holds before any layer is made."""
+        """Keep the options, and refuse sizes that no machine holds."""
         super().__init__()
         refuse_oversized_model(config)
         constant(type(config))
@@ -303,16 +296,31 @@ class Backbone(nn.Module, Generic[M]):
             MemspanError: an argument is not as described here; the implementation does not exist or
                 cannot run.
         """
+        refuse_unknown_implementation(implementation, self.implementations)
+        memory = self.initial_memory(len(x)) if memory is None else memory
+        read = partial(self.read_piece, implementation=implementation)
+        return read_in_pieces(read, x, memory, starts, lengths, padding)
+
+    def read_piece(self, x: Tensor, memory: M, implementation: str | None) -> BackboneOutput[M]:
+        """Read a segment ``x [B, T, D]``, ``T >= 1``, in which no document begins and no row is padded.
+        An architecture whose results depend on the cuts has a ``forward`` of its own instead."""
         raise NotImplementedError
 
-    def reader(self, memory: M | None, batch_size: int) -> BackboneReader[M]:
+    def reader(self, memory: M | None, batch_size: int, **options: Any) -> BackboneReader[M]:
         """Read on without gradients, as fast as can be, in evaluation mode.
 
         Args:
             memory: what was read before (None: nothing, in ``batch_size`` rows).
             batch_size: rows, B, where there is no memory to take them from.
+            options: more arguments of ``forward``.
         """
-        return PassReader(self, self.own_memory(memory, batch_size))
+        memory = self.own_memory(memory, batch_size)
+        kind = self.reader_type() if self.is_as_made() else PassReader
+        return kind(self, memory, **options)
+
+    def reader_type(self) -> Callable[..., BackboneReader[M]]:
+        """The reader of the modules that the backbone was made with."""
+        return PassReader
 
     def longest_segment(self, memory: M, **options: Any) -> int | None:
         """The most tokens that can be read at once after ``memory`` (None: any number). The options
@@ -320,8 +328,7 @@ class Backbone(nn.Module, Generic[M]):
         return None
 
     def load_memory(self, path: Path, fingerprint: str, like: Memory) -> Memory:
-        """A memory of this backbone's that ``memory.save(path, fingerprint)`` wrote; ``like``: an empty
-        one."""
+        """What ``memory.save(path, fingerprint)`` wrote; ``like``: an empty memory of this backbone."""
         return type(like).load(path, fingerprint, like=like)
 
     def context(self, segment_length: int, **options: Any) -> tuple[int, int] | None:
@@ -419,7 +426,7 @@ class VectorReader(ABC):
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
         check_vectors(x, *self._expected, starts)
-        return self._read_vectors(x, starts)
+        return self._read_vectors(x, starts) if x.numel() else x
 
     @without_gradients
     def step(self, x: Tensor) -> Tensor:
@@ -432,18 +439,6 @@ class VectorReader(ABC):
         return self._read_vectors(x.unsqueeze(1), None).squeeze(1)
 
 
-class WatchedReader(VectorReader):
-    """What readers share that compute with weights past their modules: they refuse to read on after
-    weights or modules have changed."""
-
-    __reduce_ex__ = not_copied
-
-    def __init__(self, backbone: Backbone[Any], rows: int) -> None:
-        VectorReader.__init__(self, backbone, rows)
-        assert backbone.schema is not None
-        self.watch = Watch(backbone, backbone.schema)
-
-
 class MemoryReader(Generic[M]):
     """What readers share that have no state beside their memory."""
 
@@ -453,17 +448,14 @@ class MemoryReader(Generic[M]):
         self.memory = memory
 
     def select(self, rows: Tensor | list[int]) -> M:
-        """See :meth:`memspan.models.Reader.select`."""
         return self.memory.select(rows)
 
     @without_gradients
     def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
         self.memory = self.memory.reset(mask)
 
     @without_gradients
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
         self.memory = self.memory.replace(rows, memory)
 
 

@@ -24,10 +24,7 @@ Padding = Literal["right", "left"]
 
 
 def move_left(x: Tensor, lengths: Tensor) -> Tensor:
-    """Turn left padding into right padding: ``[B, T, ...] -> [B, T, ...]``.
-
-    Each row is rotated, so that :func:`move_right` undoes it.
-    """
+    """Turn left padding into right padding, ``[B, T, ...] -> [B, T, ...]``, by rotating each row."""
     return _rotate(x, x.shape[1] - lengths)
 
 
@@ -172,6 +169,8 @@ def read_in_pieces(
         lengths: int64 ``[B]``, or None.
         padding: the side where rows shorter than the segment are padded.
     """
+    if not x.numel():
+        return BackboneOutput(x, memory, x.new_zeros(()))
     if starts is None and lengths is None:
         return read(x, memory)
     rows, n_tokens = x.shape[:2]

@@ -83,16 +83,11 @@ def memory_of(device: torch.device) -> float:
 
 @functools.cache
 def _machine_memory() -> float:
-    """Memory and swap in bytes, or the container's limit if that is lower."""
+    """Memory in bytes, or the container's limit if that is lower."""
     found = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
-        found.append(1024.0 * (sizes["MemTotal"] + sizes["SwapTotal"]))
-    except (OSError, KeyError, ValueError):
-        # Windows has no such names.
-        if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= getattr(os, "sysconf_names", {}).keys():
-            found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    # Windows has no such names.
+    if {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= getattr(os, "sysconf_names", {}).keys():
+        found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     # A container's limit: control groups version 2, then version 1.
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         try:

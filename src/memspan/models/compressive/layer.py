@@ -147,13 +147,8 @@ def compress(
 ) -> tuple[Tensor, Tensor]:
     """Compress what leaves one layer's memory: the new compressed memory and the auxiliary loss.
 
-    Args:
-        compression: the layer's (None: nothing is kept).
-        attention: the layer's; ``norm``: what its keys and values are computed after.
-        context: both memories and the segment, ``[B, C+M+T, D]``.
-        compressed: the compressed memory, ``[B, C, D]``.
-        projected: queries of the segment, keys and values of ``context``.
-        received: the attention that each slot received, ``[B, C+M+T]``.
+    ``context``: both memories and the segment, ``[B, C+M+T, D]``. ``projected``: the segment's queries,
+    keys and values of ``context``. ``received``: the attention that each slot received.
     """
     loss = context.new_zeros(())
     if compression is None or not compressed.shape[1] or not step.valid.shape[1]:
@@ -273,16 +268,10 @@ class CompressiveAttention(AttentionAlone):
         implementation: str | None = None,
         norm: nn.Module | None = None,
     ) -> CompressiveLayerOutput:
-        """Read a segment.
+        """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed.
 
-        Args:
-            x: ``[B, T, D]``.
-            memory: what was read before (None: nothing). It is not changed.
-            implementation: see :func:`memspan.ops.relative_attention`.
-            norm: applied to ``x`` and to memory, which holds ``x`` as it is (None: nothing).
-
-        Returns:
-            The output ``[B, T, D]``, the memory after the segment, and the compression's loss.
+        ``implementation``: see :func:`memspan.ops.relative_attention`. ``norm``: applied to ``x`` and
+        to memory, which holds ``x`` as it is (None: nothing).
 
         Raises:
             MemspanError: shapes, types or devices do not go together; a learned position table is too
@@ -332,7 +321,6 @@ class CompressiveLayer(RelativeLayer):
     attention_type = CompressiveAttention
 
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:
-        """See :meth:`CompressiveAttention.initial_memory`."""
         return self.attention.initial_memory(batch_size)
 
     def forward(

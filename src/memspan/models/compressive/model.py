@@ -17,7 +17,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
@@ -88,19 +87,10 @@ class StackedLayer(RelativeLayer):
         biases: tuple[Tensor, Tensor | None],
         received: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Read a segment.
+        """Read ``x [B, T, D]`` after ``memory [B, C+M, D]``, both in one row, and ``compressed`` alone,
+        ``[B, C, D]``: the output, the new compressed memory, the auxiliary loss.
 
-        Args:
-            x: ``[B, T, D]``.
-            memory: both memories in one row, ``[B, C+M, D]``.
-            compressed: the compressed memory alone, ``[B, C, D]``.
-            step: what the segment does to the slots.
-            shared: what the attention of all layers shares.
-            biases: ``u`` and ``v``.
-            received: counts the attention that each slot receives, ``[B, C+M+T]``.
-
-        Returns:
-            The output ``[B, T, D]``, the new compressed memory ``[B, C, D]``, the auxiliary loss.
+        ``received [B, C+M+T]``: the attention that each slot receives is added to it.
         """
         q, k, v = self.project(x, memory)
         attended = self.attention.attend(q, k, v, shared, biases, received)
@@ -127,26 +117,15 @@ class StackedLayer(RelativeLayer):
             x: this layer's inputs that attend, ``[B, T, D]``.
             old: slots to compress as memory holds them, un-normalised, ``[B, n*c, D]``.
             received: the attention that they received, ``[B, n*c]``, for most-used.
-
-        Raises:
-            MemspanError: the layer compresses nothing, or ``old`` is not a whole number of runs.
         """
-        if self.compression is None:
-            raise MemspanError("a model with compressed_length 0 has no compression to score")
-        rate = self.compression.rate
-        if old.shape[1] % rate:
-            raise MemspanError(
-                f"{old.shape[1]} slots are not a whole number of runs: give a multiple of {rate}"
-            )
+        assert self.compression is not None
         with torch.no_grad():
-            q, k, v = self.project(x, old)
+            q, *old_kv = self.project(x, old)
         new = self.compression(old.detach(), received)
-        new_k, new_v = frozen_keys_and_values(self.attention, self.input_norm, new)
-        n_old = old.shape[1]
+        new_kv = frozen_keys_and_values(self.attention, self.input_norm, new)
         every = torch.ones(new.shape[:2], dtype=torch.bool, device=new.device)
-        return ops.attention_reconstruction(
-            q, k[:, :, :n_old], v[:, :, :n_old], new_k, new_v, every
-        )
+        k, v = (t[:, :, : old.shape[1]] for t in old_kv)
+        return ops.attention_reconstruction(q, k, v, *new_kv, every)
 
 
 @known("config")
@@ -174,7 +153,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         self.schema = schema_of(self, COMPRESSIVE_PARTS)
 
     def stack(self) -> Iterator[StackedLayer]:
-        """The layers, first to last, as :class:`StackedLayer`."""
+        """The layers, first to last."""
         return iter(self.layers)  # type: ignore[arg-type]
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
@@ -211,11 +190,6 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         slots = config.memory_length if memory_length is None else memory_length
         compressed = config.compressed_length if compressed_length is None else compressed_length
         config.check_memory_length(slots)
-        if compressed and not config.compressed_length:
-            raise MemspanError(
-                "the model was made with compressed_length 0, without compression functions: "
-                "train one with a larger --model.compressed-length"
-            )
         weight = self.content_bias
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         sizes = (batch_size, config.n_layers)
@@ -239,16 +213,13 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         attention_weights: list[Tensor] | None = None,
         span: Span | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
-
-        Of several documents in a row only the last is compressed and has an auxiliary loss, since
-        nothing of the others is kept.
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`. Of several documents in a row
+        only the last, of which something is kept, is compressed and has an auxiliary loss.
 
         Args:
-            attention_weights: a list that receives each layer's weights, ``[B, H, T, C + M + T]``,
-                before dropout and without gradient; for inspection. Valid slots stand right-most before
-                the segment: ``compressed_length`` compressed ones, then ``length`` of memory. Padding
-                counts as on the right.
+            attention_weights: receives each layer's weights, ``[B, H, T, C + M + T]``, as in
+                :class:`~memspan.models.TransformerXL`. Valid slots stand right-most before the segment:
+                ``compressed_length`` compressed ones, then ``length`` of memory.
             span: the keys and distances that are told apart (None: as configured).
 
         Returns:
@@ -315,12 +286,10 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             },
         )
 
-    def _cached_reader(
-        self, memory: CompressiveMemory, span: Span
-    ) -> BackboneReader[CompressiveMemory]:
+    def reader_type(self) -> type[BackboneReader[CompressiveMemory]]:
         from memspan.models.compressive.reader import CompressiveReader
 
-        return CompressiveReader(self, memory, span)
+        return CompressiveReader
 
     @property
     def needs_received(self) -> bool:
@@ -330,8 +299,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
     def _counted(
         self, layer: StackedLayer, x: Tensor, memory: Tensor, *others: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What ``layer`` returns, and the attention that each slot received, ``[B, C+M+T]``, or None:
-        counted anew where a layer is recomputed."""
+        """What ``layer`` returns, and the attention that each slot received, if it is counted."""
         counts_shares = not self.training and others[-2].implementation != "sdpa"
         wanted = self.needs_received or counts_shares
         received = x.new_zeros(len(x), memory.shape[1] + x.shape[1]) if wanted else None

@@ -77,30 +77,20 @@ class FastWeightsConfig(HeadsConfig):
                 f"nu must lie in 1 .. {2 * self.head_width - 1}, twice the head's width minus one, "
                 f"not {self.nu}: more rolls would repeat the same products"
             )
-        self._refuse_options_of_others()
         if self.feature_map == "identity" and self.normalisation != "none":
             raise MemspanError(
                 f"normalisation {self.normalisation} divides by a sum of features, which may be "
                 "zero or negative with feature_map identity: use normalisation none, or another map"
             )
-
-    def _refuse_options_of_others(self) -> None:
-        if self.rule == "outer-product":
-            if self.feature_map != "identity" or self.normalisation != "none":
-                raise MemspanError(
-                    "the outer-product rule has no feature map and no normalisation: use feature_map "
-                    "identity and normalisation none with it, or rule delta or sum"
-                )
-            if self.d_head is not None and self.d_head * self.n_heads != self.d_model:
-                raise MemspanError(
-                    "the outer-product rule uses the input itself as queries, split into heads: leave "
-                    "d_head at its default"
-                )
-            if self.recompute:
-                raise MemspanError(
-                    "recompute belongs to the chunked form, which the outer-product rule does not "
-                    "have: drop it, or use rule delta or sum"
-                )
+        maps = self.feature_map != "identity" or self.normalisation != "none"
+        if self.rule == "outer-product" and (
+            maps or self.recompute or self.head_width * self.n_heads != self.d_model
+        ):
+            raise MemspanError(
+                "the outer-product rule has no feature map and no normalisation, reads with the input "
+                "itself and has nothing to recompute: use feature_map identity and normalisation none "
+                "with it, and neither d_head nor recompute, or rule delta or sum"
+            )
         others = {
             "outer_activation": ("rule", "outer-product", "tanh"),
             "nu": ("feature_map", "dpfp", 1),

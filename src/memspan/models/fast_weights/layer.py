@@ -128,15 +128,9 @@ class FastWeightsAttention(nn.Module):
         memory: FastWeightsLayerMemory | None = None,
         implementation: str | None = None,
     ) -> tuple[Tensor, FastWeightsLayerMemory]:
-        """Read a segment.
-
-        Args:
-            x: ``[B, T, D]``.
-            memory: what was read before (None: nothing). It is not changed.
-            implementation: see :func:`memspan.ops.delta_rule`.
-
-        Returns:
-            The output ``[B, T, D]``, and the memory after the segment.
+        """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed: the
+        output ``[B, T, D]``, and the memory after the segment. ``implementation``: see
+        :func:`memspan.ops.delta_rule`.
 
         Raises:
             MemspanError: shapes, types or devices do not go together.

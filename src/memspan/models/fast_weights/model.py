@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,14 @@ from memspan.models.fast_weights.layer import (
     FastWeightsLayerMemory,
     row_sizes,
 )
-from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import listed
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
-from memspan.models.segments import Padding, read_in_pieces
-from memspan.models.sizes import BYTES, refuse_oversized
 from memspan.nn import dropout_layer, known, sinusoids
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
-from memspan.ops.implementations import refuse_unknown_implementation
 
 FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
 """Initialisation of the parameters that write and read, where it differs from other architectures'.
@@ -82,7 +78,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
 
     def __init__(self, config: FastWeightsConfig) -> None:
         super().__init__(config)
-        _refuse_oversized_features(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
         normalises = config.final_norm and config.norm != "post"
@@ -130,14 +125,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         return {name: (self.config.n_layers, *size) for name, size in sizes} | {"feature_map": ()}
 
     def forward(
-        self,
-        x: Tensor,
-        memory: FastWeightsMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
+        self, x: Tensor, memory: FastWeightsMemory | None = None, **options: Any
     ) -> BackboneOutput[FastWeightsMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -152,32 +140,22 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 Readers do refuse it. A row that another feature map wrote comes out as NaN, too,
                 where looking would wait for the device or break a compiled graph.
         """
-        self._check_implementation(implementation)
-        if memory is None:
-            memory = self.initial_memory(x.shape[0])
         if self.training and self.config.favor_redraw:
             self.redraw_features()
-            memory = self.initial_memory(x.shape[0])
-        elif can_look(memory.feature_map):
+            memory = None
+        elif memory is not None and can_look(memory.feature_map):
             self.check_feature_map(memory)
-        else:
+        elif memory is not None:
             x = x.masked_fill(self.foreign(memory)[:, None, None], math.nan)
-        if not x.shape[1]:
-            return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
-        read = partial(self._read, implementation=implementation)
-        return read_in_pieces(read, x, memory, starts, lengths, padding)
+        return super().forward(x, memory, **options)
 
-    def _check_implementation(self, name: str | None) -> None:
-        refuse_unknown_implementation(name, self.implementations)
-        if self.config.rule == "outer-product" and name not in (None, "reference"):
-            raise MemspanError(
-                f"the outer-product rule has no {name} implementation: use the reference"
-            )
-
-    def _read(
+    def read_piece(
         self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
     ) -> BackboneOutput[FastWeightsMemory]:
-        """Read a segment in which no document begins and no row is padded."""
+        if self.config.rule == "outer-product" and implementation not in (None, "reference"):
+            raise MemspanError(
+                f"the outer-product rule has no {implementation} implementation: use the reference"
+            )
         dtype = torch.promote_types(x.dtype, torch.float32)
         h = self.dropout(self.add_positions(x, memory.tokens_seen))
         after = []
@@ -214,15 +192,10 @@ class FastWeights(Backbone[FastWeightsMemory]):
             torch.stack(shares), torch.stack(ranks), min(config.feature_width, config.head_width)
         )
 
-    def reader(
-        self, memory: FastWeightsMemory | None, batch_size: int
-    ) -> BackboneReader[FastWeightsMemory]:
-        """A reader with constant memory and time per token."""
+    def reader_type(self) -> type[BackboneReader[FastWeightsMemory]]:
         from memspan.models.fast_weights.reader import FastWeightsReader
 
-        memory = self.own_memory(memory, batch_size)
-        self.check_feature_map(memory)
-        return (FastWeightsReader if self.is_as_made() else FinitePassReader)(self, memory)
+        return FastWeightsReader
 
     def compiled_loops(self) -> bool:
         """Whether the loop over tokens can run in C here."""
@@ -254,17 +227,3 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 f"model's {self.config.feature_map}, or with other options or random projections: "
                 "reset those rows, or use the model that wrote them"
             )
-
-
-def _refuse_oversized_features(config: FastWeightsConfig) -> None:
-    """Refuse features that do not fit this machine: for one row, two memories and the projections."""
-    per_row = config.n_layers * config.n_heads * config.feature_width * (config.head_width + 1)
-    needed = 2 * BYTES * per_row
-    if config.feature_map == "favor":
-        needed += BYTES * config.n_layers * config.head_width * config.n_projections
-    refuse_oversized(
-        f"a memory with {config.feature_width:,} features per key",
-        needed,
-        torch.get_default_device(),
-        "lower nu, favor_features, d_head or n_layers",
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -25,6 +23,7 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
     one call to the loop in C where that can run, otherwise a few tensor operations per layer."""
 
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
+        backbone.check_feature_map(memory)
         super().__init__(backbone, memory, ("weights", "key_sum"))
         self.backbone = backbone
         self._weights, self._key_sums = self._layers["weights"], self._layers["key_sum"]
@@ -62,13 +61,10 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         dpfp = DPFP(config.nu, config.epsilon if config.normalisation == "sum" else None)
         return CompiledStep(stack, self._weights, dpfp, config.rule == "delta")
 
-    def _taken(self, memory: FastWeightsMemory) -> FastWeightsMemory:
-        """Refuses where another feature map wrote the memory. Where looking would wait for the device,
-        such rows come out as NaN."""
-        if can_look(memory.feature_map):
+    def _put(self, rows: Tensor, at: Tensor, memory: FastWeightsMemory) -> None:
+        if can_look(self.backbone.feature_id):
             self.backbone.check_feature_map(memory)
-        foreign = self.backbone.foreign(memory)[:, None, None, None, None]
-        return replace(memory, weights=memory.weights.masked_fill(foreign, math.nan))
+        super()._put(rows, at, memory)
 
     def _read(self, x: Tensor) -> Tensor:
         backbone = self.backbone

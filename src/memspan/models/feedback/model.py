@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +23,13 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
-from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader, PassReader
-from memspan.models.segments import Padding, read_in_pieces
+from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
-from memspan.ops.implementations import refuse_unknown_implementation
 
 PARTS = rf"""{STACK} | layer_weights | key.\d+.weight | value.\d+.(weight|bias)
     | memory_norm(.weight|.bias)? | layers.\d+.(query.weight | output.(weight|bias))
@@ -122,19 +119,11 @@ class FeedbackLayer(nn.Module):
         x = x + drop(attended, factors.attention)
         if not self.pre:
             x = self.attention_norm(x)
-        fed = self._feed_forward(self.feed_forward_norm(x) if self.pre else x, factors.activated)
-        x = x + drop(fed, factors.feed_forward)
+        z = self.feed_forward_norm(x) if self.pre else x
+        # Another module in its place may take no factors.
+        given = (z,) if factors.activated is None else (z, factors.activated)
+        x = x + drop(self.feed_forward(*given), factors.feed_forward)
         return x if self.pre else self.feed_forward_norm(x)
-
-    def _feed_forward(self, z: Tensor, factor: Tensor | None) -> Tensor:
-        if factor is None:
-            return self.feed_forward(z)  # type: ignore[no-any-return]
-        if not isinstance(self.feed_forward, FeedForward):
-            raise MemspanError(
-                "dropout inside the feed-forward sub-layer needs memspan's own: replace its parts "
-                "inner and outer, or train with dropout 0"
-            )
-        return self.feed_forward(z, factor)  # type: ignore[no-any-return]
 
 
 @known("config")
@@ -252,14 +241,7 @@ class Feedback(Backbone[FeedbackMemory]):
         )
 
     def forward(
-        self,
-        x: Tensor,
-        memory: FeedbackMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
+        self, x: Tensor, memory: FeedbackMemory | None = None, **options: Any
     ) -> BackboneOutput[FeedbackMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -272,22 +254,23 @@ class Feedback(Backbone[FeedbackMemory]):
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
         """
-        self._check_implementation(implementation)
-        n_old = 0 if memory is None else _slots_in_use(memory)
-        if memory is None:
-            memory = self.initial_memory(x.shape[0])
-        if x.numel() and (starts is not None or lengths is not None):
-            read = partial(self.forward, implementation=implementation)
-            out = read_in_pieces(read, x, memory, starts, lengths, padding)
-            return replace(out, auxiliary_loss=self.span_penalty())
-        if not x.numel():
-            h = vectors = x.to(self.dtype)
+        out = super().forward(x, memory, **options)
+        return replace(out, auxiliary_loss=self.span_penalty())
+
+    def read_piece(
+        self, x: Tensor, memory: FeedbackMemory, implementation: str | None
+    ) -> BackboneOutput[FeedbackMemory]:
+        fuses = self.can_fuse() and self.is_as_made()
+        if implementation in IMPLEMENTATIONS and not fuses:
+            raise MemspanError(
+                f"the {implementation} implementation supports neither adaptive spans nor changed "
+                "modules, such as hooks and adapters: drop them, or use the reference"
+            )
+        n_old, x = _slots_in_use(memory), self.dropout(x)
+        if implementation == "reference" or not fuses:
+            h, vectors = self._reference(x, memory, self._draw(x, memory, n_old))
         else:
-            x = self.dropout(x)
-            if implementation == "reference" or not (self.can_fuse() and self.is_as_made()):
-                h, vectors = self._reference(x, memory, self._draw(x, memory, n_old))
-            else:
-                h, vectors = self.through(self._fused, x, memory, n_old, implementation)
+            h, vectors = self.through(self._fused, x, memory, n_old, implementation)
         span, n_new = memory.vectors.shape[1], x.shape[1]
         newest = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
@@ -295,7 +278,7 @@ class Feedback(Backbone[FeedbackMemory]):
             vectors=torch.cat(newest, 1),
             length=(memory.length + n_new).clamp(max=span),
         )
-        return BackboneOutput(self.final_norm(h), memory, self.span_penalty())
+        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
 
     def span_penalty(self) -> Tensor:
         """The penalty on learned spans, a scalar: ``adaptive_span`` times the spans in tokens, averaged
@@ -357,19 +340,6 @@ class Feedback(Backbone[FeedbackMemory]):
             outputs.append(out)
             vectors.append(vector)
         return torch.stack(outputs, 1), torch.stack(vectors, 1)
-
-    def _check_implementation(self, wanted: str | None) -> None:
-        refuse_unknown_implementation(wanted, self.implementations)
-        if wanted in IMPLEMENTATIONS and not self.can_fuse():
-            raise MemspanError(
-                f"the {wanted} implementation supports no adaptive spans: drop them, or use the "
-                "reference"
-            )
-        if wanted in IMPLEMENTATIONS and not self.is_as_made():
-            raise MemspanError(
-                f"the {wanted} implementation computes with weights alone, and a module has a hook, an "
-                "adapter or is another one: remove it, merge it into the weights, or use the reference"
-            )
 
     def _fused(
         self,
@@ -505,16 +475,11 @@ class Feedback(Backbone[FeedbackMemory]):
             kinds={"memory": (slot >= 0)[None]},
         )
 
-    def reader(
-        self, memory: FeedbackMemory | None, batch_size: int
-    ) -> BackboneReader[FeedbackMemory]:
-        """A reader that caches the keys and values of memory."""
-        memory = self.own_memory(memory, batch_size)
-        if not self.is_as_made():
-            return PassReader(self, memory)
+    def reader_type(self) -> type[BackboneReader[FeedbackMemory]]:
+        """Its readers cache the keys and values of memory."""
         from memspan.models.feedback.reader import FeedbackReader
 
-        return FeedbackReader(self, memory)
+        return FeedbackReader
 
     def _check_span(self, span: int) -> None:
         if span < 1:

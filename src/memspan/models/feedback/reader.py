@@ -13,11 +13,8 @@ from memspan.trees import to_device
 
 
 class FeedbackReader(BufferedReader[FeedbackMemory]):
-    """Reads a stream without gradients. Each token's keys and values are computed once.
-
-    They are appended to a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a
-    new one, so the cost per token is constant.
-    """
+    """Reads a stream without gradients. Each token's keys and values are computed once, and appended to
+    a buffer ``[memory | room]``. When it is full, its last ``S`` columns move to a new one."""
 
     @torch.no_grad()
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
@@ -88,7 +85,7 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
-        if self._loop is not None and x.shape[1]:
+        if self._loop is not None:
             return self._read_segment(self._loop, x)
         with torch.autocast(x.device.type, enabled=False):
             h = torch.empty_like(x)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +20,13 @@ from memspan.models.gated_delta_net.layer import (
     GatedDeltaNetLayerMemory,
     row_sizes,
 )
-from memspan.models.in_place import FinitePassReader
 from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
-from memspan.models.segments import Padding, read_in_pieces
 from memspan.nn import dropout_layer, known
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
-from memspan.ops.implementations import refuse_unknown_implementation
 
 PARTS = rf"""{STACK} | layers.\d+.mixer.(convolution | A_log | dt_bias)
     | layers.\d+.mixer.(query|key|value|output_gate|beta|step|norm|output).weight
@@ -90,32 +86,12 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         sizes = row_sizes(self.config).items()
         return {name: (self.config.n_layers, *size) for name, size in sizes}
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: GatedDeltaNetMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
-    ) -> BackboneOutput[GatedDeltaNetMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
-
-        ``implementation``: of :func:`memspan.ops.fast_weights.rules.delta_rule` (None: the fastest that
-        can run here); ``reference`` takes the convolution's, too.
-        """
-        refuse_unknown_implementation(implementation, self.implementations)
-        memory = self.initial_memory(len(x)) if memory is None else memory
-        if not x.shape[1]:
-            return BackboneOutput(self.final_norm(x), memory, x.new_zeros(()))
-        read = partial(self._read, implementation=implementation)
-        return read_in_pieces(read, x, memory, starts, lengths, padding)
-
-    def _read(
+    def read_piece(
         self, x: Tensor, memory: GatedDeltaNetMemory, implementation: str | None
     ) -> BackboneOutput[GatedDeltaNetMemory]:
-        """Read a segment in which no document begins and no row is padded."""
+        """See :meth:`Backbone.read_piece`; ``implementation``: of
+        :func:`memspan.ops.fast_weights.rules.delta_rule`; ``reference`` takes the convolution's, too.
+        """
         dtype = torch.promote_types(x.dtype, torch.float32)
         h, after = self.dropout(x), []
         for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
@@ -128,14 +104,10 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         )
         return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
 
-    def reader(
-        self, memory: GatedDeltaNetMemory | None, batch_size: int
-    ) -> BackboneReader[GatedDeltaNetMemory]:
-        """A reader with constant memory and time per token."""
+    def reader_type(self) -> type[BackboneReader[GatedDeltaNetMemory]]:
         from memspan.models.gated_delta_net.reader import GatedDeltaNetReader
 
-        kind = GatedDeltaNetReader if self.is_as_made() else FinitePassReader
-        return kind(self, self.own_memory(memory, batch_size))
+        return GatedDeltaNetReader
 
     def compiled_loops(self) -> bool:
         """Whether the chunks in C can run here."""

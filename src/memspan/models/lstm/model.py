@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +12,9 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import schema_of
-from memspan.models.protocol import Backbone, PassReader, WatchedReader
-from memspan.models.segments import Padding, read_in_pieces
+from memspan.models.packing import Watch, schema_of
+from memspan.models.protocol import Backbone, PassReader
 from memspan.nn import dropout_layer, known
-from memspan.ops.implementations import refuse_unknown_implementation
 
 PARAMETERS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 """Each layer's ``W_i``, ``W_h`` and their biases, for the gates i, f, g, o."""
@@ -56,86 +53,48 @@ class LSTM(Backbone[LSTMMemory]):
         state = (self.config.n_layers, self.config.d_model)
         return {"output": state, "cell": state}
 
-    def initial_memory(self, batch_size: int) -> LSTMMemory:
-        """A memory before the first token: zeros."""
-        weight = next(self.parameters())
-        state = weight.new_zeros(batch_size, self.config.n_layers, self.config.d_model)
-        return LSTMMemory(state.new_zeros(batch_size, dtype=torch.long), state, state)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: LSTMMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
+    def read_piece(
+        self, x: Tensor, memory: LSTMMemory, implementation: str | None
     ) -> BackboneOutput[LSTMMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`."""
-        refuse_unknown_implementation(implementation, self.implementations)
-        memory = self.initial_memory(len(x)) if memory is None else memory
-        if not x.numel():
-            return BackboneOutput(x, memory, x.new_zeros(()))
         by_token = implementation == "reference" and self.is_as_made()
-        read = partial(self._read, by_token=by_token)
+        h, states = self.dropout(x.to(next(self.parameters()).dtype)), []
         with torch.autocast(x.device.type, enabled=False):
-            x = x.to(next(self.parameters()).dtype)
-            return read_in_pieces(read, x, memory, starts, lengths, padding)
-
-    def _read(self, x: Tensor, memory: LSTMMemory, by_token: bool) -> BackboneOutput[LSTMMemory]:
-        h, states = self.dropout(x), []
-        for n, layer in enumerate(self.layers):
-            before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
-            if by_token:
-                h, state = self.through(step_by_step, layer, h, *before)
-            else:
-                h, state = self.through(layer, h, tuple(t[None].contiguous() for t in before))
-            states.append(state)
-            h = self.dropout(h)
+            for n, layer in enumerate(self.layers):
+                before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
+                if by_token:
+                    h, state = self.through(step_by_step, layer, h, *before)
+                else:
+                    h, state = self.through(layer, h, tuple(t[None].contiguous() for t in before))
+                states.append(state)
+                h = self.dropout(h)
         output, cell = (torch.stack([t[0] for t in ts], 1) for ts in zip(*states, strict=True))
         memory = LSTMMemory(memory.tokens_seen + x.shape[1], output, cell)
         return BackboneOutput(h, memory, h.new_zeros(()))
 
-    def reader(self, memory: LSTMMemory | None, batch_size: int) -> PassReader[LSTMMemory]:
-        """A reader that steps by PyTorch's cells."""
-        memory = self.own_memory(memory, batch_size)
-        return LSTMReader(self, memory) if self.is_as_made() else PassReader(self, memory)
+    def reader_type(self) -> type[LSTMReader]:
+        return LSTMReader
 
     def float32_part(self) -> str:
         """The recurrence; not every processor has it in bfloat16."""
         return "the LSTM is computed"
 
 
-class LSTMReader(WatchedReader, PassReader[LSTMMemory]):
+class LSTMReader(PassReader[LSTMMemory]):
     """Reads by passes, and steps by PyTorch's cells: on a CPU a pass of one token takes four times as
     long."""
 
     def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
-        PassReader.__init__(self, backbone, memory)
-        WatchedReader.__init__(self, backbone, memory.batch_size)
+        super().__init__(backbone, memory)
+        assert backbone.schema is not None
+        self._watch = Watch(backbone, backbone.schema)
         self._weights = [
             [layer.get_parameter(name) for name in PARAMETERS] for layer in backbone.layers
         ]
 
-    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        self.watch.refuse_changes(x.shape[1] > 1)
-        return super()._read_vectors(x, starts)
-
-    def reset(self, mask: Tensor | list[bool]) -> None:
-        """See :meth:`memspan.models.Reader.reset`."""
-        self.watch.refuse_changes(whole=False)
-        super().reset(mask)
-
-    def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        """See :meth:`memspan.models.Reader.replace`."""
-        self.watch.refuse_changes(whole=False)
-        super().replace(rows, memory)
-
     def _step_on(self, x: Tensor) -> Tensor:
         if self._backbone.training:
             return super()._step_on(x)
-        self.watch.refuse_changes(whole=False)
+        self._watch.refuse_changes(whole=False)
         memory, dtype, states = self.memory, self._weights[0][0].dtype, []
         before = (memory.output.to(dtype).unbind(1), memory.cell.to(dtype).unbind(1))
         h = x.to(dtype)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
 from memspan.models.packing import STACK
-from memspan.models.protocol import Backbone, BackboneReader, M, PassReader, TransferableWeights
+from memspan.models.protocol import Backbone, BackboneReader, M, TransferableWeights
 from memspan.models.relative.options import RelativeConfig
 from memspan.models.relative.self_attention import (
+    GATE_BIAS,
     AttentionPass,
     AttentionSpan,
     GRUGate,
@@ -65,7 +66,7 @@ class RelativeBackbone(Backbone[M]):
         initialise(self, config.initialisation, config.n_layers)
         for module in self.modules():
             if isinstance(module, GRUGate):
-                module.initialise()
+                nn.init.constant_(module.bias, GATE_BIAS)
 
     def stack(self) -> Iterator[RelativeLayer]:
         """The layers, first to last."""
@@ -100,7 +101,7 @@ class RelativeBackbone(Backbone[M]):
             return None
         return max(rows - slots, 0)
 
-    def reader(
+    def reader(  # type: ignore[override]
         self,
         memory: M | None,
         batch_size: int,
@@ -108,25 +109,14 @@ class RelativeBackbone(Backbone[M]):
         attention_span: str | None = None,
         clamp_length: int | None = None,
     ) -> BackboneReader[M]:
-        """A reader that caches the keys and values of memory.
-
-        Args:
-            memory: what was read before (None: nothing, in ``batch_size`` rows).
-            batch_size: rows, B.
-            attention_span: read with this span, ``segment`` or ``fixed`` (None: as configured).
-            clamp_length: read with this clamp (None: as configured). The models of Transformer-XL's
-                paper were trained with span ``segment`` and scored with ``fixed`` and a clamp.
+        """A reader that caches the keys and values of memory, with another span or clamp than the
+        model's (None: as configured). The models of Transformer-XL's paper were trained with span
+        ``segment`` and scored with ``fixed`` and a clamp.
         """
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
         span.check_slots(sum(memory.slots().values()))
-        if self.is_as_made():
-            return self._cached_reader(memory, span)
-        return PassReader(self, memory, span=span)
-
-    def _cached_reader(self, memory: M, span: Span) -> BackboneReader[M]:
-        """The reader of the modules that the backbone was made with."""
-        raise NotImplementedError
+        return super().reader(memory, batch_size, span=span)
 
     def attention_pass(
         self,

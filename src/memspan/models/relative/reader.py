@@ -20,109 +20,13 @@ from memspan.ops.relative_step.compiled import CompiledStep
 from memspan.trees import to_device
 
 
-class ReaderAttention:
-    """Attention for reading: whatever depends on weights alone is computed once.
-
-    Query, key and value are one product, with ``u`` as the query's bias. Distances are projected once,
-    and again only when a longer segment comes.
-    """
-
-    def __init__(self, backbone: RelativeBackbone[M], span: Span) -> None:
-        self.layers, self.backbone, self.span = list(backbone.stack()), backbone, span
-        self.content_biases = [backbone.biases(n)[0] for n in range(len(self.layers))]
-        self.weights = [
-            _fused_projection(layer, bias)
-            for layer, bias in zip(self.layers, self.content_biases, strict=True)
-        ]
-        # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
-        # nearest first, and both again farthest first, which is the order of the keys.
-        self._nearest_first: tuple[Tensor, Tensor]
-        self.farthest_first: tuple[Tensor, Tensor]
-        self._covered = 0
-
-    def project(self, n: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Layer ``n``'s queries, keys and values of ``x [B, T, D]``, ``[B, H, T, K]`` each."""
-        layer = self.layers[n]
-        projected = F.linear(layer.normalise_context(x), *self.weights[n])
-        q, k, v = layer.attention.heads(projected).chunk(3, 1)
-        return q, k, v
-
-    def keys_and_values(self, n: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Layer ``n``'s keys and values of slots ``[B, N, D]``, ``[B, H, N, K]`` each."""
-        attention = self.layers[n].attention
-        context = self.layers[n].normalise_context(hidden.to(self.backbone.content_bias.dtype))
-        return attention.heads(attention.key(context)), attention.heads(attention.value(context))
-
-    def cover(self, n_distances: int, slots: int) -> None:
-        """Project the distances ``0 .. n_distances - 1``, unless they are already.
-
-        ``slots``: the memory's size.
-        """
-        if n_distances <= self._covered:
-            return
-        # Once for all tokens, so in full precision, also under autocast.
-        with torch.autocast(self.content_biases[0].device.type, enabled=False):
-            self._project_distances(n_distances, slots)
-        self._covered = n_distances
-
-    def _project_distances(self, n_distances: int, slots: int) -> None:
-        backbone = self.backbone
-        codes = self.span.codes(backbone.config, n_distances, slots, backbone.content_bias)
-        by_layer = []
-        for n, layer in enumerate(self.layers):
-            keys, scores = layer.attention.distances(codes)
-            u, v = backbone.biases(n)
-            # The projected query contains u: only v - u is left of v.
-            shift = -u if v is None else v - u
-            by_distance = (keys @ shift[:, :, None]).squeeze(-1)
-            by_layer.append((keys, by_distance if scores is None else by_distance + scores))
-        keys, scores = (torch.stack(each) for each in zip(*by_layer, strict=True))
-        self._nearest_first = keys, scores
-        self.farthest_first = keys.flip(2), scores.flip(2)
-
-    def attend(
-        self,
-        n: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        received: Tensor | None = None,
-    ) -> Tensor:
-        """Layer ``n``'s attention sub-layer over distances that :meth:`cover` has projected.
-
-        Args:
-            n: the layer.
-            q: queries ``[B, H, T, K]`` from :meth:`project`.
-            k: keys ``[B, H, S, K]``; ``v`` likewise.
-            mask: bool ``[B, T, S]`` (None: everything is attended).
-            received: ``[B, S]``; the attention that each key receives is added to it.
-
-        Returns:
-            ``[B, T, D]``.
-        """
-        n_keys = k.shape[2]
-        if q.shape[2] != 1 or received is not None:
-            keys, scores = (t[n, :, :n_keys] for t in self._nearest_first)
-            positions = Positions(keys, scores)
-            attended = relative_attention(q, k, v, positions, mask=mask, received=received)
-        else:
-            keys, scores = (t[n, :, self._covered - n_keys :] for t in self.farthest_first)
-            one = None if mask is None else mask[:, 0]
-            attended = attend_one(q.squeeze(2), k, v, keys, scores, one).unsqueeze(2)
-        return self.layers[n].attention.output(attended.transpose(1, 2).flatten(2))
-
-
 class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
     """Reads a stream without gradients; keys and values of memory are projected once and cached.
 
-    With frozen weights a slot's keys and values never change, whichever the norm, so the result equals
-    the model's. Hidden states, keys and values are appended to buffers ``[memory | room]``, in which
-    each row's slots end at the same column. When a buffer is full its last slots move to a new one, so
-    the cost per token is constant.
-
-    A single token takes one call to the step in C where that can run (``ops/relative_step/README.md``),
-    otherwise a few tensor operations per layer.
+    Hidden states, keys and values are appended to buffers ``[memory | room]``, in which each row's
+    slots end at the same column. When a buffer is full its last slots move to a new one, so the cost
+    per token is constant. A single token takes one call to the step in C where that can run
+    (``ops/relative_step/README.md``).
     """
 
     counts_attention = False
@@ -133,11 +37,20 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         counts = memory.counts()
         hidden = self._slots(memory)
         super().__init__(backbone, memory)
-        self.backbone, self.n_slots = backbone, hidden.shape[2]
+        self.backbone, self.n_slots, self._span = backbone, hidden.shape[2], span
+        self._layers = list(backbone.stack())
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
-        self._attention = ReaderAttention(backbone, span)
-        self._attention.cover(self.n_slots + 1, self.n_slots)
+        # Queries, keys and values are one product, with u as the queries' bias.
+        self._projections = [
+            _fused_projection(layer, backbone.biases(n)[0]) for n, layer in enumerate(self._layers)
+        ]
+        # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
+        # nearest first, and both again farthest first, which is the order of the keys.
+        self._nearest_first: tuple[Tensor, Tensor]
+        self._farthest_first: tuple[Tensor, Tensor]
+        self._covered = 0
+        self._cover(self.n_slots + 1)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
         dtype = backbone.content_bias.dtype
         self._hidden = hidden.detach().to(dtype, copy=True).transpose(0, 1)
@@ -147,16 +60,14 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self._count(**counts)
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        if not x.numel():
-            return self.backbone.final_norm(x)
         self.watch.refuse_changes(x.shape[1] > 1)
         return self._read(x, starts)
 
     def _read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        n_new, span = x.shape[1], self._attention.span
+        n_new, span = x.shape[1], self._span
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
-        self._attention.cover(self.n_slots + n_new, self.n_slots)
+        self._cover(self.n_slots + n_new)
         if n_new == 1 and documents is None and (step := self._step_for(x, self._hidden.dtype)):
             return self._read_one(step, x)
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
@@ -168,19 +79,60 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         attended = slice(self._end - most, self._end + n_new)
         received: list[Tensor] = []
         h = x
-        for n, layer in enumerate(self._attention.layers):
+        for n, layer in enumerate(self._layers):
             self._hidden[n][:, new] = h
-            q, k, v = self._attention.project(n, h)
+            projected = F.linear(layer.normalise_context(h), *self._projections[n])
+            q, k, v = layer.attention.heads(projected).chunk(3, 1)
             self._keys[n][:, :, new] = k
             self._values[n][:, :, new] = v
             if self.counts_attention:
                 received.append(h.new_zeros(len(h), most + n_new))
             k, v = self._keys[n][:, :, attended], self._values[n][:, :, attended]
             counter = received[n] if received else None
-            h = layer.residual(h, self._attention.attend(n, q, k, v, mask, counter))
+            h = layer.residual(h, self._attend(n, q, k, v, mask, counter))
         self._end += n_new
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
+
+    def _attend(
+        self, n: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, received: Tensor | None
+    ) -> Tensor:
+        """Layer ``n``'s attention sub-layer, ``[B, T, D]``, over distances that are covered.
+
+        ``mask``: bool ``[B, T, S]`` (None: everything is attended); ``received [B, S]``: the attention
+        that each key receives is added to it.
+        """
+        n_keys = k.shape[2]
+        if q.shape[2] != 1 or received is not None:
+            keys, scores = (t[n, :, :n_keys] for t in self._nearest_first)
+            positions = Positions(keys, scores)
+            attended = relative_attention(q, k, v, positions, mask=mask, received=received)
+        else:
+            keys, scores = (t[n, :, self._covered - n_keys :] for t in self._farthest_first)
+            one = None if mask is None else mask[:, 0]
+            attended = attend_one(q.squeeze(2), k, v, keys, scores, one).unsqueeze(2)
+        return self._layers[n].attention.output(attended.transpose(1, 2).flatten(2))
+
+    def _cover(self, n_distances: int) -> None:
+        """Project the distances ``0 .. n_distances - 1``, unless they are already."""
+        if n_distances <= self._covered:
+            return
+        backbone, by_layer = self.backbone, []
+        # Once for all tokens, so in full precision, also under autocast.
+        with torch.autocast(self._device.type, enabled=False):
+            codes = self._span.codes(
+                backbone.config, n_distances, self.n_slots, backbone.content_bias
+            )
+            for n, layer in enumerate(self._layers):
+                keys, scores = layer.attention.distances(codes)
+                u, v = backbone.biases(n)
+                # The projected query contains u: only v - u is left of v.
+                shift = -u if v is None else v - u
+                by_distance = (keys @ shift[:, :, None]).squeeze(-1)
+                by_layer.append((keys, by_distance if scores is None else by_distance + scores))
+        keys, scores = (torch.stack(each) for each in zip(*by_layer, strict=True))
+        self._nearest_first, self._covered = (keys, scores), n_distances
+        self._farthest_first = keys.flip(2), scores.flip(2)
 
     def _compiles(self, bf16_weights: bool) -> bool:
         pre_norm = self.backbone.config.normalisation == "pre"
@@ -190,14 +142,12 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         backbone = self.backbone
         projections = [
             {"projections": weight, "projections_bias": bias} | _gates(layer)
-            for layer, (weight, bias) in zip(
-                self._attention.layers, self._attention.weights, strict=True
-            )
+            for layer, (weight, bias) in zip(self._layers, self._projections, strict=True)
         ]
         return CompiledStep(
             packed_stack(
                 relative_step.SOURCE,
-                self._attention.layers,
+                self._layers,
                 projections,
                 backbone.final_norm,
                 n_heads=backbone.config.n_heads,
@@ -208,7 +158,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
 
     def _read_one(self, step: CompiledStep, x: Tensor) -> Tensor:
         most, used, received = self._most, self._used, None
-        if self._attention.span.attention == "fixed":
+        if self._span.attention == "fixed":
             # The token itself is one of as many positions as there are slots.
             most, used = min(most, self.n_slots - 1), used.clamp(max=self.n_slots - 1)
         if self.counts_attention:
@@ -216,7 +166,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         # A copy, since it is overwritten.
         h = x.detach().clone(memory_format=torch.contiguous_format)
         buffers = self._hidden, self._keys, self._values
-        step.read(h, buffers, self._end, used, most, self._attention.farthest_first, received)
+        step.read(h, buffers, self._end, used, most, self._farthest_first, received)
         self._end += 1
         self._advance(1, None, [] if received is None else list(received))
         return h
@@ -251,7 +201,12 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
 
     def _keys_and_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all layers' slots ``[L, B, N, D]``: ``[L, B, H, N, K]`` each."""
-        projected = [self._attention.keys_and_values(n, slots) for n, slots in enumerate(hidden)]
+        projected = []
+        for layer, slots in zip(self._layers, hidden, strict=True):
+            attention = layer.attention
+            context = layer.normalise_context(slots.to(self.backbone.content_bias.dtype))
+            parts = attention.key(context), attention.value(context)
+            projected.append([attention.heads(part) for part in parts])
         keys, values = (torch.stack(each) for each in zip(*projected, strict=True))
         if hidden.device.type == "cpu":
             # The step in C reads all buffers as one type; under autocast these are of another.

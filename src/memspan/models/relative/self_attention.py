@@ -219,10 +219,6 @@ class GRUGate(nn.Module):
         z = (update + own_update - self.bias).sigmoid()
         return x + z * ((candidate + self.of_reset_stream(r * x)).tanh() - x)  # type: ignore[no-any-return]
 
-    def initialise(self) -> None:
-        """Begin near the identity."""
-        nn.init.constant_(self.bias, GATE_BIAS)
-
 
 class RelativeLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
@@ -313,14 +309,9 @@ def _check_table(config: RelativeConfig, needed: int, slots: int) -> None:
     rows = learned_rows(config)
     if rows is None or needed <= rows:
         return
-    if slots < rows:
-        remedy = f"read segments of at most {rows - slots}"
-    else:
-        remedy = f"set memory_length so that memory has at most {rows - 1} slots"
-    fixed = "attention_span fixed or " if slots <= rows else ""
     raise MemspanError(
         f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
-        f"{rows} rows: {remedy}, or read with {fixed}clamp_length {rows - 1}"
+        f"{rows} rows: read shorter segments, lower memory_length or set clamp_length to {rows - 1}"
     )
 
 

@@ -18,7 +18,7 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone, BackboneReader, PassReader
+from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.relative.self_attention import newest
 from memspan.models.segments import (
     Documents,
@@ -118,7 +118,7 @@ class Transformer(Backbone[Memory]):
         memory = TransformerWindow.load(path, fingerprint).to(self.device)
         return self.own_memory(memory, like.batch_size)
 
-    def reader(
+    def reader(  # type: ignore[override]
         self, memory: Memory | None, batch_size: int, window: int | None = None
     ) -> BackboneReader[Memory]:
         """See :meth:`Backbone.reader`; ``window``: see :class:`WindowOptions`."""
@@ -135,7 +135,7 @@ class Transformer(Backbone[Memory]):
                 nothing = self.final_norm.weight.new_zeros(len(seen), 0, self.config.d_model)
                 memory = TransformerWindow(seen, nothing, torch.zeros_like(seen))
             memory = memory.of_slots(window - 1)
-        return PassReader(self, memory)
+        return super().reader(memory, batch_size)
 
     def longest_segment(self, memory: Memory, window: int | None = None) -> int | None:  # type: ignore[override]
         """Half the window, so that every token sees the other half; a longer stride is allowed."""

@@ -57,16 +57,11 @@ class TransformerXLAttention(AttentionAlone):
         implementation: str | None = None,
         norm: nn.Module | None = None,
     ) -> tuple[Tensor, TransformerXLLayerMemory]:
-        """Read a segment.
+        """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed: the
+        output ``[B, T, D]``, and the memory after the segment.
 
-        Args:
-            x: ``[B, T, D]``.
-            memory: what was read before (None: nothing). It is not changed.
-            implementation: see :func:`memspan.ops.relative_attention`.
-            norm: applied to ``x`` and to memory, which holds ``x`` as it is (None: nothing).
-
-        Returns:
-            The output ``[B, T, D]``, and the memory after the segment.
+        ``implementation``: see :func:`memspan.ops.relative_attention`. ``norm``: applied to ``x`` and
+        to memory, which holds ``x`` as it is (None: nothing).
 
         Raises:
             MemspanError: shapes, types or devices do not go together; a learned position table is too

@@ -163,12 +163,10 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             kinds={"memory": (key < 0)[None], "segment": (key >= 0)[None]},
         )
 
-    def _cached_reader(
-        self, memory: TransformerXLMemory, span: Span
-    ) -> BackboneReader[TransformerXLMemory]:
+    def reader_type(self) -> type[BackboneReader[TransformerXLMemory]]:
         from memspan.models.transformer_xl.reader import TransformerXLReader
 
-        return TransformerXLReader(self, memory, span)
+        return TransformerXLReader
 
 
 def memory_after(
