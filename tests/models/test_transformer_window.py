@@ -12,7 +12,7 @@ import memspan
 from command_line import SMALL, refused
 from memspan import cli
 from memspan.errors import MemspanError
-from memspan.memory import Memory, concatenate
+from memspan.memory import concatenate
 from memspan.models import LanguageModel
 from memspan.models.transformer.config import TransformerConfig
 
@@ -59,14 +59,6 @@ def test_slots_that_no_row_uses_are_not_read(model: LanguageModel, tokens: torch
         torch.testing.assert_close(reader.read(part)[:, 0], _alone(model, tokens[:, : t + 1]))
     with pytest.raises(MemspanError, match=r"a window of .* lower --window"):
         model.reader(window=10**15)
-
-
-def test_without_a_window_nothing_has_changed(model: LanguageModel, tokens: torch.Tensor) -> None:
-    reader = model.reader(batch_size=2)
-    logits = torch.cat([reader.read(part) for part in tokens.split(4, 1)], 1)
-    whole = [model(part).logits for part in tokens.split(4, 1)]
-    assert torch.equal(logits, torch.cat(whole, 1))
-    assert type(reader.memory) is Memory
 
 
 def test_a_window_ends_where_a_document_begins(model: LanguageModel, tokens: torch.Tensor) -> None:
