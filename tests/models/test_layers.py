@@ -172,28 +172,6 @@ def test_what_does_not_fit_is_one_line(name: str, whole: bool) -> None:
         assert "\n" not in str(refused.value)
 
 
-# Tracing warns of what is not ours.
-@pytest.mark.filterwarnings("ignore")
-# One worker imports the compiler.
-@pytest.mark.xdist_group("compiled")
-@pytest.mark.parametrize("name", ["GatedDeltaNet", "Compressive"])
-def test_one_graph_under_compile(name: str) -> None:
-    """Output, memory, and what flows back from both."""
-    torch._dynamo.reset()
-    layer = make(name)
-    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, memory = torch.randn(2, 4, 8), layer(torch.randn(2, 4, 8))[1].detach()
-    sides = []
-    for read_on in (compiled, layer):
-        y, after, *more = read_on(x, memory)
-        fields = [tensor for tensor in after.tensors().values() if tensor.is_floating_point()]
-        loss = y.square().sum() + sum(tensor.sum() for tensor in [*fields, *more])
-        gradients = torch.autograd.grad(loss, list(layer.parameters()))
-        sides.append([y, *fields, *more, *gradients])
-    for found, expected in zip(*sides, strict=True):
-        assert_same(found, expected, 1e-5, name)
-
-
 @pytest.mark.parametrize("name", ["TransformerXL", "TransformerXL-learned", "Compressive-auto"])
 def test_a_new_layer_is_initialised(name: str) -> None:
     """Nothing is left as memory was found; what the compression begins with keeps the slots' scale."""
