@@ -22,6 +22,7 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS
 from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
@@ -173,23 +174,14 @@ CASES: dict[str, Case] = {
     "xl-segment-learned": transformer_xl(UNTIED, positions="learned", max_distance=40),
     "xl-segment-no-memory": transformer_xl(memory_length=0, tie_position_biases=True),
     "xl-segment-clamp": transformer_xl(ADAPTIVE, clamp_length=3, attention_bias=True, d_head=3),
+    "xl-segment-gated": transformer_xl(gating="gru"),
     "xl-fixed": transformer_xl(attention_span="fixed"),
-    "xl-fixed-post-adaptive": transformer_xl(
-        ADAPTIVE, attention_span="fixed", normalisation="post"
-    ),
     "xl-fixed-learned": transformer_xl(attention_span="fixed", positions="learned", max_distance=5),
     "xl-fixed-clamp": transformer_xl(
-        UNTIED, attention_span="fixed", clamp_length=2, attention_bias=True, final_norm=False
+        UNTIED, attention_span="fixed", clamp_length=2, final_norm=False, normalisation="post"
     ),
-    "xl-fixed-one": transformer_xl(
-        n_layers=1, attention_span="fixed", memory_length=1, tie_position_biases=True
-    ),
-    "xl-segment-gated": transformer_xl(gating="gru"),
-    "xl-fixed-gated": transformer_xl(
-        attention_span="fixed", gating="gru", d_head=3, activation="gelu"
-    ),
+    "xl-fixed-one": transformer_xl(n_layers=1, attention_span="fixed", memory_length=1),
     "compressive": compressive(),
-    "compressive-rate-3": compressive(ADAPTIVE, compression_rate=3, task_gradient=True),
     "compressive-mean-post": compressive(
         compression="mean", normalisation="post", auxiliary_loss="none", activation="gelu"
     ),
@@ -202,11 +194,12 @@ CASES: dict[str, Case] = {
     "compressive-most-used": compressive(
         compression="most-used", memory_length=4, attention_bias=True, auxiliary_loss="none"
     ),
-    "compressive-shortest": compressive(memory_length=2, compression_rate=3, compressed_length=1),
+    "compressive-shortest": compressive(
+        ADAPTIVE, memory_length=2, compression_rate=3, compressed_length=1, task_gradient=True
+    ),
     "compressive-none": compressive(compressed_length=0, final_norm=False),
-    "compressive-gated": compressive(gating="gru", compression="mean"),
-    "compressive-fixed-clamp": compressive(
-        attention_span="fixed", clamp_length=4, tie_position_biases=True, d_head=3
+    "compressive-fixed-gated": compressive(
+        attention_span="fixed", clamp_length=4, tie_position_biases=True, d_head=3, gating="gru"
     ),
     "fast-delta": fast_weights(),
     "fast-delta-dpfp-3": fast_weights(
@@ -220,7 +213,6 @@ CASES: dict[str, Case] = {
     ),
     "fast-sum": fast_weights(rule="sum", activation="gelu", norm="post"),
     "fast-sum-attention": fast_weights(rule="sum", feature_map="elu", normalisation="attention"),
-    "fast-sum-identity": fast_weights(rule="sum", feature_map="identity", normalisation="none"),
     "fast-outer-product": fast_weights(
         rule="outer-product", feature_map="identity", normalisation="none"
     ),
@@ -237,9 +229,10 @@ CASES: dict[str, Case] = {
     "gated-one-tap": gated_delta_net(ADAPTIVE, convolution=1, activation="gelu", n_layers=1),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
-    "feedback-gelu": feedback(activation="gelu", attention_bias=True, value_bias=False),
-    "feedback-no-memory-norm": feedback(UNTIED, memory_norm=False),
-    "feedback-mean-post": feedback(UNTIED, memory_vector="mean", normalisation="post"),
+    "feedback-no-memory-norm": feedback(
+        UNTIED, memory_norm=False, activation="gelu", value_bias=False, attention_bias=True
+    ),
+    "feedback-mean-post": feedback(memory_vector="mean", normalisation="post"),
     "feedback-last-post": feedback(
         memory_vector="last",
         normalisation="post",
@@ -257,6 +250,13 @@ CASES: dict[str, Case] = {
         forgets_segments=True,
     ),
 }
+
+
+ONE_OF_EACH = {
+    name: next(case for case, of in CASES.items() if type(of.backbone) is kind)
+    for name, kind in MODELS.items()
+}
+"""The first case of each architecture."""
 
 
 def implementations(backbone: Backbone[Any]) -> list[str]:

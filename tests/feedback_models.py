@@ -12,23 +12,14 @@ from memspan.models import Feedback, FeedbackMemory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.ops.feedback import compiled as feedback_loop
 
+# What the cases of ``architectures.py`` leave: long and short spans, and dropout.
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "no-memory-norm": {"memory_norm": False, "attention_bias": True},
-    "bias": {"attention_bias": True, "n_layers": 3},
-    "per-layer": {"projections": "per-layer", "attention_bias": True},
-    "gelu": {"activation": "gelu", "d_head": 3},
-    "last": {"memory_vector": "last", "n_layers": 1},
-    "mean": {"memory_vector": "mean", "n_layers": 1, "final_norm": False},
-    "short": {"memory_length": 3, "max_distance": 7},
-    "shortest": {"memory_length": 1},
-}
-
-
-# With a norm or dropout after the sub-layers.
-AFTER: dict[str, dict[str, Any]] = {
+    "bias": {"attention_bias": True, "n_layers": 3, "memory_norm": False},
+    "per-layer-gelu": {"projections": "per-layer", "activation": "gelu", "d_head": 3},
+    "short": {"memory_length": 3, "max_distance": 7, "memory_vector": "last"},
+    "shortest": {"memory_length": 1, "memory_vector": "mean"},
     "post": {"normalisation": "post", "attention_bias": True},
-    "post-gelu": {"normalisation": "post", "activation": "gelu", "projections": "per-layer"},
     "dropout": {"dropout": 0.3, "attention_dropout": 0.2, "memory_vector": "last"},
     "dropout-post": {"dropout": 0.3, "attention_dropout": 0.2, "normalisation": "post"},
     "dropout-gelu": {"dropout": 0.3, "activation": "gelu", "projections": "per-layer"},
@@ -63,7 +54,7 @@ def model_of(**options: Any) -> Feedback:
 
 
 def ordinary_model(**options: Any) -> Feedback:
-    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 45}
+    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 15}
     return Feedback(FeedbackConfig(**sizes | options))
 
 

@@ -72,6 +72,56 @@ def assert_all_seen(g: Golden, dtype: torch.dtype) -> None:
     assert not left, f"recorded, but not compared: {left}"
 
 
-def check_loss(ours: Tensor, magnitude: float, theirs: Tensor, dtype: torch.dtype) -> None:
-    """Losses are sums that cancel: they are compared on the scale of what is summed."""
-    assert abs(ours.item() - theirs.item()) <= OUTPUT[dtype] * max(magnitude, abs(theirs.item()))
+class Losses:
+    """What the segments are scored by, one after the other, and in all."""
+
+    def __init__(self, g: Golden, dtype: torch.dtype) -> None:
+        self._g, self._dtype = g, dtype
+        self._total, self._magnitude = torch.zeros((), dtype=dtype), 0.0
+
+    def add(self, key: str, *terms: Tensor) -> None:
+        """Losses are sums that cancel: they are compared on the scale of what is summed."""
+        loss = torch.stack([term.sum() for term in terms]).sum()
+        magnitude = sum(term.abs().sum().item() for term in terms)
+        self._check(loss, magnitude, key)
+        self._total, self._magnitude = self._total + loss, self._magnitude + magnitude
+
+    def backward(self) -> None:
+        self._check(self._total, self._magnitude, "loss")
+        # What parameters are made of, a peer has once for several passes.
+        self._total.backward(retain_graph=True)
+
+    def _check(self, ours: Tensor, magnitude: float, key: str) -> None:
+        theirs = self._g[f"{PREFIX[self._dtype]}.{key}"].item()
+        assert abs(ours.item() - theirs) <= OUTPUT[self._dtype] * max(magnitude, abs(theirs)), key
+
+
+# ----- Where a peer is put together from our pieces: its parameters as leaves
+
+
+def leaves(g: Golden, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tied parameters are one leaf under all their names."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in g.named("param."):
+        first = next((n for n in g.tied_to(name) if n in found), None)
+        found[name] = found[first] if first else tensor.to(dtype, copy=True).requires_grad_()
+        assert_same(tensor, found[name], 1e-6, f"{name} is tied")
+    return found
+
+
+def check_leaves(
+    g: Golden, theirs: dict[str, Tensor], dtype: torch.dtype, vanishing: tuple[str, ...] = ()
+) -> None:
+    """All gradients of the peer. ``vanishing``: what it gives one that is nothing but rounding."""
+    compared: set[str] = set()
+    for name, expected in g.named("f64.grad."):
+        compared |= g.tied_to(name)
+        if name in vanishing:
+            assert expected.abs().max() < 1e-9, f"{name} has a gradient"
+        else:
+            assert_same(gradient(theirs[name]), expected, GRADIENT[dtype], f"gradient of {name}")
+    without = set(g.json["parameters_without_gradient"])
+    for name in without - compared:
+        assert not gradient(theirs[name]).any(), f"{name}: a gradient from nowhere"
+    left = set(theirs) - compared - {n for w in without for n in g.tied_to(w)}
+    assert not left, f"not compared: {sorted(left)}"

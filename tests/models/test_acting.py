@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
-from architectures import CASES, Case, transformer_xl
+from architectures import CASES, ONE_OF_EACH, Case
 from golden import assert_same
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory, concatenate
 from memspan.models import FastWeights
-from readings import assert_memories_equal, every_case, fields, some_memory
+from readings import assert_memories_equal, every_case, fields, some_memory, text
 
 ROWS, STEPS, CUT = 4, 16, 7
 ENDS = torch.zeros(STEPS, ROWS, dtype=torch.bool)
 ENDS[[2, 9, 10, 12], [1, 0, 0, 2]] = ENDS[13, [0, 3]] = True
 """Where an episode begins: rows of every age, one that is reset twice running, one never before."""
-ONE_EACH = ["xl-segment", "xl-fixed", "xl-segment-gated", "compressive", "feedback", "fast-delta"]
-ONE_EACH += ["gated", "lstm", "transformer"]
 
 
 def observations(case: Case) -> Tensor:
@@ -68,7 +67,7 @@ def test_every_environment_is_alone_and_replayed_as_acted(case: Case) -> None:
     assert_memories_equal(memory, reader.memory, 1e-9)
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_what_is_not_finite_is_named_and_others_go_on(name: str) -> None:
     """Nothing has been read: with zeros in its place and the row reset, the others miss no step."""
     case = CASES[name]
@@ -93,76 +92,63 @@ def test_what_is_not_finite_is_named_and_others_go_on(name: str) -> None:
     reader.step(torch.full((ROWS, 8), 1e37, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_mistakes_are_one_line_and_change_nothing(name: str) -> None:
-    case = CASES[name]
-    model, x = case.shared_model(), observations(case)
-    reader, before = model.backbone.reader(None, ROWS), None
+    model, x = CASES[name].shared_model(), observations(CASES[name])
+    reader = model.backbone.reader(None, ROWS)
     reader.step(x[0])
     before = reader.memory
-    other = CASES["feedback" if name != "feedback" else "lstm"].shared_model().backbone
-    for mistake, said in (
-        (
-            lambda: reader.step(x[0, :3]),
-            "x must be a float64 tensor [4, 8] on cpu, not a",
-        ),
-        (lambda: reader.step(x[0, :, 1:]), "not a tensor of float64 [4, 7] on cpu"),
-        (lambda: reader.step(x[0][:, None]), "not a tensor of float64 [4, 1, 8] on cpu"),
-        (lambda: reader.step(x[0].long()), "not a tensor of int64 [4, 8] on cpu"),
-        (lambda: reader.step(x[0].float()), "not a tensor of float32 [4, 8] on cpu"),
-        (lambda: reader.step(x[0].numpy()), "not a ndarray"),
-        (lambda: reader.step(x[0].to("meta")), "[4, 8] on meta"),
-        (lambda: reader.reset([True] * 3), "reset needs one bool per row, [4], not [3]"),
-        (lambda: reader.replace([0], other.initial_memory(1)), "give one of this model"),
-        (
-            lambda: model.backbone.reader(other.initial_memory(4), 4),
-            "use this model's initial_memory",
-        ),
+    for wrong, said in (
+        (x[0, :3], "tensor [4, 8] on cpu, one vector for each row of the reader"),
+        (x[0, :, 1:], "not a tensor of float64 [4, 7] on cpu"),
+        (x[0][:, None], "not a tensor of float64 [4, 1, 8] on cpu"),
+        (x[0].float(), "not a tensor of float32 [4, 8] on cpu"),
+        (x[0].numpy(), "not a ndarray"),
+        (x[0].to("meta"), "[4, 8] on meta"),
     ):
-        with pytest.raises(MemspanError) as caught:
-            mistake()
-        assert said in str(caught.value)
+        with pytest.raises(MemspanError, match=re.escape(said)) as caught:
+            reader.step(wrong)
         assert "\n" not in str(caught.value)
     assert_memories_equal(reader.memory, before)
 
 
-def test_a_window_longer_than_the_learned_positions() -> None:
-    backbone = transformer_xl(positions="learned", max_distance=9).model().backbone
-    reader = backbone.reader(None, 2)
-    for x in torch.randn(12, 2, 8).double():
-        reader.step(x)
-    with pytest.raises(MemspanError, match="table of 9 rows: read shorter segments"):
-        backbone(torch.randn(2, 5, 8).double(), reader.memory)
-
-
 @pytest.mark.gradients(recorded=True)
 @every_case
-def test_steps_record_no_gradients(case: Case) -> None:
-    """Nor does reading, whoever calls it: a reader that did would keep all that it has read."""
-    reader = case.shared_model().backbone.reader(None, ROWS)
-    x = observations(case).requires_grad_()
+def test_readers_record_no_gradients(case: Case) -> None:
+    """Whoever calls them: a reader that did would keep all that it has read."""
+    model, x = case.shared_model(), observations(case).requires_grad_()
+    reader = model.backbone.reader(None, ROWS)
     assert not reader.step(x[0]).requires_grad
     assert not reader.read(x[1:3].transpose(0, 1)).requires_grad
+    assert not model.reader(reader.memory).read(text(ROWS, 3)).requires_grad
     assert not any(t.requires_grad for t in fields(reader.memory).values())
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
-def test_a_step_does_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_readers_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The values on device ``meta`` do not exist, so whatever waited for one would fail."""
+    # It is no device of torch.autocast.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    backbone = CASES[name].model().backbone
-    memory: Memory = backbone.initial_memory(ROWS)
+    model = CASES[name].model()
+    memory: Memory = model.initial_memory(ROWS)
     given, counts = memory.select([3, 0]), memory.counts()
-    backbone.to("meta")
+    model.to("meta")
     with monkeypatch.context() as patch:
         # Once, when it is made, a reader may wait.
         patch.setattr(type(memory), "counts", lambda _: counts)
         patch.setattr(FastWeights, "check_feature_map", lambda *_: None)
-        reader = backbone.reader(memory.to("meta"), ROWS)
+        reader = model.reader(memory.to("meta"))
+        steps = model.backbone.reader(memory.to("meta"), ROWS)
     x = torch.zeros(ROWS, 8, dtype=torch.float64, device="meta")
-    for t in range(STEPS):
-        reader.reset(ENDS[t])
-        if t == 4:
-            reader.replace([3, 1], given)
-        assert reader.step(x).is_meta
-    assert reader.memory.tokens_seen.is_meta
+    for t in range(8):
+        for each in (reader, steps):
+            each.reset(ENDS[t])
+            if t == 4:
+                each.replace([3, 1], given)
+        assert steps.step(x).is_meta
+        length = (7, 1, 3, 1)[t % 4]
+        logits = reader.read(torch.zeros(ROWS, length, dtype=torch.int64, device="meta"))
+        with pytest.raises(RuntimeError, match="meta"):
+            logits.sum().item()
+    assert reader.select([1, 2]).tokens_seen.is_meta
+    assert steps.memory.tokens_seen.is_meta

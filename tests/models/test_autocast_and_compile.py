@@ -54,6 +54,7 @@ COMPILED = {
     "compressive-max-learned": False,
     "fast-delta": True,
     "fast-sum-attention": False,
+    "gated": True,
     "feedback": True,
 }
 """Cases that are compiled as one graph, and whether with gradients."""

@@ -18,15 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from architectures import (
-    CASES,
-    Case,
-    compressive,
-    fast_weights,
-    feedback,
-    gated_delta_net,
-    transformer_xl,
-)
+from architectures import CASES, ONE_OF_EACH, Case, compressive, feedback, transformer_xl
 from golden import assert_same
 from memspan.data.streams import evaluation_segments
 from memspan.data.tokenizers.bytes import ByteTokenizer
@@ -39,13 +31,10 @@ from readings import assert_memories_equal, seeds, text
 
 pytestmark = pytest.mark.hardening
 SOME = {
-    "transformer-xl": transformer_xl(n_layers=1),
-    "compressive": compressive(n_layers=1),
-    "fast-weights": fast_weights(n_layers=1),
-    "feedback": feedback(n_layers=1),
-    "gated-delta-net": gated_delta_net(n_layers=1),
-    "lstm": CASES["lstm"],
-    "transformer": CASES["transformer"],
+    name: dataclasses.replace(
+        CASES[case], backbone=dataclasses.replace(CASES[case].backbone, n_layers=1)
+    )
+    for name, case in ONE_OF_EACH.items()
 }
 some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
 # In training that one draws other features for every segment.
@@ -144,47 +133,21 @@ def extra_parameter(part: nn.Module) -> bool:
     return True
 
 
-def activation(part: nn.Module) -> bool:
-    if not hasattr(part, "activation"):
-        return False
-    part.activation = F.silu
-    return True
+def attribute(part: nn.Module) -> bool:
+    """What methods read: another activation, another epsilon."""
+    found = [name for name in ("activation", "eps") if hasattr(part, name)]
+    for name in found:
+        setattr(part, name, {"activation": F.silu, "eps": 0.5}[name])
+    return bool(found)
 
 
-def epsilon(part: nn.Module) -> bool:
-    if not hasattr(part, "eps"):
-        return False
-    part.eps = 0.5
-    return True
-
-
-def put_in_anew(part: nn.Module) -> bool:
-    """The same parameters, listed in another order, as after a pruning that was made permanent."""
-    if type(part) in (nn.ParameterList, nn.LSTM):
-        return False
-    for name, parameter in [*part.named_parameters(recurse=False)][:1]:
-        delattr(part, name)
-        setattr(part, name, parameter)
-    return True
-
-
-def plain_tensor(part: nn.Module) -> bool:
-    """As a network that computes another one's weights leaves it."""
-    if type(part) is not nn.Linear:
-        return False
-    weight = part.weight.detach()
-    del part.weight
-    part.weight = 1.1 * weight  # type: ignore[assignment]
-    return True
-
-
-def buffer(part: nn.Module) -> bool:
+def not_a_parameter(part: nn.Module) -> bool:
     """A weight that is not trained."""
     if type(part) is not nn.Linear:
         return False
     weight = part.weight.detach()
     del part.weight
-    part.register_buffer("weight", weight)
+    part.register_buffer("weight", 1.1 * weight)
     return True
 
 
@@ -195,11 +158,8 @@ CHANGES: dict[str, Callable[[Any], bool]] = {
     "forward": replaced_forward,
     "parametrisation": parametrisation,
     "extra parameter": extra_parameter,
-    "activation": activation,
-    "epsilon": epsilon,
-    "put in anew": put_in_anew,
-    "plain tensor": plain_tensor,
-    "buffer": buffer,
+    "attribute": attribute,
+    "buffer": not_a_parameter,
 }
 
 
@@ -217,11 +177,6 @@ def put_in(model: nn.Module, name: str, kind: str) -> bool:
 
 
 KINDS = [*CHANGES, "adapter", "in place of nothing"]
-
-
-def places(model: nn.Module) -> list[str]:
-    """The names of all modules."""
-    return [name for name, _ in model.named_modules()]
 
 
 # ----- What must be the same
@@ -280,21 +235,17 @@ def assert_same_gradients(model: LanguageModel, seed: int) -> None:
 
 @some_cases
 def test_every_module_in_turn(case: Case) -> None:
-    """Twice, with the kinds of change in turn: that which can be made and was made least recently."""
+    """With the kinds of change in turn: that which can be made and was made least recently."""
     original, kinds = case.model(), deque(KINDS)
-    made = set()
-    for name in [name for name in places(original) for _ in range(2)]:
+    for name, _ in original.named_modules():
         model = copy.deepcopy(original)
         kind = next(kind for kind in kinds if put_in(model, name, kind))
         kinds.remove(kind)
         kinds.append(kind)
-        made.add(kind)
         try:
             assert_as_reference(model)
         except AssertionError as error:
             raise AssertionError(f"{kind} at {name!r}") from error
-    # An LSTM has neither norms nor products of its own.
-    assert made == set(KINDS) or case is SOME["lstm"]
 
 
 @given(data=st.data(), seed=seeds)
@@ -304,7 +255,7 @@ def test_any_options_and_several_changes(case: Case, data: st.DataObject, seed: 
     for _ in range(data.draw(st.integers(1, 2), label="changes")):
         put_in(
             model,
-            data.draw(st.sampled_from(places(model)), label="module"),
+            data.draw(st.sampled_from([n for n, _ in model.named_modules()]), label="module"),
             data.draw(st.sampled_from(KINDS), label="kind"),
         )
     assert_as_reference(model, seed)
@@ -400,37 +351,11 @@ def test_wrappers_that_pass_on_what_they_lack(case: Case, name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("clusters", [(), (4, 7)], ids=["plain", "adaptive"])
-@pytest.mark.parametrize("kind", ["gate", "hook", "forward", "wrapper"])
-def test_losses_are_those_of_the_logits(kind: str, clusters: tuple[int, ...]) -> None:
+def test_losses_are_those_of_the_logits(clusters: tuple[int, ...]) -> None:
     model = transformer_xl(EmbeddingConfig(cutoffs=clusters)).model()
     tokens, targets = text(2, 5), text(2, 5, 1)
-    untouched = model(tokens).logits
-    if kind == "wrapper":
-        wrapper(model, "head")
-    else:
-        assert CHANGES[kind](model.head)
-    logits = model(tokens).logits
-    assert not torch.allclose(logits, untouched)
-    losses = F.cross_entropy(logits.mT, targets, reduction="none")
+    wrapper(model, "head")
+    losses = F.cross_entropy(model(tokens).logits.mT, targets, reduction="none")
     assert_same(model(tokens, targets=targets).losses, losses, 1e-10, "losses")
     reader = model.reader(batch_size=2)
     assert_same(reader.read(tokens, targets=targets), losses, 1e-10, "losses of the reader")
-
-
-class Doubled(nn.Sequential):
-    """An adapter in the place of a module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * self[0](x)
-
-
-def test_dropout_is_within_the_feed_forward_module() -> None:
-    model, calls = feedback(dropout=0.5).model().train(), []
-    layer = model.backbone.layers[0]
-    handle = layer.feed_forward.register_forward_hook(lambda *_: calls.append(1))
-    model(text(1, 3))
-    assert len(calls) == 3
-    handle.remove()
-    layer.feed_forward = Doubled(layer.feed_forward)
-    with pytest.raises(TypeError, match="positional arguments"):
-        model(text(1, 3))

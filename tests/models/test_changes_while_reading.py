@@ -12,16 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from architectures import (
-    CASES,
-    Case,
-    compressive,
-    fast_weights,
-    feedback,
-    gated_delta_net,
-    randomise,
-    transformer_xl,
-)
+from architectures import CASES, ONE_OF_EACH, Case, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError, StaleReaderError
 from memspan.models import LanguageModel
@@ -29,18 +20,9 @@ from memspan.models.in_place import BufferedReader
 from readings import text
 
 pytestmark = pytest.mark.hardening
-SOME = {
-    "transformer-xl": transformer_xl(),
-    "transformer-xl-learned": transformer_xl(positions="learned", max_distance=40),
-    "transformer-xl-post": transformer_xl(normalisation="post", attention_bias=True),
-    "compressive": compressive(),
-    "fast-weights": fast_weights(),
-    "fast-weights-favor": fast_weights(feature_map="favor"),
-    "feedback": feedback(),
-    "feedback-spans": feedback(adaptive_span=1e-3),
-    "gated-delta-net": gated_delta_net(),
-    "lstm": CASES["lstm"],
-    "transformer": CASES["transformer"],
+SOME = {name: CASES[case] for name, case in ONE_OF_EACH.items()} | {
+    "learned": CASES["xl-segment-learned"],
+    "favor": CASES["fast-delta-favor"],
 }
 some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
 REFUSED = r"weights or modules have changed .* make a new one with model\.reader\(reader\.memory\)"
@@ -118,8 +100,10 @@ def test_the_step_of_another_optimiser_changes_nothing() -> None:
     reader = model.reader()
     other(torch.ones(2)).sum().backward()
     torch.optim.AdamW(other.parameters(), fused=True).step()
-    # Parameters without a gradient are left as they are.
+    # Parameters without a gradient are left as they are, and so are modules that are marked.
     torch.optim.AdamW(model.parameters(), fused=True).step()
+    for part in model.modules():
+        part._is_initialised = True
     reader.read(text(1, 1))
     assert not reader.is_stale
 
@@ -141,17 +125,6 @@ def test_the_step_of_an_optimiser_that_is_not_torchs() -> None:
     WithoutGradients(model.parameters()).step()
     with pytest.raises(StaleReaderError, match=REFUSED):
         reader.read(text(1, 1))
-
-
-@some_cases
-def test_marks_of_other_packages_change_nothing(case: Case) -> None:
-    model = case.model()
-    reader = model.reader()
-    reader.read(text(1, 3))
-    for part in model.modules():
-        part._is_initialised = True
-    reader.read(text(1, 3))
-    assert not reader.is_stale
 
 
 @some_cases
@@ -230,11 +203,6 @@ def forward(model: LanguageModel) -> None:
     layer.forward = changed  # type: ignore[method-assign]
 
 
-def hook_around(model: LanguageModel) -> None:
-    model.register_forward_hook(lambda *_: None)
-    model.output_dropout = nn.Softplus()
-
-
 def subclass(model: LanguageModel) -> None:
     for part in model.backbone.modules():
         if type(part) is nn.Linear:
@@ -246,14 +214,14 @@ class Halved(nn.Linear):
         return 0.5 * super().forward(x)
 
 
-def another_backbone(model: LanguageModel) -> None:
-    model.backbone = others_backbone(model)
-
-
 def others_backbone(model: LanguageModel) -> nn.Module:
     other = copy.deepcopy(model)
     other.load_state_dict(others(model))
     return other.backbone
+
+
+def another_backbone(model: LanguageModel) -> None:
+    model.backbone = others_backbone(model)
 
 
 def tables(model: LanguageModel) -> None:
@@ -276,44 +244,29 @@ def transposed(model: LanguageModel) -> None:
             parameter.data = parameter.data.mT
 
 
-LATER = {
-    "swap": swap,
-    "activation": activation,
-    "forward": forward,
-    "hook": hook_around,
-    "subclass": subclass,
-    "another backbone": another_backbone,
-    "tables": tables,
-    "hooks in a new table": hooks_in_a_new_table,
-    "transposed": transposed,
-}
+LATER = (
+    swap,
+    activation,
+    forward,
+    subclass,
+    another_backbone,
+    tables,
+    hooks_in_a_new_table,
+    transposed,
+)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("change", LATER)
 @some_cases
-def test_modules_that_are_put_in(case: Case, change: str) -> None:
+def test_modules_that_are_put_in(case: Case, change: Callable[[LanguageModel], None]) -> None:
     model = case.model()
     reader = model.reader()
     for tokens in (text(1, 4), text(1, 1), text(1, 2)):
         reader.read(tokens)
     memory = reader.memory
-    LATER[change](model)
-    equal_or_refused(model, reader, memory, change)
-
-
-@torch.no_grad()
-@some_cases
-def test_modules_that_are_put_in_between_single_tokens(case: Case) -> None:
-    model = case.model()
-    reader = model.reader()
-    reader.read(text(1, 1))
-    nn.Sequential(nn.Linear(2, 2))
-    reader.read(text(1, 1))
-    swap(model)
-    if isinstance(reader._backbone, BufferedReader):
-        with pytest.raises(StaleReaderError, match=REFUSED):
-            reader.read(text(1, 1))
+    change(model)
+    equal_or_refused(model, reader, memory, change.__name__)
 
 
 def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) -> None:
@@ -323,35 +276,6 @@ def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) 
             reader.read(tokens)
     else:
         assert_same(reader.read(tokens), model(tokens, memory).logits, 1e-10, what)
-
-
-@torch.no_grad()
-@some_cases
-def test_methods_that_are_replaced(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = case.model()
-    reader = model.reader()
-    reader.read(text(1, 4))
-    memory, forward = reader.memory, nn.Linear.forward
-    monkeypatch.setattr(nn.Linear, "forward", lambda part, x: 0.5 * forward(part, x))
-    equal_or_refused(model, reader, memory, "forward")
-
-
-@torch.no_grad()
-@some_cases
-def test_values_of_weights_within_others(case: Case) -> None:
-    """As above; a parameter is some columns of a larger tensor."""
-    model = case.model()
-    for name, parameter in model.backbone.named_parameters():
-        if parameter.dim() < 2:
-            continue
-        larger = torch.zeros(*parameter.shape[:-1], parameter.shape[-1] + 3, dtype=torch.float64)
-        larger[..., 1:-2] = parameter
-        parameter.data = larger[..., 1:-2]
-        reader = model.reader()
-        reader.read(text(1, 4))
-        memory = reader.memory
-        larger[..., -3] += 0.5
-        equal_or_refused(model, reader, memory, name)
 
 
 @torch.no_grad()
@@ -374,23 +298,15 @@ def test_hooks_that_come_and_go(case: Case) -> None:
     handle.remove()
     memory = again.memory
     assert_same(again.read(text(1, 1)), model(text(1, 1), memory).logits, 1e-10, "logits")
-
-
-@torch.no_grad()
-@some_cases
-def test_hooks_around_everything(case: Case) -> None:
-    """On the model itself: noticed at the next token, too."""
-    model = case.model()
-    reader = model.reader()
-    reader.read(text(1, 1))
+    # On the model itself it is noticed, too.
     model.register_forward_hook(lambda *_: None)
     with pytest.raises(StaleReaderError, match=REFUSED):
-        reader.read(text(1, 1))
+        again.read(text(1, 1))
 
 
 @torch.no_grad()
 def test_features_that_are_drawn_again() -> None:
-    model = SOME["fast-weights-favor"].model()
+    model = SOME["favor"].model()
     reader = model.reader()
     reader.read(text(1, 2))
     model.backbone.redraw_features()

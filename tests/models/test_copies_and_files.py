@@ -118,13 +118,6 @@ def test_memory_files_belong_to_a_model(case: Case, tmp_path: Path) -> None:
 
 
 @every_case
-def test_a_memory_of_other_rows_is_refused(case: Case) -> None:
-    model = case.shared_model()
-    with pytest.raises(MemspanError, match="rows"):
-        model(text(3, 2), model.initial_memory(2))
-
-
-@every_case
 def test_a_memory_of_another_precision(case: Case) -> None:
     """A memory that was stored in float32 can be read on from in float64."""
     model = case.shared_model()

@@ -5,7 +5,6 @@ What is expected is read row by row and document by document, without boundaries
 
 from __future__ import annotations
 
-import contextlib
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from architectures import VOCABULARY, Case
 from golden import assert_same
-from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.segments import Padding, move_left, move_right, padding_mask
@@ -158,23 +156,29 @@ def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:
 @every_case
 @torch.no_grad()
 def test_nothing_to_read(case: Case) -> None:
-    """An empty segment gives an empty result and the same memory; likewise no rows, or one line."""
+    """No tokens, or no rows: an empty result, no loss, and the same memory."""
     model = case.shared_model()
     memory, tokens = some_memory(model, ROWS), text(ROWS, 0)
     lengths = torch.zeros(ROWS, dtype=torch.long)
-    for where in ({}, {"starts": tokens.bool()}, {"lengths": lengths, "padding": "left"}):
-        out = model(tokens, memory, **where)
-        assert out.logits.shape == (ROWS, 0, VOCABULARY)
-        assert model(tokens, memory, targets=tokens, **where).losses.shape == (ROWS, 0)
-        assert_memories_equal(out.memory, memory)
-    reader = model.reader(memory)
-    for starts in (None, tokens.bool()):
-        assert reader.read(tokens, starts=starts).shape == (ROWS, 0, VOCABULARY)
-    assert_memories_equal(reader.memory, memory)
-    with contextlib.suppress(MemspanError):
-        out = model(text(0, 4), rows_of(memory))
-        assert out.logits.shape == (0, 4, VOCABULARY)
-        assert out.memory.batch_size == 0
+    for read, before, where in (
+        (tokens, memory, {}),
+        (tokens, memory, {"starts": tokens.bool()}),
+        (tokens, memory, {"lengths": lengths, "padding": "left"}),
+        (text(0, 4), rows_of(memory), {}),
+        (text(0, 0), rows_of(memory), {}),
+    ):
+        scored = model(read, before, targets=read, **where)
+        assert scored.losses.shape == read.shape
+        assert scored.loss == scored.auxiliary_loss == 0
+        assert not any(s.isnan().any() for s in scored.statistics.values())
+        out = model(read, before, **where)
+        assert out.logits.shape == (*read.shape, VOCABULARY)
+        reader = model.reader(before)
+        if "lengths" not in where:
+            assert reader.read(read, **where).shape == out.logits.shape
+            assert reader.read(read, targets=read, **where).shape == read.shape
+        for after in (scored.memory, out.memory, reader.memory):
+            assert_memories_equal(after, before)
 
 
 def test_padding_moves_from_side_to_side() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -115,21 +112,9 @@ def test_zeros_are_attended() -> None:
         assert_same(out, model.reader(zeros, 2).read(x), 1e-9, implementation)
 
 
-def test_a_reader_keeps_keys_and_values_once() -> None:
-    """Shared projections: their size does not depend on the number of layers."""
-    sizes = {}
-    for n_layers, projections in itertools.product((1, 4), ("shared", "per-layer")):
-        model = model_of(n_layers=n_layers, projections=projections).eval()
-        with torch.no_grad():
-            sizes[projections, n_layers] = model.reader(None, 1)._kv.numel()
-    assert sizes["shared", 4] == sizes["shared", 1] == sizes["per-layer", 1]
-    assert sizes["per-layer", 4] == 4 * sizes["shared", 1]
-
-
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
 @pytest.mark.parametrize(
-    ("kind", "normalisation"),
-    [("empty", "pre"), ("full", "pre"), ("rows", "pre"), ("rows", "post")],
+    ("kind", "normalisation"), [("full", "pre"), ("rows", "pre"), ("rows", "post")]
 )
 def test_a_reader_reads_segments_and_tokens_alike(
     kind: str, normalisation: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -149,28 +134,6 @@ def test_a_reader_reads_segments_and_tokens_alike(
         assert_same(reader.memory.vectors, memory.vectors, 1e-9, "vectors")
         assert torch.equal(reader.memory.length, memory.length)
         assert torch.equal(reader.memory.tokens_seen, memory.tokens_seen)
-
-
-@pytest.mark.parametrize("options", [{}, {"normalisation": "post"}], ids=["pre", "post"])
-@torch.no_grad()
-def test_nothing_to_read(options: dict[str, Any]) -> None:
-    """No tokens: an empty result and the same memory. No rows: as many columns as were given."""
-    model = model_of(memory_length=4, **options).eval()
-    starts = torch.zeros(3, 0, dtype=torch.bool)
-    for memory in (None, memory_of(model, "rows", 3)):
-        expected = model.initial_memory(3) if memory is None else memory
-        reader = model.reader(memory, 3)
-        out = model(vectors(3, 0), memory, starts=starts, lengths=torch.zeros(3, dtype=torch.long))
-        for hidden, after in (
-            (out.hidden, out.memory),
-            (reader.read(vectors(3, 0)), reader.memory),
-        ):
-            assert hidden.shape == (3, 0, 6)
-            assert all(map(torch.equal, vars(after).values(), vars(expected).values()))
-    memory = model.initial_memory(0)
-    out, reader = model(vectors(0, 5), memory), model.reader(memory, 0)
-    assert out.hidden.shape == reader.read(vectors(0, 5)).shape == (0, 5, 6)
-    assert out.memory.vectors.shape == reader.memory.vectors.shape == (0, 4, 6)
 
 
 def test_memory_does_not_grow_without_bound() -> None:

@@ -46,117 +46,88 @@ XL, COMPRESSIVE, FEEDBACK, FAST, GATED = (
 LSTM = LSTMConfig(n_layers=2, d_model=8)
 TRANSFORMER = TransformerConfig(n_layers=2, d_model=8, n_heads=2, d_ff=12)
 
+
+def each(**changes: Any) -> list[tuple[Options, Options]]:
+    """One option after the other, each changed by itself."""
+    return [({}, {name: value}) for name, value in changes.items()]
+
+
 LEARNED = {"positions": "learned", "max_distance": 40}
 POST = {"normalisation": "post"}
 SPANS = {"adaptive_span": 1e-3, "max_distance": 9, "span_ramp": 2}
 FAVOR = {"feature_map": "favor"}
+MEAN = {"compression": "mean"}
 PLAIN = {"feature_map": "identity", "normalisation": "none"}
 
-COMMON: list[tuple[Options, Options]] = [
-    ({}, {"n_layers": 3}),
-    ({}, {"d_model": 4}),
-    ({}, {"initialisation": "papers"}),
-    ({}, {"dropout": 0.5}),
-]
-LAYERS = [*COMMON, ({}, {"n_heads": 4}), ({}, {"d_ff": 8}), ({}, {"activation": "gelu"})]
-HEADS = [*LAYERS, ({}, {"d_head": 4}), ({}, {"d_head": 3}), ({}, {"final_norm": False})]
+COMMON = each(n_layers=3, d_model=4, initialisation="papers", dropout=0.5)
+LAYERS = [*COMMON, *each(n_heads=4, d_ff=8, activation="gelu")]
+HEADS = [*LAYERS, *each(d_head=4, final_norm=False), ({}, {"d_head": 3})]
 ATTENTION = [
     *HEADS,
+    *each(attention_bias=True, attention_dropout=0.5, memory_length=4),
     ({"final_norm": False}, POST),
     (POST, {"final_norm": False}),
-    ({}, {"attention_bias": True}),
-    ({}, {"attention_dropout": 0.5}),
-    ({}, {"memory_length": 4}),
 ]
 RELATIVE = [
     *ATTENTION,
-    ({}, {"attention_span": "fixed"}),
+    *each(attention_span="fixed", clamp_length=2, tie_position_biases=True, gating="gru"),
     ({"attention_span": "fixed"}, {"memory_length": 4}),
     ({}, LEARNED),
     (LEARNED, {"max_distance": 41}),
-    ({}, {"clamp_length": 2}),
-    ({}, {"tie_position_biases": True}),
     ({"n_layers": 1}, {"tie_position_biases": True}),
-    ({}, {"gating": "gru"}),
 ]
 CHANGES: dict[Any, list[tuple[Options, Options]]] = {
-    XL: [*RELATIVE, ({}, {"start": "zeros"}), ({}, {"norm_epsilon": 0.1})],
+    XL: [*RELATIVE, *each(start="zeros", norm_epsilon=0.1)],
     COMPRESSIVE: [
         *RELATIVE,
-        ({}, {"compressed_length": 2}),
-        ({"compression": "mean"}, {"compressed_length": 0}),
-        ({}, {"compression_rate": 3}),
-        ({"compression": "mean"}, {"compression_rate": 3}),
-        ({"compression": "mean"}, {"compression": "max"}),
+        *each(compressed_length=2, compression_rate=3, task_gradient=True),
+        *each(auxiliary_loss="auto-encoding"),
         ({}, {"auxiliary_loss": "none", "task_gradient": True}),
-        ({}, {"auxiliary_loss": "auto-encoding"}),
-        ({}, {"task_gradient": True}),
+        (MEAN, {"compressed_length": 0}),
+        (MEAN, {"compression_rate": 3}),
+        (MEAN, {"compression": "max"}),
     ],
     FEEDBACK: [
         *ATTENTION,
+        *each(max_distance=5, projections="per-layer", memory_vector="last", memory_norm=False),
+        *each(value_bias=True, adaptive_span=1e-3),
         ({"final_norm": False, "memory_norm": False}, POST),
-        ({}, {"max_distance": 5}),
         ({}, {"max_distance": 6}),
-        ({}, {"projections": "per-layer"}),
         ({"n_layers": 1}, {"projections": "per-layer"}),
-        ({}, {"memory_vector": "last"}),
         ({"memory_vector": "mean"}, {"memory_vector": "last"}),
-        ({}, {"memory_norm": False}),
         (POST, {"memory_norm": False}),
-        ({}, {"value_bias": True}),
         ({"attention_bias": True}, {"value_bias": True}),
-        ({}, {"adaptive_span": 1e-3}),
         (SPANS, {"adaptive_span": 1e-2}),
         (SPANS, {"span_ramp": 3}),
         (SPANS, {"memory_length": 4}),
     ],
     FAST: [
         *HEADS,
+        *each(norm="feed-forward", rule="sum", feature_map="elu", normalisation="attention"),
+        *each(nu=2, epsilon=0.1, positions="sinusoidal", chunk_size=2, recompute=True),
         ({"norm": "post"}, {"final_norm": False}),
         ({"final_norm": False}, {"norm": "post"}),
-        ({}, {"norm": "feed-forward"}),
-        ({}, {"rule": "sum"}),
         (PLAIN | {"rule": "outer-product"}, {"outer_activation": "identity"}),
-        ({}, {"feature_map": "elu"}),
-        ({}, {"nu": 2}),
         ({}, FAVOR),
         (FAVOR, {"favor_features": 4}),
         (FAVOR, {"favor_features": 5}),
         (FAVOR, {"favor_redraw": True}),
-        ({}, {"normalisation": "attention"}),
-        ({}, {"epsilon": 0.1}),
-        ({}, {"positions": "sinusoidal"}),
-        ({}, {"chunk_size": 2}),
-        ({}, {"recompute": True}),
     ],
     GATED: [
         *LAYERS,
-        ({}, {"d_head": 4}),
-        ({}, {"d_head": 3}),
-        ({}, {"n_value_heads": 2}),
-        ({}, {"n_value_heads": 4}),
-        ({}, {"d_value": 4}),
-        ({}, {"d_value": 6}),
-        ({}, {"convolution": 2}),
-        ({}, {"negative_eigenvalues": True}),
-        ({}, {"chunk_size": 2}),
-        ({}, {"recompute": True}),
+        *each(d_head=4, n_value_heads=2, d_value=4, convolution=2, negative_eigenvalues=True),
+        *each(d_head=3, n_value_heads=4, d_value=6, chunk_size=2, recompute=True),
     ],
     LSTM: COMMON,
     TRANSFORMER: LAYERS,
 }
-ALL_TIED = {"tie_projections": "all"}
-EMBEDDINGS: list[tuple[Options, Options]] = [
-    ({}, {"tie": False}),
-    ({}, {"scale": False}),
-    ({}, {"d_embed": 8}),
+CLUSTERS = {"cutoffs": (3,), "div_val": 2}
+EMBEDDINGS = [
+    *each(tie=False, scale=False, d_embed=8, cutoffs=(3, 6), div_val=2, output_dropout=0.5),
     ({}, {"d_embed": 6}),
-    ({}, {"cutoffs": (3, 6)}),
     ({"cutoffs": (3, 6)}, {"cutoffs": (4, 6)}),
-    ({}, {"div_val": 2}),
     ({"cutoffs": (3,), "div_val": 5}, {"div_val": 6}),
-    ({"cutoffs": (3,), "div_val": 2} | ALL_TIED, {"tie_projections": "none"}),
-    ({}, {"output_dropout": 0.5}),
+    (CLUSTERS | {"tie_projections": "all"}, {"tie_projections": "none"}),
 ]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,15 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from architectures import Case, gated_delta_net
+from architectures import Case, fast_weights, gated_delta_net
 from golden import assert_same
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.models import GatedDeltaNet, GatedDeltaNetConfig, GatedDeltaNetMemory
 from memspan.models.gated_delta_net.layer import GatedDeltaRule
-from memspan.models.gated_delta_net.reader import GatedDeltaNetReader
 from memspan.ops.fast_weights import compiled
-from memspan.ops.native import threads
-from readings import assert_memories_equal, some_memory
+from readings import some_memory
 
 IMPLEMENTATIONS = ["chunked", "reference"]
 if compiled.available(torch.zeros((), dtype=torch.float64)):
@@ -129,18 +127,6 @@ def test_it_is_the_paper(implementation: str, length: int, case: Case) -> None:
         assert_same(a, b, 1e-9, name)
 
 
-def test_matrices_stay_in_float32_under_autocast() -> None:
-    """After 300 tokens with a slow decay they are what float32 gives for the same projections."""
-    backbone = GatedDeltaNetConfig(n_layers=1, d_model=16, n_heads=2, d_ff=8).build()
-    x = torch.randn(1, 300, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        memory = backbone(x).memory
-    assert memory.weights.dtype == memory.inputs.dtype == torch.float32
-    # Values that bfloat16 cannot hold.
-    assert not torch.equal(memory.weights, memory.weights.bfloat16().float())
-    assert_same(memory.weights, backbone(x).memory.weights, 0.05, "matrices")
-
-
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(
         MemspanError, match=re.escape("n_value_heads 6 is not a multiple of n_heads 4")
@@ -150,84 +136,27 @@ def test_what_does_not_fit_is_refused() -> None:
         GatedDeltaNetConfig(convolution=0)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "shared-keys": {
-        "n_value_heads": 6, "d_head": 3, "d_value": 5, "negative_eigenvalues": True,
-        "convolution": 3,
-    },
-    "wide-values": {"d_head": 32, "d_value": 70, "convolution": 1, "activation": "gelu"},
-    "longer": {"n_heads": 1, "d_value": 64, "convolution": 6, "d_model": 40, "d_ff": 23},
-}  # fmt: skip
-needs_compiler = pytest.mark.skipif(
-    not compiled.available(torch.zeros(())), reason="needs a C compiler"
-)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("in_c", [False, pytest.param(True, marks=needs_compiler)])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_single_tokens_are_read_as_by_the_model(
-    options: dict[str, Any], in_c: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between segments, in rows of different ages and in threads; the memory it was given stays."""
-    if not in_c:
-        monkeypatch.setattr(GatedDeltaNetReader, "_step", None)
-    monkeypatch.setattr(threads, "LEAST_WORK", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    model = gated_delta_net(**options).model(dtype)
-    memory = some_memory(model, 13)
-    before, backbone = memory.weights.clone(), model.backbone
-    x = torch.randn(13, 20, backbone.config.d_model, dtype=dtype)
-    expected = backbone(x, memory)
-    reader = backbone.reader(memory, 13)
-    assert (reader._step is not None) == in_c
-    parts = [reader.read(part) for part in x.split([1, 1, 7, 1, 1, 1, 6, 2], 1)]
-    tolerance = 1e-10 if dtype == torch.float64 else 2e-5
-    assert_same(torch.cat(parts, 1), expected.hidden, tolerance, "hidden")
-    assert_memories_equal(reader.memory, expected.memory, tolerance)
-    assert torch.equal(memory.weights, before)
-
-
-@needs_compiler
-@torch.no_grad()
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_autocast_rounds_the_weights_of_products_alone(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The model that has such weights reads the same in float32."""
-    backbone = gated_delta_net(**options).model(torch.float32).backbone
-    rounded = copy.deepcopy(backbone)
-    for part in rounded.modules():
-        if isinstance(part, nn.Linear):
-            part.weight.copy_(part.weight.bfloat16())
-    tokens = torch.randn(3, 20, backbone.config.d_model).split(1, 1)
-    other, reader = rounded.reader(None, 3), backbone.reader(None, 3)
-    monkeypatch.setattr(GatedDeltaNetReader, "_step", None)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = torch.cat([reader.read(token) for token in tokens], 1)
-    monkeypatch.undo()
-    expected = torch.cat([other.read(token) for token in tokens], 1)
-    assert_same(found, expected, 2e-5, "hidden")
-    assert_memories_equal(reader.memory, other.memory, 2e-5)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [gated_delta_net, fast_weights])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("length", [1, 3])
-def test_readers_refuse_what_is_not_finite(value: float, length: int) -> None:
-    """In the input, in memory, or in a weight."""
-    model = gated_delta_net().model()
+@pytest.mark.parametrize("changed", [False, True])
+def test_readers_refuse_what_is_not_finite(
+    kind: Callable[[], Case], value: float, length: int, changed: bool
+) -> None:
+    """In the input, in memory, or in a weight; by the reader of changed modules, too."""
+    model = kind().model()
+    if changed:
+        model.backbone.layers[0].register_forward_hook(lambda *_: None)
     x = torch.randn(3, length, 8, dtype=torch.float64)
     broken = x.clone()
     broken[1, 0, 0] = value
     memory = some_memory(model, 3)
-    memory.weights[1, 0, 1, 2, 3] = value
-    with torch.no_grad():
-        with pytest.raises(NonFiniteError, match="of rows 1 are not finite"):
-            model.backbone.reader(None, 3).read(broken)
-        with pytest.raises(NonFiniteError, match="of rows 1 are not finite"):
-            model.backbone.reader(memory, 3).read(x)
-        model.backbone.layers[1].mixer.A_log[0] = math.nan
-        with pytest.raises(NonFiniteError, match="of rows 0, 1, 2 are not finite"):
-            model.backbone.reader(None, 3).read(x)
+    memory.weights[1, 0] = value
+    with pytest.raises(NonFiniteError, match="rows 1 are not finite"):
+        model.backbone.reader(None, 3).read(broken)
+    with pytest.raises(NonFiniteError, match="rows 1 are not finite"):
+        model.backbone.reader(memory, 3).read(x)
+    next(model.backbone.layers[1].parameters()).fill_(math.nan)
+    with pytest.raises(NonFiniteError, match="rows 0, 1, 2 are not finite"):
+        model.backbone.reader(None, 3).read(x)

@@ -19,9 +19,11 @@ from golden_rows import (
     GRADIENT,
     OUTPUT,
     PREFIX,
+    Losses,
     assert_all_seen,
     check_gradients,
-    check_loss,
+    check_leaves,
+    leaves,
     write_parameters,
 )
 from memspan.converters import labml
@@ -74,7 +76,7 @@ def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
 
     rate = g.config["compression_rate"]
     memory = model.initial_memory(g.config["batch"])
-    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    losses = Losses(g, dtype)
     auxiliary = torch.zeros((), dtype=dtype)
     for i in g.segments:
         key = f"{f}.seg{i}"
@@ -82,9 +84,7 @@ def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
         weights = g.input(f"seg{i}.w", dtype).transpose(0, 1)
         out = model(tokens, memory)
         assert_same(out.logits, g[f"{key}.logits"].transpose(0, 1), tol, "logits")
-        terms = out.logits * weights
-        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{key}.loss"], dtype)
-        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+        losses.add(f"seg{i}.loss", out.logits * weights)
         auxiliary = auxiliary + out.auxiliary_loss
         by_layer = out.statistics["auxiliary_loss"]
         if f"{key}.ar_loss" in g:
@@ -107,22 +107,20 @@ def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
         memory = out.memory.detach()
         assert_same(reader.memory.compressed, memory.compressed, tol, "reader's memory")
         for n in inputs:
-            theirs = {
+            for name, ours in {
                 f"layer_input{n}": inputs[n],
                 f"mem{n}": newest(memory.hidden[:, n], memory.length),
                 f"cmem{n}": newest(memory.compressed[:, n], memory.compressed_length),
                 f"mem_to_compress{n}": sources[n][:, sources[n].shape[1] - n_new * rate :],
-            }
-            for name, ours in theirs.items():
+            }.items():
                 if f"{key}.{name}" in g:
                     recorded = g[f"{key}.{name}"].transpose(0, 1)
                     assert_same(ours, recorded, tol, f"{key}.{name}")
             if f"{key}.ar_loss_layer{n}" in g:
                 assert_same(by_layer[n], g[f"{key}.ar_loss_layer{n}"], tol, f"{key}.ar_loss {n}")
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
     assert_same(auxiliary, g[f"{f}.ar_loss_total"], tol, "ar_loss_total")
 
-    total.backward()
+    losses.backward()
     compressing = {id(p) for p in model.backbone.auxiliary_parameters()}
     assert all(p.grad is None for p in model.parameters() if id(p) in compressing)
     check_gradients(rows, g, dtype)
@@ -144,26 +142,6 @@ def newest(x: Tensor, count: Tensor) -> Tensor:
 
 
 # ----- What the two others compute, from our pieces
-
-
-def leaves(g: Golden, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The peer's parameters as leaves of ours; tied names are one tensor."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in g.named("param."):
-        first = next((n for n in g.tied_to(name) if n in found), None)
-        found[name] = found[first] if first else tensor.to(dtype).requires_grad_()
-    return found
-
-
-def check_leaves(w: dict[str, Tensor], g: Golden, dtype: torch.dtype) -> None:
-    compared: set[str] = set()
-    for name, theirs in g.named("f64.grad."):
-        ours = w[name].grad
-        ours = torch.zeros_like(w[name]) if ours is None else ours
-        assert_same(ours, theirs, GRADIENT[dtype], f"gradient of {name}")
-        compared |= g.tied_to(name)
-    assert set(w) - compared == set(g.json["parameters_without_gradient"]) - compared
-    assert_all_seen(g, dtype)
 
 
 def norm(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
@@ -190,7 +168,7 @@ def check_fb_feedback(g: Golden, dtype: torch.dtype) -> None:
     n_slots, window = c["compress_size"] // rate, c["attn_lim"]
     memory = [torch.zeros(batch, window, c["hid_sz"], dtype=dtype)] * n_layers
     compressed = [torch.zeros(batch, n_slots, c["hid_sz"], dtype=dtype)] * n_layers
-    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    losses = Losses(g, dtype)
     for i in g.segments:
         tokens = g.input(f"seg{i}.tokens", dtype)
         length = tokens.shape[1]
@@ -230,12 +208,10 @@ def check_fb_feedback(g: Golden, dtype: torch.dtype) -> None:
         assert_same(out, g[f"{f}.seg{i}.logprobs"], tol, "logprobs")
         for n, tensor in enumerate([*memory, *compressed]):
             assert_same(tensor, g[f"{f}.seg{i}.cache{n}"], tol, f"seg{i}.cache{n}")
-        terms = out * g.input(f"seg{i}.w", dtype)
-        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
-        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
-    check_leaves(w, g, dtype)
+        losses.add(f"seg{i}.loss", out * g.input(f"seg{i}.w", dtype))
+    losses.backward()
+    check_leaves(g, w, dtype)
+    assert_all_seen(g, dtype)
 
 
 def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
@@ -249,7 +225,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
     n_layers, n_heads, rate = c["depth"], c["heads"], c["cmem_ratio"]
     empty = torch.zeros(c["batch"], 0, c["dim"], dtype=dtype)
     memory, compressed = [empty] * n_layers, [empty] * n_layers
-    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    losses = Losses(g, dtype)
     for i in g.segments:
         tokens = g.input(f"seg{i}.tokens", dtype)
         trained = g[f"{f}.seg{i}.to_kv_requires_grad_after"].tolist()
@@ -310,13 +286,10 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
         assert_same(auxiliary, g[f"{f}.seg{i}.aux_loss"], tol, "aux_loss")
         assert_same(torch.stack(memory), g[f"{f}.seg{i}.mem"], tol, "mem")
         assert_same(torch.stack(compressed), g[f"{f}.seg{i}.cmem"], tol, "cmem")
-        terms = logits * g.input(f"seg{i}.w", dtype)
-        loss, size = terms.sum() + auxiliary, terms.abs().sum().item()
-        check_loss(loss, size, g[f"{f}.seg{i}.loss"], dtype)
-        total, magnitude = total + loss, magnitude + size
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
-    check_leaves(w, g, dtype)
+        losses.add(f"seg{i}.loss", logits * g.input(f"seg{i}.w", dtype), auxiliary)
+    losses.backward()
+    check_leaves(g, w, dtype)
+    assert_all_seen(g, dtype)
 
 
 def gated(x: Tensor, out: Tensor, w: dict[str, Tensor], name: str, c: dict) -> Tensor:

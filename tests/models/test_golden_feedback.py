@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from golden import Golden, assert_same, parameters
-from golden_rows import GRADIENT, OUTPUT, PREFIX, assert_all_seen, check_loss
+from golden_rows import (
+    GRADIENT,
+    OUTPUT,
+    PREFIX,
+    Losses,
+    assert_all_seen,
+    check_leaves,
+    leaves,
+)
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
@@ -29,22 +37,6 @@ pytestmark = pytest.mark.golden
 Theirs = dict[str, Tensor]
 Keys = tuple[list[Tensor], list[Tensor]]
 """Keys and values of one token, for each layer ``[B, H, K]``."""
-
-
-# ----- The peer's parameters as leaves
-
-
-def leaves(g: Golden, dtype: torch.dtype) -> Theirs:
-    """Tied parameters are one leaf under all their names."""
-    found: Theirs = {}
-    for name, tensor in g.named("param."):
-        first = next((n for n in found if n in g.tied_to(name)), None)
-        if first is None:
-            found[name] = tensor.to(dtype).requires_grad_()
-        else:
-            assert_same(tensor, found[first], 0.0, f"{name} is tied")
-            found[name] = found[first]
-    return found
 
 
 class Call(nn.Module):
@@ -68,27 +60,6 @@ def called(
         assert tensor.shape == own[name].shape, name
     given = {f"model.{name}": tensor for name, tensor in ours.items()}
     return functional_call(Call(model, function), given, args, options)
-
-
-def check_gradients(
-    g: Golden, theirs: Theirs, dtype: torch.dtype, vanishing: tuple[str, ...] = ()
-) -> None:
-    """All gradients of the peer. ``vanishing``: what it gives one that is nothing but rounding."""
-    compared = set()
-    for name, gradient in g.named("f64.grad."):
-        if name in vanishing:
-            assert gradient.abs().max() < 1e-9, f"{name} has a gradient"
-            compared |= g.tied_to(name)
-            continue
-        got = theirs[name].grad
-        assert got is not None, f"{name} is not used"
-        assert_same(got, gradient, GRADIENT[dtype], f"gradient of {name}")
-        compared |= g.tied_to(name)
-    for name in g.json["parameters_without_gradient"]:
-        got = theirs[name].grad
-        assert got is None or not got.any(), f"{name}: a gradient from nowhere"
-        compared |= g.tied_to(name)
-    assert compared == set(theirs), f"not compared: {set(theirs) ^ compared}"
 
 
 def clear(theirs: Theirs) -> None:
@@ -211,10 +182,10 @@ def check_labml(g: Golden, dtype: torch.dtype) -> None:
             keys, values = called(model, ours, Feedback.project, vectors)
             assert_same(keys[0], g[f"{f}.memory_keys"], tol, "keys")
             assert_same(values[-1], g[f"{f}.memory_values"], tol, "values")
-        loss = (out.hidden * weights).sum()
-        check_loss(loss, (out.hidden * weights).abs().sum().item(), g[f"{f}.loss"], dtype)
-        loss.backward(retain_graph=True)
-        check_gradients(g, theirs, dtype)
+        losses = Losses(g, dtype)
+        losses.add("loss", out.hidden * weights)
+        losses.backward()
+        check_leaves(g, theirs, dtype)
         assert_same(x.grad.transpose(0, 1), g["f64.gradin.x"], GRADIENT[dtype], "gradient of x")
     for n in range(c["n_layers"]):
         if f"{f}.layer_output{n}" in g:
@@ -317,7 +288,7 @@ def check_segments(
     read: Callable[[LanguageModel, Tensor, Tensor | None], tuple[Tensor, Tensor]],
 ) -> None:
     f, tol = PREFIX[dtype], OUTPUT[dtype]
-    total, magnitude, cache = torch.zeros((), dtype=dtype), 0.0, None
+    losses, cache = Losses(g, dtype), None
     for i in g.segments:
         key = f"{f}.seg{i}"
         logits, cache = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), cache)
@@ -325,12 +296,9 @@ def check_segments(
         logprobs = logits.log_softmax(-1)
         assert_same(logprobs, g[f"{key}.logprobs"], tol, f"logprobs {i}")
         assert_same(cache.transpose(0, 1), g[f"{key}.cache0"], tol, f"cache {i}")
-        terms = logprobs * g.input(f"seg{i}.w", dtype)
-        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{key}.loss"], dtype)
-        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
-    check_gradients(g, theirs, dtype)
+        losses.add(f"seg{i}.loss", logprobs * g.input(f"seg{i}.w", dtype))
+    losses.backward()
+    check_leaves(g, theirs, dtype)
 
 
 # ----- lucidrains
@@ -408,7 +376,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
         h, _, past = token_by_token(model.backbone, x, past, c["mem_len"])
         return model.head(model.backbone.final_norm(h)), past
 
-    total, magnitude, past = torch.zeros((), dtype=dtype), 0.0, []
+    losses, past = Losses(g, dtype), []
     for i in g.segments:
         at = f"{f}.seg{i}"
         logits, past = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), past)
@@ -417,12 +385,9 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
         for kind, name in enumerate(("mem_keys", "mem_values")):
             kept = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
             assert_same(kept, g[f"{at}.{name}"], tol, name)
-        terms = logits * g.input(f"seg{i}.w", dtype)
-        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{at}.loss"], dtype)
-        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
-    check_gradients(g, theirs, dtype, ("pos_emb.relative_attention_bias.weight",))
+        losses.add(f"seg{i}.loss", logits * g.input(f"seg{i}.w", dtype))
+    losses.backward()
+    check_leaves(g, theirs, dtype, ("pos_emb.relative_attention_bias.weight",))
     assert_all_seen(g, dtype)
 
 

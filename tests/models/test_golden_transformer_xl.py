@@ -19,9 +19,10 @@ from golden_rows import (
     GRADIENT,
     OUTPUT,
     PREFIX,
+    Losses,
     assert_all_seen,
     check_gradients,
-    check_loss,
+    leaves,
     write_parameters,
 )
 from memspan.converters import labml, transfo_xl, transformer_xl
@@ -154,7 +155,7 @@ def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     n_layers, mem_len = g.config["n_layer"], g.config["mem_len"]
     memory = model.initial_memory(g.config["batch"], start="empty")
     final = torch.empty(g.config["batch"], 0, g.config["d_model"], dtype=dtype)
-    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    losses = Losses(g, dtype)
     for i in g.segments:
         tokens = g.input(f"seg{i}.tokens", dtype).t()
         targets = g.input(f"seg{i}.targets", dtype).t()
@@ -174,10 +175,7 @@ def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
         # Theirs is grouped by cluster.
         returned = g[f"{f}.seg{i}.loss_as_returned"].flatten().sort().values
         assert_same(out.losses.flatten().sort().values, returned, tol, f"seg{i}.loss_as_returned")
-        terms = (out.losses * w_nll, hidden * w_hidden)
-        loss = terms[0].sum() + terms[1].sum()
-        check_loss(loss, sum(t.abs().sum().item() for t in terms), g[f"{f}.seg{i}.loss"], dtype)
-        total, magnitude = total + loss, magnitude + sum(t.abs().sum().item() for t in terms)
+        losses.add(f"seg{i}.loss", out.losses * w_nll, hidden * w_hidden)
 
         memory = out.memory.detach()
         check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
@@ -187,92 +185,67 @@ def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
         if f"{f}.seg{i}.mem{n_layers}" in g:
             theirs = g[f"{f}.seg{i}.mem{n_layers}"].transpose(0, 1)
             assert_same(final, theirs, tol, f"seg{i}.mem{n_layers}")
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
+    losses.backward()
     check_gradients(rows, g, dtype)
     assert_all_seen(g, dtype)
 
 
-def check_hf_transfo_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    tol, f = OUTPUT[dtype], PREFIX[dtype]
-    model, prefix = peer_model(g)
-    rows = peer_rows(model, g, prefix)
+def check_hf_or_labml(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tol, f, hf = OUTPUT[dtype], PREFIX[dtype], g.json["set"] == "hf_transfo_xl"
+    if hf:
+        model, prefix = peer_model(g)
+        rows = peer_rows(model, g, prefix)
+        check_frequencies(g, "transformer.pos_emb.inv_freq")
+        names = {"tokens": "input_ids", "w": "w_logprobs", "out": "logprobs", "layer": "hidden"}
+    else:
+        model = labml_model(g)
+        rows = labml.names(model, g.config["P"])
+        names = {"tokens": "tokens", "w": "w", "out": "logits", "layer": "layer_input"}
     write_parameters(model, rows, g)
-    check_frequencies(g, "transformer.pos_emb.inv_freq")
     model.to(dtype).eval()
-    seen = Recorder(model, monkeypatch)
+    seen, n_layers = Recorder(model, monkeypatch), len(model.backbone.layers)
 
-    n_layers = g.config["n_layer"]
-    memory = model.initial_memory(g.config["batch"], start="zeros")
-    total, magnitude = torch.zeros((), dtype=dtype), 0.0
+    def batch_first(x: Tensor) -> Tensor:
+        return x if hf else x.transpose(0, 1)
+
+    memory = model.initial_memory(g.config["batch"], start="zeros" if hf else "empty")
+    losses = Losses(g, dtype)
     for i in g.segments:
-        tokens = g.input(f"seg{i}.input_ids", dtype)
-        weights = g.input(f"seg{i}.w_logprobs", dtype)
+        at = f"{f}.seg{i}"
+        tokens = batch_first(g.input(f"seg{i}.{names['tokens']}", dtype))
         seen.attention = None
         out = model(tokens, memory)
-        ours = log_probabilities(model, out.logits)
-        assert_same(ours, g[f"{f}.seg{i}.logprobs"], tol, f"seg{i}.logprobs")
+        ours = log_probabilities(model, out.logits) if hf else out.logits
+        assert_same(ours, batch_first(g[f"{at}.{names['out']}"]), tol, f"{at} output")
         for n, hidden in (seen.layer_inputs | {n_layers: seen.hidden}).items():
-            if f"{f}.seg{i}.hidden{n}" in g:
-                assert_same(hidden, g[f"{f}.seg{i}.hidden{n}"], tol, f"seg{i}.hidden{n}")
-        if f"{f}.seg{i}.attn0" in g:
-            assert_same(seen.first_attention(), g[f"{f}.seg{i}.attn0"], tol, f"seg{i}.attn0")
-        terms = ours * weights
-        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
-        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
+            if (key := f"{at}.{names['layer']}{n}") in g:
+                assert_same(hidden, batch_first(g[key]), tol, key)
+        if f"{at}.attn0" in g:
+            assert_same(seen.first_attention(), g[f"{at}.attn0"], tol, f"{at}.attn0")
+        losses.add(f"seg{i}.loss", ours * batch_first(g.input(f"seg{i}.{names['w']}", dtype)))
         check_reader(model, memory, tokens, out, tol)
-
-        # Theirs shift the labels inside: the last token has no loss.
-        with torch.no_grad():
-            losses = model(tokens, memory, targets=tokens.roll(-1, 1)).losses[:, :-1]
-        for key, value in {
-            "nll_token_order": losses,
-            "loss_mean_as_returned": losses.mean(),
-        }.items():
-            if f"{f}.seg{i}.{key}" in g:
-                assert_same(value, g[f"{f}.seg{i}.{key}"], tol, f"seg{i}.{key}")
-        if f"{f}.seg{i}.losses_as_returned" in g:
-            # Theirs is grouped by cluster.
-            returned = g[f"{f}.seg{i}.losses_as_returned"].flatten().sort().values
-            assert_same(losses.flatten().sort().values, returned, tol, f"seg{i} as returned")
-
+        if hf:
+            check_shifted_losses(g, at, model, tokens, memory, tol)
         memory = out.memory.detach()
-        check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
+        check_memory(g, at, memory, tol, range(n_layers))
+    losses.backward()
     check_gradients(rows, g, dtype)
     assert_all_seen(g, dtype)
 
 
-def check_labml_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    tol, f = OUTPUT[dtype], PREFIX[dtype]
-    model = labml_model(g)
-    rows = labml.names(model, g.config["P"])
-    write_parameters(model, rows, g)
-    model.to(dtype).eval()
-    seen = Recorder(model, monkeypatch)
-
-    memory = model.initial_memory(g.config["batch"])
-    total, magnitude = torch.zeros((), dtype=dtype), 0.0
-    for i in g.segments:
-        tokens = g.input(f"seg{i}.tokens", dtype).t()
-        weights = g.input(f"seg{i}.w", dtype).transpose(0, 1)
-        out = model(tokens, memory)
-        assert_same(out.logits, g[f"{f}.seg{i}.logits"].transpose(0, 1), tol, f"seg{i}.logits")
-        for n, x in seen.layer_inputs.items():
-            if f"{f}.seg{i}.layer_input{n}" in g:
-                theirs = g[f"{f}.seg{i}.layer_input{n}"].transpose(0, 1)
-                assert_same(x, theirs, tol, f"seg{i}.layer_input{n}")
-        terms = out.logits * weights
-        check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.seg{i}.loss"], dtype)
-        total, magnitude = total + terms.sum(), magnitude + terms.abs().sum().item()
-        check_reader(model, memory, tokens, out, tol)
-        memory = out.memory.detach()
-        check_memory(g, f"{f}.seg{i}", memory, tol, range(g.config["n_layers"]))
-    check_loss(total, magnitude, g[f"{f}.loss"], dtype)
-    total.backward()
-    check_gradients(rows, g, dtype)
-    assert_all_seen(g, dtype)
+@torch.no_grad()
+def check_shifted_losses(
+    g: Golden, at: str, model: LanguageModel, tokens: Tensor, memory: Any, tol: float
+) -> None:
+    """Theirs shift the labels inside: the last token has no loss."""
+    nll = model(tokens, memory, targets=tokens.roll(-1, 1)).losses[:, :-1]
+    for key, value in {"nll_token_order": nll, "loss_mean_as_returned": nll.mean()}.items():
+        if f"{at}.{key}" in g:
+            assert_same(value, g[f"{at}.{key}"], tol, f"{at}.{key}")
+    if f"{at}.losses_as_returned" in g:
+        # Theirs is grouped by cluster.
+        returned = g[f"{at}.losses_as_returned"].flatten().sort().values
+        assert_same(nll.flatten().sort().values, returned, tol, f"{at} as returned")
 
 
 # ----- The attention alone
@@ -289,7 +262,7 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
     c = g.config
     n_heads, p, n_queries, n_keys = c["heads"], c["P"], c["q_len"], c["k_len"]
     width = c["d_model"] // n_heads
-    w = {name: t.to(dtype, copy=True).requires_grad_() for name, t in g.named("param.")}
+    w = leaves(g, dtype)
     query, keys = (g.input(n, dtype).clone().requires_grad_() for n in ("query", "key_value"))
     # Without a mask everything is visible.
     mask = g.input("mask", dtype).bool() if "in.mask" in g else torch.ones(n_queries, n_keys, 1) > 0
@@ -325,12 +298,12 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
         out = attend(values, implementation).permute(2, 0, 1, 3).flatten(2)
         out = F.linear(out, w["output.weight"], w["output.bias"])
     assert_same(out, g[f"{f}.out"], tol, "out")
-    terms = out * g.input("w", dtype)
-    check_loss(terms.sum(), terms.abs().sum().item(), g[f"{f}.loss"], dtype)
+    losses = Losses(g, dtype)
+    losses.add("loss", out * g.input("w", dtype))
     if implementation == "sdpa":
         return
 
-    terms.sum().backward()
+    losses.backward()
     for name, theirs in g.named("f64.grad."):
         assert_same(w.pop(name).grad, theirs, GRADIENT[dtype], f"gradient of {name}")
     assert set(w) == set(g.json["parameters_without_gradient"])
@@ -352,8 +325,8 @@ def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
 
 CHECKS = {
     "kimi_xl": check_kimi_xl,
-    "hf_transfo_xl": check_hf_transfo_xl,
-    "labml_xl": check_labml_xl,
+    "hf_transfo_xl": check_hf_or_labml,
+    "labml_xl": check_hf_or_labml,
     "labml_rel_mha": check_labml_rel_mha,
 }
 

@@ -15,10 +15,10 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights import model as fast_weights
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.models.initialisation import FACTORS, KINDS, initialise, kind
+from memspan.models.initialisation import FACTORS, initialise, kind
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
-NAMES = ("xl-segment-learned", "xl-fixed-post-adaptive", "compressive", "feedback", "fast-delta")
+NAMES = ("xl-segment-learned", "xl-segment-clamp", "compressive", "feedback", "fast-delta")
 some_cases = pytest.mark.parametrize("case", [CASES[n] for n in NAMES], ids=NAMES)
 BACKBONES = (TransformerXLConfig, CompressiveConfig, FeedbackConfig, FastWeightsConfig)
 
@@ -72,10 +72,6 @@ def test_papers_scheme_is_one_scale_for_all(case: Case) -> None:
     initialise(model, "papers")
     matrices = [p.flatten() for p in model.parameters() if p.dim() >= 2]
     assert torch.cat(matrices).std().item() == pytest.approx(0.02, rel=0.05)
-
-
-def test_kinds_are_those_of_the_factors() -> None:
-    assert {*KINDS, "projection"} == {*FACTORS, "bias"}
 
 
 def test_an_unknown_scheme_is_refused() -> None:

@@ -12,13 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from architectures import CASES, VOCABULARY
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
+from memspan.models import MODELS, LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
 from readings import assert_memories_equal, text
-
-ARCHITECTURES = ("xl-segment", "compressive", "feedback", "fast-delta")
-every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
 def model_with(embedding: EmbeddingConfig | None = None) -> LanguageModel:
@@ -26,22 +23,6 @@ def model_with(embedding: EmbeddingConfig | None = None) -> LanguageModel:
     small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
     sizes = {"memory_length": 4, "compressed_length": 3, "compression_rate": 2}
     return LanguageModel(VOCABULARY, CompressiveConfig(**small, **sizes), embedding).double()
-
-
-@every_architecture
-def test_a_plain_loop_trains_every_parameter(name: str) -> None:
-    """`output.loss` is all that a loop needs, the compression included."""
-    model = CASES[name].model().train()
-    memory = model.initial_memory(2)
-    for n in range(4):
-        output = model(text(2, 6, n), memory, targets=text(2, 6, n + 9))
-        assert output.loss.shape == ()
-        torch.testing.assert_close(output.loss, output.losses.mean() + output.auxiliary_loss)
-        output.loss.backward()
-        memory = output.memory.detach()
-    for parameter, tensor in model.named_parameters():
-        assert tensor.grad is not None, parameter
-        assert tensor.grad.any(), parameter
 
 
 @pytest.mark.parametrize("cutoffs", [(), (3, 6)])
@@ -72,29 +53,20 @@ def test_nothing_scored_is_no_loss() -> None:
     assert out.loss == out.auxiliary_loss
 
 
-@every_architecture
-def test_nothing_to_read(name: str) -> None:
-    """No tokens, or no rows: an empty result, and the memory as it was."""
-    model = CASES[name].model()
-    memory = model(text(2, 5), targets=text(2, 5)).memory
-    for tokens, before in ((text(2, 0), memory), (text(0, 3), memory.select([]))):
-        rows, length = tokens.shape
-        out = model(tokens, before, targets=tokens)
-        assert out.losses.shape == (rows, length)
-        assert out.loss == 0
-        assert_memories_equal(out.memory, before)
-        assert model(tokens, before).logits.shape == (rows, length, VOCABULARY)
-        assert model(tokens).memory.batch_size == rows
-        reader = model.reader(before)
-        assert reader.read(tokens).shape == (rows, length, VOCABULARY)
-        assert reader.read(tokens, targets=tokens).shape == (rows, length)
-        for field, tensor in reader.memory.tensors().items():
-            assert torch.equal(tensor, before.tensors()[field]), field
-
-
 def test_no_targets_no_loss() -> None:
     with pytest.raises(MemspanError, match="no loss without targets"):
         _ = model_with()(text(1, 2)).loss
+
+
+@pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS)
+def test_dropout_is_for_training_only(kind: type[Any]) -> None:
+    sizes = {"n_layers": 2, "d_model": 8}
+    rates = [n for n in ("dropout", "attention_dropout") if n in kind.__dataclass_fields__]
+    for rate in rates:
+        model = LanguageModel(VOCABULARY, kind(**sizes, **{rate: 0.3})).eval()
+        assert torch.equal(model(text(2, 5)).logits, model(text(2, 5)).logits)
+        model.train()
+        assert not torch.allclose(model(text(2, 5)).logits, model(text(2, 5)).logits), rate
 
 
 @pytest.fixture
@@ -105,7 +77,7 @@ def _process_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_process_group")
-@every_architecture
+@pytest.mark.parametrize("name", ["xl-segment", "compressive", "feedback", "fast-delta"])
 def test_a_loop_of_ones_own_under_ddp(name: str) -> None:
     """DDP waits for every parameter that an output depends on: the loss must depend on them, too."""
     model = CASES[name].model().train()

@@ -33,24 +33,25 @@ def _limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def known(kind: Any, **changes: int) -> Any:
+    """A config with those of the options that it has."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in changes.items() if name in names})
+
+
 @pytest.mark.parametrize("architecture", MODELS)
 @pytest.mark.parametrize(
     "changes",
     [
         {"n_layers": 10**8},
         {"n_layers": 20_000, "d_model": 8, "d_ff": 1},
-        {"d_model": 10**7},
         {"d_model": 10**18},
-        {"d_ff": 10**12},
         {"n_heads": 10**9, "d_model": 2 * 10**9},
     ],
     ids=str,
 )
 def test_layers_that_do_not_fit(architecture: str, changes: dict[str, int]) -> None:
-    kind = MODELS[architecture]
-    if missing := changes.keys() - {field.name for field in dataclasses.fields(kind)}:
-        pytest.skip(f"no {missing}")
-    config = kind(**changes)
+    config = known(MODELS[architecture], **changes)
     for make in (lambda config: config.build(), lambda config: LanguageModel(10, config)):
         with pytest.raises(MemspanError, match=r"lower (it|n_layers)"):
             make(config)
@@ -59,13 +60,13 @@ def test_layers_that_do_not_fit(architecture: str, changes: dict[str, int]) -> N
 def test_the_bound_is_below_what_models_have() -> None:
     embedding = EmbeddingConfig(tie=False, cutoffs=(100, 300), div_val=4, d_embed=32)
     for name, kind in MODELS.items():
-        for changes in ({}, {"n_layers": 1, "d_ff": 2000}, {"d_model": 64, "n_heads": 1}):
-            known = {field.name for field in dataclasses.fields(kind)}
-            config = kind(**{name: value for name, value in changes.items() if name in known})
+        for changes in ({"n_layers": 1, "d_ff": 2000}, {"d_model": 64, "n_heads": 1}):
+            config = known(kind, **changes)
             if name in ("transformer-xl", "compressive"):
                 config = dataclasses.replace(config, positions="learned", max_distance=3000)
             for table in (EmbeddingConfig(), embedding):
-                model = LanguageModel(500, config, table)
+                with torch.device("meta"):
+                    model = LanguageModel(500, config, table)
                 count = sum(p.numel() for p in model.parameters())
                 assert count / 4 < sizes.parameters(config, 500, table) <= count, name
 
@@ -111,29 +112,23 @@ def test_a_model_of_shapes_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         LanguageModel(10, TransformerXLConfig())
 
 
-@pytest.mark.parametrize("vocab_size", [10**9, 10**12, 10**18, 2**63 - 1])
-def test_vocabularies_that_no_machine_holds(vocab_size: int) -> None:
+def test_vocabularies_that_no_machine_holds() -> None:
     """The sub-word library aborts the process."""
-    with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
-        DataConfig("x", "subwords", vocab_size)
-    with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
-        train_tokenizer("subwords", [b"x"], vocab_size)
+    for vocab_size in (10**9, 2**63 - 1):
+        for make in (
+            lambda n=vocab_size: DataConfig("x", "subwords", n),
+            lambda n=vocab_size: train_tokenizer("subwords", [b"x"], n),
+        ):
+            with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
+                make()
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--model.n-layers", "1000000000"],
-        ["--model.memory-length", str(10**15)],
-        ["--train.batch-size", "10000000000"],
-        ["--train.segment-length", "10000000000"],
-    ],
-    ids=lambda flags: flags[0],
-)
-def test_the_command_line_says_so(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flag", ["--model.n-layers", "--train.batch-size"])
+def test_the_command_line_says_so(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("some text " * 500)
+    start = ["train", "--data.corpus", "text.txt", "--train.device", "cpu"]
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "--data.corpus", "text.txt", "--train.device", "cpu", *flags])
+        cli.main([*start, flag, "10000000000"])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "lower" in line

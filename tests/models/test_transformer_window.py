@@ -12,7 +12,7 @@ import memspan
 from command_line import SMALL, refused
 from memspan import cli
 from memspan.errors import MemspanError
-from memspan.memory import Memory, concatenate
+from memspan.memory import concatenate
 from memspan.models import LanguageModel
 from memspan.models.transformer.config import TransformerConfig
 
@@ -50,23 +50,6 @@ def test_each_token_sees_what_is_in_its_window(
         first = max(begun - max(WINDOW - length, 0), 0)
         torch.testing.assert_close(logits[:, t], _alone(model, tokens[:, first : t + 1]))
     assert reader.memory.tokens_seen.tolist() == [17, 17]
-
-
-def test_slots_that_no_row_uses_are_not_read(model: LanguageModel, tokens: torch.Tensor) -> None:
-    """A window may be far longer than the text."""
-    reader = model.reader(batch_size=2, window=10**5)
-    for t, part in enumerate(tokens.split(1, 1)):
-        torch.testing.assert_close(reader.read(part)[:, 0], _alone(model, tokens[:, : t + 1]))
-    with pytest.raises(MemspanError, match=r"a window of .* lower --window"):
-        model.reader(window=10**15)
-
-
-def test_without_a_window_nothing_has_changed(model: LanguageModel, tokens: torch.Tensor) -> None:
-    reader = model.reader(batch_size=2)
-    logits = torch.cat([reader.read(part) for part in tokens.split(4, 1)], 1)
-    whole = [model(part).logits for part in tokens.split(4, 1)]
-    assert torch.equal(logits, torch.cat(whole, 1))
-    assert type(reader.memory) is Memory
 
 
 def test_a_window_ends_where_a_document_begins(model: LanguageModel, tokens: torch.Tensor) -> None:
@@ -115,6 +98,8 @@ def test_a_window_is_a_memory(model: LanguageModel, tokens: torch.Tensor, tmp_pa
     longer.read(tokens[[1, 0], 9:10])
     logits = longer.read(tokens[[1, 0], 10:11])[:, 0]
     torch.testing.assert_close(logits, _alone(model, tokens[[1, 0], 4:11]))
+    with pytest.raises(MemspanError, match=r"a window of .* lower --window"):
+        model.reader(window=10**15)
 
 
 @pytest.mark.usefixtures("own_folders")

@@ -101,62 +101,26 @@ def test_clamped_distances_share_a_code() -> None:
         assert torch.allclose(logits, others) == same, clamp
 
 
-def test_dropout_is_for_training_only() -> None:
-    model = transformer_xl(dropout=0.3, attention_dropout=0.3).model()
-    assert torch.equal(model(text(2, 5)).logits, model(text(2, 5)).logits)
-    model.train()
-    assert not torch.allclose(model(text(2, 5)).logits, model(text(2, 5)).logits)
-    for option in ("dropout", "attention_dropout"):
-        model = transformer_xl(**{option: 0.3}).model().train()
-        assert not torch.allclose(model(text(2, 5)).logits, model(text(2, 5)).logits), option
-
-
 def test_output_dropout_is_the_last_thing_before_the_head() -> None:
     """In training only; memory and the backbone's output do not see it."""
     plain = transformer_xl().model()
     model = transformer_xl(EmbeddingConfig(output_dropout=0.5)).model()
     assert torch.equal(model(text(2, 5)).logits, plain(text(2, 5)).logits)
-    for options in ({}, {"targets": text(2, 5, 1)}):
-        torch.manual_seed(0)
-        out = model.train()(text(2, 5), **options)
-        torch.manual_seed(0)
-        dropped = F.dropout(plain.backbone(plain.embedding(text(2, 5))).hidden, 0.5)
-        expected = plain.head(dropped)
-        if options:
-            expected = F.cross_entropy(expected.transpose(1, 2), text(2, 5, 1), reduction="none")
-        assert_same(out.losses if options else out.logits, expected, 1e-9, "output")
-        assert_memories_equal(out.memory, plain(text(2, 5)).memory)
+    torch.manual_seed(0)
+    out = model.train()(text(2, 5))
+    torch.manual_seed(0)
+    dropped = F.dropout(plain.backbone(plain.embedding(text(2, 5))).hidden, 0.5)
+    assert_same(out.logits, plain.head(dropped), 1e-9, "logits")
+    assert_memories_equal(out.memory, plain(text(2, 5)).memory)
 
 
-def test_learned_table_is_never_capped_silently() -> None:
-    """The longest span fits, one more is an error that says what to do."""
-    model = transformer_xl(positions="learned", max_distance=9).model()
-    model(text(1, 4))
-    memory = model.initial_memory(1, memory_length=8)
-    model(text(1, 1), memory)
-    attempts = (
-        lambda: model(text(1, 5)),
-        lambda: model.reader().read(text(1, 5)),
-        lambda: model(text(1, 2), memory),
-        lambda: model.reader(model.initial_memory(1, memory_length=9)),
-    )
-    for attempt in attempts:
-        with pytest.raises(MemspanError, match="read shorter segments, lower memory_length or set"):
-            attempt()
-    # Clamped distances, or a fixed span, need no more rows however long the segment.
-    for options in ({"clamp_length": 8}, {"attention_span": "fixed", "memory_length": 9}):
-        model = transformer_xl(positions="learned", max_distance=9, **options).model()
-        assert model.backbone.longest_segment(model.initial_memory(1)) is None
-        model(text(1, 30))
-        model.reader().read(text(1, 30))
-
-
-@pytest.mark.parametrize("rows", [8, 9, 12])
-@pytest.mark.parametrize("slots", [0, 5, 8, 9, 10])
+@pytest.mark.parametrize("rows", [8, 9])
+@pytest.mark.parametrize("slots", [0, 5, 8, 9])
 @pytest.mark.parametrize("options", [{}, {"attention_span": "fixed"}, {"clamp_length": 8}])
 def test_the_longest_segment_is_what_can_be_read(
     rows: int, slots: int, options: dict[str, Any]
 ) -> None:
+    """With learned positions the longest span fits, one more is an error that says what to do."""
     if options.get("attention_span") and not slots:
         pytest.skip("a fixed span needs memory")
     model = transformer_xl(positions="learned", max_distance=rows).model()
@@ -173,11 +137,7 @@ def test_the_longest_segment_is_what_can_be_read(
         read(longest)
     with pytest.raises(MemspanError, match="learned position table"):
         read(longest + 1)
-
-
-def test_sinusoidal_parameters_do_not_depend_on_the_memory() -> None:
-    shapes = [
-        {n: p.shape for n, p in transformer_xl(memory_length=m).model().named_parameters()}
-        for m in (1, 500)
-    ]
-    assert shapes[0] == shapes[1]
+    if not options:
+        remedy = f"segments of at most {longest}" if longest else f"at most {rows - 1} slots"
+        with pytest.raises(MemspanError, match=remedy):
+            model(text(1, longest + 1), memory)

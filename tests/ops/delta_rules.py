@@ -62,8 +62,9 @@ def inputs(
         "weights": draw(batch, n_heads, features, width),
     }
     if rule == "gated":
-        # From almost all of the memory to almost nothing of it.
+        # All of the memory, almost all, or almost nothing of it.
         t["log_decay"] = -(4 * draw(*heads) - 4).exp()
+        t["log_decay"][:, :, 8::7] = 0.0
     if rule != "sum":
         t["beta"] = draw(*heads).sigmoid()
         # The ends of its range, where a division by beta would fail.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 
@@ -25,11 +23,11 @@ from torch import Tensor
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights import compiled
-from memspan.ops.fast_weights.feature_maps import DPFP, dpfp, elu_plus_one, sum_to_one
-from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule, sum_rule
+from memspan.ops.fast_weights.feature_maps import DPFP, dpfp, sum_to_one
+from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule
 from memspan.ops.native import threads
 
-LENGTHS = [1, 7, 63, 64, 100, 1000]
+LENGTHS = [1, 63, 64, 100, 300]
 
 
 # ----- The loops
@@ -48,44 +46,6 @@ def test_outer_product_is_the_equation(activation: str) -> None:
     assert_all_same(outer_product_rule(**t, activation=activation), by_hand(t, squash), 1e-12)
     tensors = tuple(with_gradient(inputs("sum", 3, batch=1)).values())
     assert torch.autograd.gradcheck(partial(outer_product_rule, activation=activation), tensors)
-
-
-@every
-def test_delta_rule_replaces_and_sum_rule_adds(implementation: str) -> None:
-    """Six orthonormal keys, each written twice: delta reads the second value, sum reads both."""
-    keys = torch.eye(6, dtype=torch.float64)[None, None]
-    first, second = torch.randn(2, 1, 1, 6, 4, dtype=torch.float64).unbind()
-    k, v = torch.cat([keys, keys], 2), torch.cat([first, second], 2)
-    empty = torch.zeros(1, 1, 6, 4, dtype=torch.float64)
-    beta = torch.ones(1, 1, 12, dtype=torch.float64)
-    y, after = delta_rule(k, k, v, beta, empty, implementation=implementation)
-    assert_all_same((y, after), [v, second], 1e-12)
-    y, after = sum_rule(k, k, v, empty, implementation=implementation)
-    assert_all_same((y, after), [torch.cat([first, first + second], 2), first + second], 1e-12)
-
-
-def test_sum_rule_is_causal_linear_attention() -> None:
-    """``y_i = sum_(j <= i) (q_i . k_j) v_j / sum_(j <= i) q_i . k_j``: with ones for denominators."""
-    t = inputs("sum", 70)
-    q, k, v = t["q"].exp(), t["k"].exp(), t["v"]
-    scores = (q @ k.mT).tril()
-    expected = scores @ v / scores.sum(-1, keepdim=True)
-    ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    y, after = sum_rule(q, k, ones, torch.zeros(2, 3, 6, 5, dtype=torch.float64))
-    assert_same(y[..., :-1] / y[..., -1:], expected, 1e-12, "y")
-    assert_same(after[..., -1], k.sum(2), 1e-12, "z")
-
-
-@every
-def test_beta_of_zero_writes_nothing_and_beta_one_stores_exactly(implementation: str) -> None:
-    t = inputs("delta", 40)
-    t["beta"] = torch.zeros_like(t["beta"])
-    y, after = delta_rule(**t, implementation=implementation)
-    assert_all_same((y, after), [t["q"] @ t["weights"], t["weights"]], 1e-12)
-    t["beta"] = torch.ones_like(t["beta"])
-    t["q"] = t["k"]
-    y, _ = delta_rule(**t, implementation=implementation)
-    assert_same(y, t["v"], 1e-12, "what is read under the key just written")
 
 
 # ----- The fast paths
@@ -114,7 +74,7 @@ def test_fast_path_is_the_reference(
         assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("save_every", [1, 5, 32, 40])
+@pytest.mark.parametrize("save_every", [1, 5, 40])
 @pytest.mark.parametrize("rule", ["delta", "gated"])
 @pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler")
 def test_any_number_of_saved_memories(
@@ -129,29 +89,13 @@ def test_any_number_of_saved_memories(
         assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, 16, 64, 500])
+@pytest.mark.parametrize("chunk_size", [1, 3, 500])
 @every_rule
 def test_any_chunk_size(rule: str, chunk_size: int) -> None:
     t = inputs(rule, 130)
     expected = RULES[rule](**t, implementation="reference")
     found = RULES[rule](**t, chunking=Chunking(chunk_size), implementation="chunked")
     assert_all_same(found, list(expected), 1e-11)
-
-
-@pytest.mark.parametrize("cuts", [[1, 99], [63, 37], [50, 1, 49], [32, 32, 36], [1] * 100])
-@every_rule
-@fast
-def test_cuts_do_not_matter(implementation: str, rule: str, cuts: list[int]) -> None:
-    t = inputs(rule, 100)
-    run = partial(RULES[rule], implementation=implementation)
-    expected = run(**t)
-    weights, outputs = t.pop("weights"), []
-    starts = itertools.accumulate([0, *cuts])
-    for start, n in zip(starts, cuts, strict=False):
-        part = {name: tensor[:, :, start : start + n] for name, tensor in t.items()}
-        y, weights = run(**part, weights=weights)
-        outputs.append(y)
-    assert_all_same((torch.cat(outputs, 2), weights), list(expected), 1e-12)
 
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -189,7 +133,7 @@ def test_feature_map_inside(implementation: str, rule: str, name: str) -> None:
         assert_same(a, b, 1e-11, "inside against outside")
 
 
-@pytest.mark.parametrize("width", [1, 3, 8, 16, 20, 32, 37, 64])
+@pytest.mark.parametrize("width", [1, 8, 20, 37, 64])
 @every_rule
 @fast
 def test_any_width_in_single_precision(
@@ -216,7 +160,7 @@ def test_any_width_in_single_precision(
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
-@pytest.mark.parametrize("length", [1, 5, 7])
+@pytest.mark.parametrize("length", [1, 7])
 @every_rule
 @fast
 def test_gradients_are_the_derivatives(
@@ -255,8 +199,8 @@ def test_a_part_of_the_gradients(implementation: str, rule: str) -> None:
 
 @fast
 def test_float32_does_not_drift(implementation: str) -> None:
-    """100,000 tokens in single precision against double: the error stays that of one step."""
-    t = inputs("delta", 100_000, batch=1, n_heads=1)
+    """20,000 tokens in single precision against double: the error stays that of one step."""
+    t = inputs("delta", 20_000, batch=1, n_heads=1)
     run = partial(delta_rule, implementation=implementation)
     y, weights = run(**t)
     rough, rough_weights = run(**{name: x.float() for name, x in t.items()})
@@ -308,21 +252,6 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
 
 
 # ----- Decay
-
-
-@every
-def test_without_loss_the_gated_rule_is_the_delta_rule(implementation: str) -> None:
-    """A decay of exactly 1, and that the memory is decayed before a token reads and writes."""
-    t = inputs("delta", 70)
-    expected = delta_rule(**t, implementation=implementation)
-    none = torch.zeros_like(t["beta"])
-    found = delta_rule(**t, log_decay=none, implementation=implementation)
-    assert_all_same(found, list(expected), 1e-12)
-    none[:, :, 0] = math.log(0.25)
-    found = delta_rule(**t, log_decay=none, implementation=implementation)
-    t["weights"] = t["weights"] / 4
-    expected = delta_rule(**t, implementation=implementation)
-    assert_all_same(found, list(expected), 1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 100])
@@ -397,40 +326,6 @@ def test_the_memory_can_be_written_in_place(implementation: str, rule: str, leng
 
 
 # ----- What does not fit
-
-
-def test_misuse_is_refused_with_a_reason() -> None:
-    t = inputs("delta", 4)
-    short = t["weights"][:, :, 1:]
-    cases: dict[str, dict[str, object]] = {
-        "do not fit together": {"v": t["v"][:, :, :3]},
-        "beta must be [B, H, T]": {"beta": t["beta"][..., None]},
-        "log_decay must be [B, H, T]": {"log_decay": t["beta"][0]},
-        "at most 0, not 0.5: pass the logarithm": {"log_decay": t["beta"] * 0 + 0.5},
-        "3 heads of values cannot share 2 heads of keys": {"q": t["q"][:, :2], "k": t["k"][:, :2]},
-        "no tokens": {name: x[:, :, :0] for name, x in t.items() if name != "weights"},
-        "chunk size": {"chunking": Chunking(0)},
-        "the memory is [1, 3, 6, 4]": {"weights": t["weights"][:1]},
-        "the memory is [2, 3, 5, 4]": {"weights": short},
-        "must be [2, 3, 6, 4], [B, H, F, V]": {"feature_map": elu_plus_one, "weights": short},
-        "must be [2, 3, 12, 4], [B, H, F, V]": {"feature_map": DPFP(1)},
-        "nu must lie in": {"feature_map": DPFP(2 * t["k"].shape[-1] + 1)},
-        "out is [2, 3, 5, 4], and the memory [2, 3, 6, 4]": {"out": short},
-        "weights is float64 and out float32": {"out": t["weights"].float()},
-        "out cannot be part of a gradient": {"out": t["weights"].clone().requires_grad_()},
-    }
-    for message, change in cases.items():
-        with pytest.raises(MemspanError, match=re.escape(message)):
-            delta_rule(**t | change)
-        if not {"beta", "log_decay", "out"} & change.keys():
-            with pytest.raises(MemspanError, match=re.escape(message)):
-                sum_rule(**{n: x for n, x in (t | change).items() if n != "beta"})
-
-
-@every_rule
-def test_an_unknown_implementation_is_refused(rule: str) -> None:
-    with pytest.raises(MemspanError, match="no implementation 'quick': use compiled, chunked"):
-        RULES[rule](**inputs(rule, 4), implementation="quick")
 
 
 def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

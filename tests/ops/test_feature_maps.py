@@ -44,13 +44,6 @@ def test_dpfp_of_negative_keys_is_not_zero() -> None:
     assert not (dpfp(x, 1) * dpfp(-x, 1)).any()
 
 
-def test_dpfp_beyond_its_range_only_repeats() -> None:
-    """All pairs are there with ``nu = 2K - 1``; one roll more multiplies each entry with itself."""
-    x, width = vectors(2, 3), 3
-    every = dpfp(x, 2 * width)[..., -2 * width :]
-    assert_same(every, torch.cat([x, -x], -1).relu().square(), 1e-15, "the last roll")
-
-
 @pytest.mark.parametrize("nu", [1, 3, 5])
 def test_dpfp_gradient(nu: int) -> None:
     x = vectors(2, 3, 4).requires_grad_()
@@ -80,15 +73,6 @@ def test_favor_is_the_formula() -> None:
                 exponent = sign * float(row @ column) - float(row @ row) / 2
                 expected.append((math.exp(exponent) + FAVOR_FLOOR) / math.sqrt(10))
         assert found == pytest.approx(expected, rel=1e-12)
-
-
-def test_favor_approximates_softmax_kernel() -> None:
-    """``favor(q) . favor(k)`` is ``exp(q . k)`` on average over the projections."""
-    q, k = 0.2 * vectors(6, 8), 0.2 * vectors(6, 8, seed=1)
-    generator = torch.Generator().manual_seed(0)
-    projections = [orthogonal_projection(8, 512, generator).double() for _ in range(100)]
-    found = sum(favor(q, p) @ favor(k, p).t() for p in projections) / len(projections)
-    assert_same(found, (q @ k.t()).exp(), 0.05, "kernel")
 
 
 def test_projection_is_orthogonal_in_blocks_with_gaussian_lengths() -> None:

@@ -46,15 +46,6 @@ def test_the_share_kept_and_its_scale(dropout: float) -> None:
         assert factor.max().item() == pytest.approx(1 / share, abs=1 / share**2 / RESOLUTION)
 
 
-def test_a_small_probability_drops_something_and_a_large_one_not_all() -> None:
-    for dropout, share in ((1e-9, 1 - 1 / RESOLUTION), (1 - 1e-9, 1 / RESOLUTION)):
-        torch.manual_seed(0)
-        kept = draw(SEGMENT, **SIZES | {"d_ff": 4096}, dropout=dropout, attention_dropout=0.0)
-        assert kept.weights is None
-        assert kept.scale == pytest.approx(1 / share)
-        assert 0 < kept.activated.double().mean() < 1
-
-
 def test_what_is_dropped() -> None:
     """By the reference: attention weights, what either sub-layer adds, and activations, as drawn."""
     model = model_of(n_layers=1, dropout=0.4, attention_dropout=0.3, attention_bias=True)
@@ -117,15 +108,3 @@ def test_learned_spans_drop_in_the_reference() -> None:
     for implementation in ("fused", "compiled"):
         with pytest.raises(MemspanError, match="neither adaptive spans nor changed modules"):
             model(x, implementation=implementation)
-
-
-def test_samples_under_vmap_draw_their_own() -> None:
-    model = model_of(dropout=0.3, attention_dropout=0.3)
-    x = torch.randn(1, 6, 24).expand(2, 6, 24)
-    for randomness, same in (("same", True), ("different", False)):
-        torch.manual_seed(0)
-        read = torch.func.vmap(
-            lambda x: model(x[None], implementation="reference").hidden[0], randomness=randomness
-        )
-        first, second = read(x)
-        assert torch.equal(first, second) == same

@@ -30,40 +30,16 @@ class Kernels:
         self.calls: list[Call] = []
 
     def chunk_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        beta: Tensor,
-        scale: float | None = None,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        cu_seqlens: Tensor | None = None,
-        **kwargs: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        assert q.dtype == k.dtype == v.dtype != torch.float32
-        assert q.shape == k.shape
-        assert q.shape[:3] == v.shape[:3] == beta.shape
-        return self.compute(q, k, v, None, beta, scale, initial_state, output_final_state)
+        return self.compute(q, k, v, None, beta, **options)
 
     def chunk_gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        scale: float | None = None,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        cu_seqlens: Tensor | None = None,
-        **kwargs: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         assert g.dtype == torch.float32
         assert g.shape == v.shape[:3]
-        return self.compute(q, k, v, g, beta, scale, initial_state, output_final_state)
+        return self.compute(q, k, v, g, beta, **options)
 
     def compute(
         self,
@@ -72,17 +48,20 @@ class Kernels:
         v: Tensor,
         g: Tensor | None,
         beta: Tensor,
-        scale: float | None,
-        state: Tensor | None,
-        final: bool,
+        scale: float | None = None,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        self.calls.append({"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state})
+        assert q.dtype == k.dtype == v.dtype != torch.float32
+        assert q.shape == k.shape
+        assert q.shape[:3] == v.shape[:3] == beta.shape
+        assert initial_state is not None
+        self.calls.append({"q": q, "k": k, "v": v, "state": initial_state})
         q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
         heads = [t.float().transpose(1, 2) for t in (q, k, v, beta)]
         decay = None if g is None else g.transpose(1, 2)
-        assert state is not None
-        y, after = reference.run(RuleInputs(*heads, state, None, Chunking(), decay))
-        return y.transpose(1, 2).to(v.dtype), after if final else None
+        y, after = reference.run(RuleInputs(*heads, initial_state, None, Chunking(), decay))
+        return y.transpose(1, 2).to(v.dtype), after if output_final_state else None
 
 
 @pytest.fixture

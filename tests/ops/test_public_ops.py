@@ -12,6 +12,8 @@ from torch import Tensor
 
 from memspan import MemspanError, ops
 from memspan.models import Feedback, FeedbackConfig
+from memspan.ops.fast_weights.feature_maps import DPFP
+from memspan.ops.fast_weights.rules import Chunking
 
 pytestmark = pytest.mark.hardening
 B, H, T, S, K, V, D = 2, 3, 4, 6, 5, 7, 8
@@ -97,6 +99,14 @@ MISTAKES: list[tuple[Operation, dict[str, Any], str]] = [
     (RULE, {"beta": torch.ones(B, H, T, device="meta")}, "beta is on meta and q on cpu: move one"),
     (RULE, {"k": torch.ones(B, H, T, K, dtype=torch.long)}, "k must be a floating-point tensor"),
     (RULE, {"log_decay": torch.zeros(B, H)}, r"log_decay must be \[B, H, T\], \[2, 3, 4\]"),
+    (RULE, {"log_decay": torch.ones(B, H, T)}, "at most 0, not 1: pass the logarithm"),
+    (RULE, {n: torch.randn(B, 2, T, K) for n in "qk"}, "3 heads of values cannot share 2 heads of"),
+    (RULE, {n: torch.zeros(B, H, 0, 5) for n in "qk"}, "do not fit together|no tokens"),
+    (RULE, {"chunking": Chunking(0)}, "chunk size"),
+    (RULE, {"feature_map": DPFP(1)}, r"must be \[2, 3, 10, 7\], \[B, H, F, V\]"),
+    (RULE, {"feature_map": DPFP(2 * K + 1)}, "nu must lie in"),
+    (RULE, {"implementation": "quick"}, "no implementation 'quick': use compiled, chunked"),
+    (CONVOLUTION, {"implementation": "quick"}, "no implementation 'quick': use by-tap, reference"),
     (CONVOLUTION, {"x": torch.randn(B, D)}, r"pass \[C, W\] and \[B, T, C\]"),
     (CONVOLUTION, {"weight": torch.randn(D)}, r"pass \[C, W\] and \[B, T, C\]"),
     (

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from golden import assert_same
-from memspan.errors import MemspanError
 from memspan.ops import convolution as module
 from memspan.ops.convolution import IMPLEMENTATIONS, short_convolution
 
@@ -51,30 +48,5 @@ def test_it_is_a_causal_convolution_of_each_channel(
         assert_same(tensor.grad, theirs[name].grad, 1e-12, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("cuts", [[1] * 9, [2, 7], [5, 1, 3]])
-@every
-def test_cuts_do_not_matter(implementation: str, cuts: list[int]) -> None:
-    given = {name: t.detach() for name, t in inputs(9).items()}
-    expected = short_convolution(**given, implementation=implementation)
-    before, outputs = given["before"], []
-    for part in given["x"].split(cuts, 1):
-        y, before = short_convolution(part, given["weight"], before, implementation=implementation)
-        outputs.append(y)
-    assert torch.equal(torch.cat(outputs, 1), expected[0])
-    assert torch.equal(before, expected[1])
-
-
 def test_gradients_are_the_derivatives() -> None:
     assert torch.autograd.gradcheck(short_convolution, tuple(inputs(5).values()))
-
-
-def test_misuse_is_refused_with_a_reason() -> None:
-    t = inputs(4)
-    cases: dict[str, dict[str, object]] = {
-        "weights [4, 4] do not fit inputs [2, 4, 5]": {"weight": t["weight"][:4]},
-        "must be [2, 3, 5], [B, W - 1, C], not [2, 2, 5]": {"before": t["before"][:, 1:]},
-        "no implementation 'quick': use by-tap, reference": {"implementation": "quick"},
-    }
-    for message, change in cases.items():
-        with pytest.raises(MemspanError, match=re.escape(message)):
-            short_convolution(**t | change)

@@ -49,32 +49,6 @@ def test_shares_have_enough_items() -> None:
     assert sorted(read) == [(0, 3), (3, 7)]
 
 
-def test_no_interrupt_is_lost() -> None:
-    """They come at any time, also when a thread is about to begin."""
-    caller, sleep = threading.get_ident(), ctypes.CDLL(None).usleep
-
-    def interrupt(after: float, begun: threading.Event, sent: threading.Event) -> None:
-        begun.wait()
-        time.sleep(after)
-        signal.pthread_kill(caller, signal.SIGINT)
-        sent.set()
-
-    def call_on(begun: threading.Event, sent: threading.Event) -> None:
-        begun.set()
-        while not sent.is_set():
-            # It returns 0.
-            with contextlib.suppress(MemspanError):
-                in_shares(sleep, (), 900, 900)
-
-    for n in range(60):
-        events = threading.Event(), threading.Event()
-        thread = threading.Thread(target=interrupt, args=(0.002 + n * 1e-5, *events))
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            call_on(*events)
-        thread.join()
-
-
 def test_an_interrupt_while_waiting_waits_on() -> None:
     caller, ended, both_here = threading.get_ident(), [], threading.Barrier(2, timeout=60)
 

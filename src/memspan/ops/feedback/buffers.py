@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -144,6 +144,13 @@ class Call(NamedTuple):
         return self._replace(
             additive_mask=given[0], has_memory=given[1], kept=kept if drops else None
         )
+
+
+class Forward(Protocol):
+    """The forward loop. Reading on, it is called for each segment."""
+
+    def __call__(self, call: Call, kv: Tensor, start: int = 0, /) -> None:
+        """Read; ``start`` is the first slot in ``kv`` that the first token sees."""
 
 
 @dataclass

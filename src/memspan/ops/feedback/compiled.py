@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved
-from memspan.ops.feedback.recurrence import Forward
+from memspan.ops.feedback.buffers import Call, FoldedWeights, Forward, Gradients, Saved
 from memspan.ops.native import compiler
 from memspan.ops.native.threads import in_shares
 

@@ -6,9 +6,8 @@ The loops are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memspan.devices import can_look
 from memspan.errors import MemspanError
+from memspan.ops.feedback import compiled, steps
 from memspan.ops.feedback.buffers import (
     Call,
     FoldedWeights,
+    Forward,
     Gradients,
     Saved,
     by_slot,
@@ -30,44 +31,12 @@ from memspan.ops.feedback.buffers import (
 from memspan.ops.feedback.dropout import Kept
 from memspan.ops.implementations import Implementation, check_together, choose
 
-
-class Forward(Protocol):
-    """The forward loop. Reading on, it is called for each segment."""
-
-    def __call__(self, call: Call, kv: Tensor, start: int = 0, /) -> None:
-        """Read; ``start`` is the first slot in ``kv`` that the first token sees."""
-
-
-class Loops(NamedTuple):
-    """The recurrence in both directions; what calls them is shared."""
-
-    prepare: Callable[[Saved, FoldedWeights, Call], Forward]
-    """Makes the forward loop for these buffers and weights, and for calls of at most this size."""
-    backward: Callable[[Saved, FoldedWeights, Call, Tensor, Tensor], Gradients]
-    new_slots: Callable[..., Tensor]
-    """Keys and values ``[2, G, H * B, N, K]``, uninitialised, from a tensor like them and the last four
-    sizes."""
-
-
-# Imported on first use: the loops themselves need this module.
-
-
-def _loops(name: str) -> Loops:
-    module = import_module(f"memspan.ops.feedback.{name}")
-    return Loops(module.prepare, module.backward, module.new_slots)
-
-
-def _compiled_obstacle(x: Tensor) -> str | None:
-    from memspan.ops.feedback import compiled
-
-    return compiled.obstacle(x)
-
-
-IMPLEMENTATIONS: dict[str, Implementation[Tensor, Loops]] = {
-    "compiled": Implementation(lambda x: _loops("compiled"), _compiled_obstacle),
-    "fused": Implementation(lambda x: _loops("steps")),
+IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
+    "compiled": Implementation(lambda x: compiled, compiled.obstacle),
+    "fused": Implementation(lambda x: steps),
 }
-"""By preference. ``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
+"""The modules that have both loops, ``prepare`` and ``backward``, and ``new_slots``, by preference.
+``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
 ``fused``: the loops in PyTorch, on any device. The reference is ``Feedback`` in
 ``models/feedback/model.py``."""
 
@@ -173,7 +142,7 @@ class _Recurrence(torch.autograd.Function):
         x: Tensor,
         old: Tensor,
         call: Call,
-        loops: Loops,
+        loops: ModuleType,
         norms_memory: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
@@ -199,7 +168,7 @@ class _Recurrence(torch.autograd.Function):
         return d_x, d_old, None, None, None, *d_tensors
 
 
-def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: FoldedWeights) -> Saved:
+def _forward(x: Tensor, old: Tensor, call: Call, loops: ModuleType, w: FoldedWeights) -> Saved:
     """The loop over ``x [T, B, D]``; ``old [O, B, 2 * G * H * K]``: keys and values of memory."""
     n_steps, batch, _ = x.shape
     n_heads, _, width = w.query.shape[1:]
@@ -218,7 +187,7 @@ def _forward(x: Tensor, old: Tensor, call: Call, loops: Loops, w: FoldedWeights)
 
 
 def _backward(
-    saved: Saved, w: FoldedWeights, call: Call, loops: Loops, d_out: Tensor, d_vectors: Tensor
+    saved: Saved, w: FoldedWeights, call: Call, loops: ModuleType, d_out: Tensor, d_vectors: Tensor
 ) -> list[Tensor]:
     """Gradients of ``x``, ``old`` and the weights."""
     # Backward may be called under autocast, whatever forward was.
@@ -320,7 +289,7 @@ class StreamingLoop:
 
 def _graph_loop(
     given: list[Tensor], masks: list[Tensor], scales: list[float], norms_memory: bool, *rest: Any
-) -> tuple[Saved, FoldedWeights, Call, Loops]:
+) -> tuple[Saved, FoldedWeights, Call, ModuleType]:
     x, old, *tensors = given
     *options, implementation = rest
     call = Call(len(old), *options).with_masks(masks, scales)

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, FoldedWeights, Gradients, Saved, by_slot
+from memspan.ops.feedback.buffers import Call, FoldedWeights, Forward, Gradients, Saved, by_slot
 from memspan.ops.feedback.dropout import NO_DROPOUT, drop
-from memspan.ops.feedback.recurrence import Forward
 
 
 class _Past(NamedTuple):
