@@ -154,18 +154,6 @@ MADE = "module = ...  # in evaluation mode"
 """In scripts, a module of unknown origin."""
 
 
-@runtime_checkable
-class Reproduces(Protocol):
-    """A model for which a script can be written that needs neither memspan nor the adapter."""
-
-    def source(self) -> str:
-        """Python lines that make the same model, weights included and in evaluation mode, and define
-        ``module``, ``start(batch_size)``, ``read(inputs, state)`` and whatever else of the protocol the
-        adapter has, as plain functions by the same names. ``torch`` and ``Path`` are imported before.
-        """
-        ...
-
-
 def tensors_of(state: Any) -> list[Tensor]:
     """All tensors within a state of any kind: containers, dataclasses and objects with attributes."""
     return [leaf for leaf in leaves_of(state) if isinstance(leaf, Tensor)]
@@ -177,23 +165,20 @@ def leaves_of(state: Any) -> list[Any]:
     seen: set[int] = set()
 
     def visit(part: Any) -> None:
-        if isinstance(part, Tensor):
-            found.append(part)
-        elif isinstance(part, nn.Module | type) or id(part) in seen:
+        if isinstance(part, nn.Module | type) or id(part) in seen:
             return
-        elif isinstance(part, Mapping):
-            seen.add(id(part))
-            for each in part.values():
-                visit(each)
+        if isinstance(part, Mapping):
+            parts = list(part.values())
         elif isinstance(part, list | tuple | set | frozenset | deque):
-            seen.add(id(part))
-            for each in part:
-                visit(each)
-        elif hasattr(part, "__dict__"):
-            seen.add(id(part))
-            visit(vars(part))
+            parts = list(part)
+        elif hasattr(part, "__dict__") and not isinstance(part, Tensor):
+            parts = list(vars(part).values())
         else:
             found.append(part)
+            return
+        seen.add(id(part))
+        for each in parts:
+            visit(each)
 
     visit(state)
     return found
