@@ -86,7 +86,6 @@ def test_logits_and_gradients(model_type: str) -> None:
     before, names = learned(model, ids), model.state_dict().keys()
     with accelerate(model) as handle:
         assert "forward" in vars(mixer(model))
-        assert "layers.0" in repr(handle)
         assert_equal(learned(model, ids), before)
         assert model.state_dict().keys() == names
     after = learned(model, ids)
@@ -205,42 +204,6 @@ def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first:
     assert changed == (change not in (checkpointing, subclass))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_adapters_of_peft() -> None:
-    peft = pytest.importorskip("peft")
-    model = made()
-    config = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=4)
-    adapted = peft.get_peft_model(model, config)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.05)
-    expected = learned(adapted, tokens(model))
-    with accelerate(adapted):
-        assert_equal(learned(adapted, tokens(model)), expected)
-        merged = adapted.merge_and_unload()
-        assert_same(merged(tokens(model)).logits, expected["logits"], 2e-5, "merged")
-
-
-def test_training() -> None:
-    """The same losses with the same steps."""
-    losses = []
-    for act in (lambda model: None, accelerate):
-        torch.manual_seed(0)
-        model = made().train()
-        act(model)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        own = []
-        for _ in range(10):
-            loss = model(tokens(model, 80), labels=tokens(model, 80)).loss
-            loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            own.append(loss.item())
-        losses.append(own)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert losses[0][-1] < losses[0][0]
-
-
 @pytest.mark.parametrize("autocast", [True, False])
 @torch.no_grad()
 def test_bfloat16(autocast: bool) -> None:
@@ -298,18 +261,6 @@ def test_copies_and_files(tmp_path: Path) -> None:
     assert "forward" in vars(mixer(model))
 
 
-def test_not_finite_stays_not_finite() -> None:
-    for name, parameter in mixer(made()).named_parameters():
-        model = made().eval()
-        layer = mixer(model)
-        accelerate(model)
-        for length in (1, 70):
-            with torch.no_grad():
-                layer.get_parameter(name).view(-1)[0] = torch.nan
-                assert layer(torch.randn(1, length, layer.hidden_size)).isnan().any(), name
-        assert parameter.isfinite().all()
-
-
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "accelerate.md"
 
 
@@ -354,13 +305,13 @@ def test_another_forward_pass() -> None:
 
     model = made("qwen3_next")
     mixer(model).__class__ = Own
-    assert "(Own) does not call causal_conv1d_fn" in refused(model)
+    assert "(Own) does not call torch_chunk_gated_delta_rule" in refused(model)
     model = made()
     handle = accelerate(model)
-    mixer(model).forward = lambda *inputs, **others: None
+    mixer(model).forward = own = lambda *inputs, **others: None
     assert "has been replaced, perhaps by hooks" in refused(model)
-    with pytest.raises(MemspanError, match="was replaced after accelerate"):
-        handle.remove()
+    handle.remove()
+    assert mixer(model).forward is own
 
 
 @pytest.mark.parametrize(
@@ -377,7 +328,7 @@ def test_other_functions(
     model = made("olmo_hybrid")
     function = getattr(modeling_olmo_hybrid, name)
     monkeypatch.setattr(modeling_olmo_hybrid, name, change(function))
-    assert f"{name} of model.layers.0.linear_attn" in refused(model)
+    assert f"does not call {name} as it is known here" in refused(model)
 
 
 def test_packed_documents_are_refused_as_before() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
@@ -122,12 +121,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "said"),
     [
         (("--environment", "CartPol-v1"), "Did you mean: `CartPole`?"),
-        (("--environment", "Pendulum-v1"), "the actions are Box"),
         (("--environment", "images"), r"the observations are Box \[8, 8, 3\]"),
-        (("--window", "0"), "--window must be at least 1"),
         (("--environments", "3"), "a multiple of --minibatches"),
-        (("--layers", "0"), "error: n_layers must be at least 1"),
-        (("--out", "no-such-folder/rows.jsonl"), "No such file or directory"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -141,21 +136,3 @@ def test_mistakes_are_one_line(
     with pytest.raises(SystemExit, match=said) as caught:
         ppo.main()
     assert "\n" not in str(caught.value)
-
-
-def test_what_was_measured_before_an_interruption_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = {"steps": 80, "cpu_seconds": 0.1, "return": 1.0}
-
-    def interrupted(_: ppo.Options) -> Iterator[dict[str, float]]:
-        yield row
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ppo, "train", interrupted)
-    out = tmp_path / "rows.jsonl"
-    monkeypatch.setattr(sys, "argv", ["ppo.py", "--out", str(out)])
-    with pytest.raises(SystemExit) as caught:
-        ppo.main()
-    assert caught.value.code == 130
-    assert json.loads(out.read_text()) == row

@@ -462,6 +462,7 @@ def gradient(y):
     return torch.cat([slope.flatten() for slope in slopes])"""
 
 
+@torch.enable_grad()
 def _whole_gradient(reading: Reading, case: Case) -> Tensor:
     whole = _whole(reading, reading.x, [case.tokens])
     return _slope(reading, whole[:, case.pieces[0] :]).value

@@ -130,10 +130,23 @@ class MemspanLM(LM):
         Raises:
             MemspanError: an option of generation is not known here.
         """
-        return [
-            self._written(*request.args)
-            for request in tqdm(requests, desc="texts", disable=disable_tqdm)
-        ]
+        texts = []
+        for request in tqdm(requests, desc="texts", disable=disable_tqdm):
+            context, options = request.args
+            given: dict[str, Any] = {**normalize_gen_kwargs(options)}
+            # A task may say null, or an empty text, for no end.
+            until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
+            written = generate(
+                self.run,
+                context,
+                tokens=_at_least_1("max_gen_toks", n_tokens),
+                sampling=_sampling(given),
+                stop=until,
+                precision=self._precision,
+                **self._options,
+            )
+            texts.append(written.text)
+        return texts
 
     def _encode(self, text: str) -> np.ndarray:
         ids = self.run.tokenizer.encode(bytes_of(text))
@@ -227,21 +240,6 @@ class MemspanLM(LM):
                 "checkpoint"
             )
         return scores.tolist(), greedy.tolist()
-
-    def _written(self, context: str, options: dict[str, Any]) -> str:
-        """See :meth:`generate_until`."""
-        given: dict[str, Any] = {**normalize_gen_kwargs(options)}
-        # A task may say null, or an empty text, for no end.
-        until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
-        return generate(
-            self.run,
-            context,
-            tokens=_at_least_1("max_gen_toks", n_tokens),
-            sampling=_sampling(given),
-            stop=until,
-            precision=self._precision,
-            **self._options,
-        ).text
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:

@@ -53,23 +53,6 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         self.generation_config.pad_token_id = config.padding_id
         self.post_init()
 
-    @classmethod
-    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
-        """As :meth:`transformers.PreTrainedModel.from_pretrained`.
-
-        Raises:
-            MemspanError: a tensor is missing, or not finite.
-        """
-        loaded = super().from_pretrained(*arguments, **options)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        for name, tensor in model.named_parameters():
-            if not tensor.is_meta and not tensor.isfinite().all():
-                raise MemspanError(
-                    f"the weights are damaged: {name} has values that are not finite; export the run "
-                    "again"
-                )
-        return loaded
-
     @can_return_tuple
     def forward(
         self,
@@ -135,7 +118,9 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if targets is not None:
             if shift_labels is None:
-                targets = _shifted(targets, own)
+                # Each in the column before its own.
+                labels = targets if own is None else targets.masked_fill(~own, NOT_SCORED)
+                targets = F.pad(labels[:, 1:], (0, 1), value=NOT_SCORED)
             if own is not None:
                 targets = targets.masked_fill(~own, NOT_SCORED)
             loss = self._loss(logits, targets, auxiliary_loss, num_items_in_batch)
@@ -153,10 +138,9 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None:
             rows, n_columns = input_ids.shape
             if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
-                whole = f" or, with what the cache has read, [{rows}, {n_before + n_columns}]"
                 raise MemspanError(
-                    f"attention_mask must be [{rows}, {n_columns}]{whole if n_before else ''}, not "
-                    f"{list(attention_mask.shape)}"
+                    f"attention_mask must be [{rows}, {n_columns}] or, with what the cache has read, "
+                    f"[{rows}, {n_before + n_columns}], not {list(attention_mask.shape)}"
                 )
             own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
         return None if own.all() else own
@@ -325,12 +309,6 @@ def _cache(given: object) -> MemspanCache:
             "MemspanCache(), or with a memory as MemspanCache(memory)"
         )
     return given
-
-
-def _shifted(labels: Tensor, own: Tensor | None) -> Tensor:
-    """Labels ``[B, T]``, each in the column before its own; -100 in the last and for padding."""
-    labels = labels if own is None else labels.masked_fill(~own, NOT_SCORED)
-    return F.pad(labels[:, 1:], (0, 1), value=NOT_SCORED)
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
