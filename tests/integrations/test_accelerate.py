@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import json
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ import memspan
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import accelerate
+from memspan.integrations.transformers.accelerate import _OURS, _accelerated
 from memspan.stateful.recipes import build
 from pages import blocks
 
@@ -114,19 +114,6 @@ def test_generation(model_type: str) -> None:
             assert_same(a, b, 2e-5, "logits")
 
 
-def test_a_text_in_pieces() -> None:
-    """After the first, a piece of several tokens, one, and several."""
-    model = made().eval()
-    ids = tokens(model, 100)
-    with torch.no_grad(), accelerate(model):
-        expected, cache, pieces = model(ids).logits, None, []
-        for piece in ids.split([2, 70, 1, 27], 1):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            pieces.append(output.logits)
-    assert_same(torch.cat(pieces, 1), expected, 2e-5, "logits")
-
-
 def test_the_laws_hold_as_before() -> None:
     laws = ("cuts", "rows", "padding-left")
     verdicts = []
@@ -163,20 +150,6 @@ def hooks(model: Any) -> None:
     mixer(model).register_forward_pre_hook(lambda module, inputs: None)
 
 
-def parametrisation(model: Any) -> None:
-    class Half(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / 2
-
-    nn.utils.parametrize.register_parametrization(mixer(model).conv1d, "weight", Half())
-
-
-def checkpointing(model: Any) -> None:
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)()
-    model.train()
-
-
 def subclass(model: Any) -> None:
     class Own(type(mixer(model))):  # type: ignore[misc]
         pass
@@ -184,7 +157,7 @@ def subclass(model: Any) -> None:
     mixer(model).__class__ = Own
 
 
-@pytest.mark.parametrize("change", [low_rank, hooks, parametrisation, checkpointing, subclass])
+@pytest.mark.parametrize("change", [low_rank, hooks, subclass])
 @pytest.mark.parametrize("first", [True, False])
 def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first: bool) -> None:
     model = made()
@@ -201,7 +174,7 @@ def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first:
         expected = learned(model, tokens(model))
     assert_equal(found, expected)
     changed = not torch.allclose(plain, expected["logits"], atol=1e-3)
-    assert changed == (change not in (checkpointing, subclass))
+    assert changed == (change is not subclass)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -349,52 +322,21 @@ def test_elsewhere_theirs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layer(x).shape == x.shape
 
 
-TRITON = """
-import sys, types, warnings
+def test_without_a_gpu_kernels_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fla and causal-conv1d are installed and Triton finds no driver."""
 
-def kernel(*given, **options):
-    raise RuntimeError("0 active drivers ([]). There should only be one.")
+    def kernel(*given: Any, **options: Any) -> Any:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
 
-def package(name, *functions):
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__path__ = []
-    module.__spec__ = types.SimpleNamespace(name=name, submodule_search_locations=[], origin=None)
-    for function in functions:
-        setattr(module, function, kernel)
-    return module
-
-package("fla").ops = package("fla.ops")
-rule = package(
-    "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
-)
-sys.modules["fla.ops"].gated_delta_rule = rule
-package("causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update")
-
-import torch
-from memspan.integrations.transformers import accelerate
-from memspan.stateful.recipes import DELTA, SIZES
-from transformers import AutoConfig, AutoModelForCausalLM
-
-for model_type in ("qwen3_5_text", "olmo_hybrid"):
-    config = AutoConfig.for_model(model_type, vocab_size=64, **SIZES, **DELTA)
-    model = AutoModelForCausalLM.from_config(config)
-    ids = torch.arange(20)[None]
-    try:
+    for name in _OURS:
+        plain = inspect.unwrap(getattr(modeling_olmo_hybrid, name))
+        monkeypatch.setattr(modeling_olmo_hybrid, name, functools.wraps(plain)(kernel))
+    model = made("olmo_hybrid")
+    ids = tokens(model, 20)
+    with pytest.raises(RuntimeError, match="0 active drivers"):
         model(ids)
-        raise SystemExit("the kernels did not stop it")
-    except RuntimeError as error:
-        assert "0 active drivers" in str(error)
+    _accelerated.cache_clear()
     accelerate(model)
-    assert model(ids, labels=ids).loss.backward() is None
-    assert model.generate(ids, max_new_tokens=4).shape == (1, 24)
-print("served")
-"""
-
-
-@pytest.mark.processes
-def test_without_a_gpu_kernels_are_not_called() -> None:
-    """fla and causal-conv1d are installed, and there is no GPU: Triton finds no driver."""
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TRITON)], capture_output=True, text=True, timeout=900
-    )
-    assert ended.stdout.strip() == "served", ended.stderr[-2000:]
+    model(ids, labels=ids).loss.backward()
+    assert model.generate(ids, max_new_tokens=4, pad_token_id=0).shape == (2, 24)
+    _accelerated.cache_clear()

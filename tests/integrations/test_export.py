@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import memspan
 import tiny_runs
@@ -20,7 +19,6 @@ from memspan import cli
 from memspan.errors import MemspanError
 from memspan.installed import require
 from memspan.integrations.transformers import export, from_run
-from transfo_xl_folder import OPTIONS, random_tensors, write
 
 FILES = [
     "README.md",
@@ -78,19 +76,6 @@ def test_a_new_process_writes_what_memspan_writes(
     one = str([{"generated_text": ours("memory ")}])
     two = str([[{"generated_text": ours(prompt)}] for prompt in ("m", "memory is")])
     assert found.stdout == f"{ours('memory ')}\n{one}\n{two}\n"
-
-
-@pytest.mark.smoke
-def test_an_old_checkpoint_is_converted_and_goes_back_into_transformers(own_folders: Path) -> None:
-    write(Path("old"), OPTIONS, random_tensors(OPTIONS))
-    cli.main(["convert", "old", "run"])
-    cli.main(["export", "run", "--to", "transformers", "exported"])
-    tokenizer = AutoTokenizer.from_pretrained("exported")
-    model = AutoModelForCausalLM.from_pretrained("exported")
-    inputs = tokenizer("w1 w2 w3", return_tensors="pt")
-    written = model.generate(**inputs, max_new_tokens=8, do_sample=False)
-    ours = memspan.generate("run", "w1 w2 w3", tokens=8, sampling=memspan.Sampling(temperature=0))
-    assert tokenizer.decode(written[0]) == f"w1 w2 w3{ours.text}"
 
 
 def test_the_card_s_code_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

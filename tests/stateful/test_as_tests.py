@@ -8,7 +8,6 @@ import pytest
 
 import memspan.stateful.testing
 import pages
-from memspan.stateful.testing import laws
 
 README = Path(memspan.stateful.testing.__file__).with_name("README.md")
 
@@ -41,11 +40,6 @@ def test_a_failure_says_what_to_do(
         assert words in said
     # The failure alone, not how it came about.
     assert "finding.script" not in said
-
-
-def test_unknown_laws_are_told() -> None:
-    with pytest.raises(ValueError, match="there is no law 'cut': use repeatable"):
-        laws(lambda: None, ["cut"])  # type: ignore[arg-type, return-value]
 
 
 def test_the_readme_runs_and_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

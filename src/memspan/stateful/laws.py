@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.stateful.case import LACKS, Case, Named, Reading, join
+from memspan.stateful.case import LACKS, Case, Named, Reading, join, written
 from memspan.stateful.protocol import Claims, RefusedError, Stateful
 
 ROWS = 3
@@ -381,8 +381,7 @@ def _padding_law(side: Literal["right", "left"]) -> None:
         mask = real.reshape(*real.shape, *[1] * (part.value.dim() - 2)).to(part.value.device)
         zeros = case.variant.startswith("zeros")
         fill = torch.zeros_like(other.value) if zeros else other.value
-        text = f"torch.where(torch.tensor({mask.tolist()}), {part.text}, "
-        text += "0)" if zeros else f"{other.text})"
+        text = f"torch.where({written(mask)}, {part.text}, {'0' if zeros else other.text})"
         inputs = reading.given(torch.where(mask, part.value, fill), text, "padded")
         state = _prefix(reading, [before])
         output, state = reading.outputs("read_padded", inputs, state, lengths, side)
