@@ -139,8 +139,8 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             rows, n_columns = input_ids.shape
             if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
                 raise MemspanError(
-                    f"attention_mask must be [{rows}, {n_columns}] or, with what the cache has read, "
-                    f"[{rows}, {n_before + n_columns}], not {list(attention_mask.shape)}"
+                    f"attention_mask must have {rows} rows and cover the {n_columns} new columns, or "
+                    f"all {n_before + n_columns}: it is {list(attention_mask.shape)}"
                 )
             own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
         return None if own.all() else own
