@@ -299,10 +299,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda m: m(text(1, 3), labels=text(1, 3) + 90),
         "target .* is not in the vocabulary",
     ),
-    "mask": (
-        lambda m: m(text(2, 3), torch.ones(2, 2)),
-        r"2 rows and cover the 3 new columns, or all 3",
-    ),
+    "mask": (lambda m: m(text(2, 3), torch.ones(2, 2)), "cover the 3 new columns, or all 3"),
     "mask of another past": (
         lambda m: m(text(1, 3), torch.ones(1, 7), m(text(1, 3)).past_key_values),
         r"the 3 new columns, or all 6: it is \[1, 7\]",

@@ -264,8 +264,7 @@ def _example(name: str, key_heads: int) -> dict[str, Any]:
         given |= {"value": random(70, 4, 6), "beta": random(70, 4).sigmoid()}
         given |= {"g": -random(70, 4).exp(), "initial_state": random(4, 8, 6)}
         return given | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    if name == "causal_conv1d_update":
-        given = {"hidden_states": random(5, 1), "conv_state": random(5, 4)}
-    else:
-        given = {"hidden_states": random(5, 9)}
-    return given | {"weight": random(5, 4)[0], "activation": "silu"}
+    single = name == "causal_conv1d_update"
+    state = {"conv_state": random(5, 4)} if single else {}
+    given = {"hidden_states": random(5, 1 if single else 9), "weight": random(5, 4)[0]}
+    return given | state | {"activation": "silu"}
