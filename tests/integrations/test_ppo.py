@@ -7,11 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
-from gymnasium.wrappers import TransformObservation
 
 import ppo
 
@@ -121,17 +118,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "said"),
     [
         (("--environment", "CartPol-v1"), "Did you mean: `CartPole`?"),
-        (("--environment", "images"), r"the observations are Box \[8, 8, 3\]"),
         (("--environments", "3"), "a multiple of --minibatches"),
     ],
 )
 def test_mistakes_are_one_line(
     given: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    make = ppo.make_environment
-    images = TransformObservation(make("cartpole"), lambda _: space.sample(), space)
-    monkeypatch.setattr(ppo, "make_environment", lambda n: images if n == "images" else make(n))
     monkeypatch.setattr(sys, "argv", ["ppo.py", *given])
     with pytest.raises(SystemExit, match=said) as caught:
         ppo.main()

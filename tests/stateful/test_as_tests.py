@@ -33,7 +33,7 @@ def test_a_failure_says_what_to_do(
         "1 failed, 5 passed, 2 skipped",
         "test_wrong[rows-0]",
         "not so: a row's outputs do not depend on other rows",
-        "rows: select the rows in reverse: 2 rows of 2 x 1 tokens",
+        "select the rows in reverse: 2 rows of 2 x 1 tokens",
         "s4 = select(s3, torch.tensor([1, 0]))",
         "not-offered: it cannot be rolled back",
     ):

@@ -121,13 +121,10 @@ class Reading:
         self.lines.append(f"{name} = {text}")
         return Named(value.to(device), name)
 
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
     def given(self, value: Any, text: str, name: str = "s") -> Named:
         """A computed value, under a new name."""
         self._count += 1
-        self.line(f"{name}{self._count} = {text}")
+        self.lines.append(f"{name}{self._count} = {text}")
         return Named(value, f"{name}{self._count}")
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
@@ -150,7 +147,7 @@ class Reading:
             )
         self._count += 1
         n = self._count
-        self.line(f"y{n}, s{n} = {text}")
+        self.lines.append(f"y{n}, s{n} = {text}")
         return Named(result[0], f"y{n}"), Named(result[1], f"s{n}")
 
     def state(self, name: str, *arguments: Any) -> Named:
@@ -184,7 +181,7 @@ class Reading:
         """``state``, saved to a file and loaded from it."""
         path = self._folder / f"state{len(list(self._folder.iterdir()))}"
         file = Named(path, "Path('state')")
-        self.line(self._call("save", state, file)[1])
+        self.lines.append(self._call("save", state, file)[1])
         return self.state("load", file)
 
 

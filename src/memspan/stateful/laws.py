@@ -514,7 +514,7 @@ _BETWEEN = ("other streams between", "training between", "gradients recorded")
 def _order(reading: Reading, case: Case) -> Compared:
     expected = _whole(reading, reading.x, case.pieces)
     if case.variant == _BETWEEN[2]:
-        reading.line("torch.set_grad_enabled(True)")
+        reading.lines.append("torch.set_grad_enabled(True)")
         with torch.enable_grad():
             return Compared([(expected, _whole(reading, reading.x, case.pieces))])
     training = case.variant == _BETWEEN[1]
@@ -522,14 +522,14 @@ def _order(reading: Reading, case: Case) -> Compared:
     for piece in case.pieces:
         if training:
             reading.model.module.train()
-            reading.line("module.train()")
+            reading.lines.append("module.train()")
         with torch.set_grad_enabled(training):
             _, other = reading.read(reading.other, reading.start(case.rows + 2))
             reading.read(reading.other[: case.rows], reading.start())
             reading.read(reading.other[:, :1], other)
         if training:
             reading.model.module.eval()
-            reading.line("module.eval()")
+            reading.lines.append("module.eval()")
         output, state = reading.read(reading.x[:, at : at + piece], state)
         outputs.append(output)
         at += piece
