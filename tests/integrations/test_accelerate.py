@@ -324,6 +324,7 @@ def test_elsewhere_theirs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_gpu_kernels_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where fla and causal-conv1d are installed and Triton finds no driver."""
+    model = made("olmo_hybrid")
 
     def kernel(*given: Any, **options: Any) -> Any:
         raise RuntimeError("0 active drivers ([]). There should only be one.")
@@ -331,7 +332,6 @@ def test_without_a_gpu_kernels_are_not_called(monkeypatch: pytest.MonkeyPatch) -
     for name in _OURS:
         plain = inspect.unwrap(getattr(modeling_olmo_hybrid, name))
         monkeypatch.setattr(modeling_olmo_hybrid, name, functools.wraps(plain)(kernel))
-    model = made("olmo_hybrid")
     ids = tokens(model, 20)
     with pytest.raises(RuntimeError, match="0 active drivers"):
         model(ids)

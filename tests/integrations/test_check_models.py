@@ -34,12 +34,20 @@ def test_models_that_are_right_raise_no_alarm(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
-def test_a_second_segment_of_several_tokens_is_found(model_type: str) -> None:
+def test_a_second_segment_of_several_tokens_is_found(
+    model_type: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = memspan.check(build(model_type), ["cuts", "values"], budget=120)
     assert [f.law for f in report.broken] == ["cuts"]
     script = report["cuts"].script
     assert script is not None
     assert "memspan" not in script
+    # Without functions that it does not need.
+    assert "def read(" in script
+    assert "def truncate(" not in script
+    with torch.enable_grad():
+        exec(script, {})
+    assert float(capsys.readouterr().out) > 1e-3
 
 
 CODE = """

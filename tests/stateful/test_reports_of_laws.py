@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import time
 from typing import Any
@@ -249,23 +247,3 @@ def test_a_report_is_a_table_and_json() -> None:
 def test_mistakes_are_told(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check(Gated(), **options)
-
-
-class Reproduced(bugs.PositionsResetAtACut):
-    def source(self) -> str:
-        return "from bugs import PositionsResetAtACut\nmodel = PositionsResetAtACut()\n" + (
-            "module = model.module.eval()\nstart = model.start\n\n\n"
-            "def read(inputs, state):\n    return model.read(inputs, state)\n\n\n"
-            "def select(state, rows):\n    return model.select(state, rows)\n"
-        )
-
-
-def test_a_script_needs_only_the_source_that_a_model_gives() -> None:
-    script = check(Reproduced(), ["cuts"])["cuts"].script
-    assert script is not None
-    assert "def read" in script
-    assert "def select" not in script
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), torch.enable_grad():
-        exec(script, {})
-    assert float(printed.getvalue()) > 1e-3

@@ -79,7 +79,7 @@ class MemspanLM(LM):
         self._segment_length = _at_least_1("segment_length", segment_length)
         self._precision, self._altered = precision_for(self.run), False
         # An option that the model cannot have is refused here, and not in the middle of a task.
-        self._reader(self._empty())
+        self._reader()
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -186,17 +186,15 @@ class MemspanLM(LM):
                 "word flatter this model beside others"
             )
 
-    def _empty(self) -> Memory:
-        return self.run.model.initial_memory(1, **self._sizes)
-
-    def _reader(self, memory: Memory) -> Reader:
+    def _reader(self, memory: Memory | None = None) -> Reader:
+        memory = self.run.model.initial_memory(1, **self._sizes) if memory is None else memory
         return self.run.model.reader(memory, precision=self._precision, **self._reading)
 
     def _scores(
         self, before: np.ndarray, texts: Sequence[np.ndarray], *, with_greedy: bool
     ) -> Iterator[tuple[int, float, bool]]:
         """Index, log-probability and, if wanted, greediness of texts that each follow ``before``."""
-        reader = self._reader(self._empty())
+        reader = self._reader()
         for segment in _row(before[:-1]).split(self._segment_length, 1):
             reader.read(segment.to(reader.device))
         # Longest first: texts of a batch have similar lengths.
@@ -270,10 +268,6 @@ def _row(ids: np.ndarray) -> Tensor:
 
 def _at_least_1(name: str, value: int | str) -> int:
     """An integer of at least 1, perhaps given as text."""
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not str(value).isdecimal() or int(value) < 1:
         raise MemspanError(f"{name} must be a number, at least 1, not {value!r}")
-    return number
+    return int(value)
