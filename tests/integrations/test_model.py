@@ -340,6 +340,14 @@ def test_mistakes_are_one_line(mistake: Any, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = wrap(ONE_EACH["lstm"])
+    model.model.head.biases[0].data[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(MemspanError, match=r"head\.biases\.0 has values that are not finite"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["attention_norm.bias", "projection"])
 def test_weights_that_lack_a_tensor_are_refused(name: str, tmp_path: Path) -> None:
     wrap(CASES["fast-delta-favor"]).save_pretrained(tmp_path)

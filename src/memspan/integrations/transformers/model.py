@@ -53,6 +53,23 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         self.generation_config.pad_token_id = config.padding_id
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> Any:
+        """As :meth:`transformers.PreTrainedModel.from_pretrained`.
+
+        Raises:
+            MemspanError: a tensor is missing, or not finite.
+        """
+        loaded = super().from_pretrained(*arguments, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name, tensor in model.named_parameters():
+            if not tensor.is_meta and not tensor.isfinite().all():
+                raise MemspanError(
+                    f"the weights are damaged: {name} has values that are not finite; export the run "
+                    "again"
+                )
+        return loaded
+
     @can_return_tuple
     def forward(
         self,
