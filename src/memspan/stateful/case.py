@@ -210,15 +210,9 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
     last = max(
         (i for i, line in enumerate(lines) if names & _words(line.partition(" = ")[0])), default=0
     )
-    lines = lines[: last + 1]
-    # Calls may matter even if their results are not used; inputs that are not read do not.
-    read = [_words("\n".join([*lines[:i], *lines[i + 1 :], shown])) for i in range(len(lines))]
-    lines = [
-        line
-        for i, line in enumerate(lines)
-        if _words(line.partition(" = ")[0]) & {"x", "other"} <= read[i]
-    ]
-    used = _words("\n".join([*lines, shown]))
+    inputs, calls = lines[:2], lines[2 : last + 1]
+    used = _words("\n".join([*calls, shown]))
+    inputs = [line for line in inputs if line.partition(" = ")[0] in used]
     head = ["import torch"]
     if "Path" in used:
         head.append("from pathlib import Path")
@@ -240,7 +234,7 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
         head.append(f"{name}.to({str(device)!r}); torch.set_default_device({str(device)!r})")
     if "autograd" not in used:
         head.append("torch.set_grad_enabled(False)")
-    return "\n".join([*head, *lines, f"print({shown})  # {comment}"]) + "\n"
+    return "\n".join([*head, *inputs, *calls, f"print({shown})  # {comment}"]) + "\n"
 
 
 def _words(text: str) -> set[str]:
